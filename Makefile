@@ -1,0 +1,43 @@
+# Every target makes its own virtual environment on first use; Python 3.11 and make are all it takes.
+PYTHON ?= python3.11
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+PROTO  := proto/feddbp/v1/federation.proto
+
+.PHONY: help demo test lint format proto bench clean
+.DEFAULT_GOAL := help
+
+help:           ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP)  ## a whole federation on this machine: one server, eight clients, ten rounds
+	$(BIN)/feddbp demo
+
+test: $(STAMP)  ## every test
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)  ## ruff and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP) ## let ruff rewrite what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+proto: $(STAMP) ## regenerate the modules beside the protocol definition
+	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --grpc_python_out=proto \
+	  --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc \
+	  --mypy_out=proto --mypy_grpc_out=proto $(PROTO)
+
+bench: $(STAMP) ## measured ratios against the bars we hold ourselves to
+	$(BIN)/python -m benchmarks
+
+clean:          ## remove the virtual environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""FedDBP over the wire; `feddbp.v1` holds the generated messages and stubs."""
