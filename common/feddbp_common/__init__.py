@@ -1,0 +1,1 @@
+"""What server and client share: the wire, the configuration, the methods by name. No torch, no event loops."""

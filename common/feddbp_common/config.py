@@ -1,0 +1,228 @@
+"""The configuration of a run: typed, frozen, checked as a whole, and the same on every machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from enum import StrEnum
+from typing import Any, Final, Self
+
+from google.protobuf import json_format, struct_pb2
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.catalog import CUSTOM_DATASET, DATASETS, FEATURE_DIM, MODEL_GROUPS
+from feddbp_common.errors import ConfigurationError
+from feddbp_common.methods import ExchangeShape, Method, MethodSettings, method_named
+from feddbp_common.wire import WireType
+
+MAX_CLIENTS: Final = 100_000
+MAX_CLASSES: Final = 65_536
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class FisherForm(StrEnum):
+    """How the importance of channels travels."""
+
+    SCORES = "scores"
+    TOP_CHANNELS = "top_channels"
+
+
+class RealType(StrEnum):
+    """Element type of real-valued tensors on the wire."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+
+class DataConfig(_Frozen):
+    """Data: which, and how it is split over clients."""
+
+    dataset: str = Field("digits", description=f"{', '.join(DATASETS)}, or {CUSTOM_DATASET} (every client's own)")
+    alpha: float = Field(0.1, gt=0, description="concentration of the Dirichlet split; smaller is more uneven")
+    classes: int | None = Field(None, ge=2, le=MAX_CLASSES, description=f"classes of a {CUSTOM_DATASET} data set")
+    class_names: tuple[str, ...] = Field((), description="their names in the order of their ids, comma-separated")
+
+    @field_validator("class_names", mode="before")
+    @classmethod
+    def _split_names(cls, value: Any) -> Any:
+        return tuple(filter(None, (name.strip() for name in value.split(",")))) if isinstance(value, str) else value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_classes(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        known = DATASETS.get(values.get("dataset", "digits"))
+        if known is not None and values.get("classes") is None:
+            return {**values, "classes": known.classes}
+        names = values.get("class_names")
+        if names and values.get("classes") is None:
+            return {**values, "classes": len(cls._split_names(names))}
+        return values
+
+    @model_validator(mode="after")
+    def _classes_agree(self) -> Self:
+        known = DATASETS.get(self.dataset)
+        if known is None and self.dataset != CUSTOM_DATASET:
+            raise ConfigurationError(
+                f"no data set is called {self.dataset!r}; there are: {', '.join((*DATASETS, CUSTOM_DATASET))}"
+            )
+        if self.classes is None:
+            raise ConfigurationError("a custom data set needs --classes or --class-names")
+        if known is not None and self.classes != known.classes:
+            raise ConfigurationError(f"{self.dataset} has {known.classes} classes, not {self.classes}")
+        if self.class_names and len(self.class_names) != self.classes:
+            raise ConfigurationError(f"{len(self.class_names)} class names for {self.classes} classes")
+        if len(set(self.class_names)) != len(self.class_names):
+            raise ConfigurationError("a class name is given twice")
+        return self
+
+
+class TrainingConfig(_Frozen):
+    """Local training: what each client does in a round."""
+
+    local_epochs: int = Field(10, ge=1, description="passes over the local data per round")
+    batch_size: int = Field(32, ge=2, description="samples per step")
+    learning_rate: float = Field(0.01, gt=0, description="step size of SGD")
+    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD, which starts afresh every round")
+    weight_decay: float = Field(0.0, ge=0, description="L2 penalty of SGD")
+    model_group: str = Field("mini-8", description=f"architectures dealt out by id: {', '.join(MODEL_GROUPS)}")
+    feature_dim: int = Field(FEATURE_DIM, ge=2, le=65_535, description="width of features and prototypes")
+    htfllib_loader: bool = Field(False, description="neither shuffle nor keep a last partial batch, as HtFLlib")
+
+    @field_validator("model_group")
+    @classmethod
+    def _known_group(cls, name: str) -> str:
+        if name not in MODEL_GROUPS:
+            raise ConfigurationError(f"no model group is called {name!r}; there are: {', '.join(MODEL_GROUPS)}")
+        return name
+
+
+class WireConfig(_Frozen):
+    """Wire: the form in which tensors travel."""
+
+    wire_dtype: RealType = Field(RealType.FLOAT32, description="element type of real tensors on the wire")
+    fisher: FisherForm = Field(FisherForm.SCORES, description="Fisher scores in full, or only the top channels")
+
+
+class RunConfig(_Frozen):
+    """Run: everything that has to be the same for all clients."""
+
+    method: str = Field("feddbp", description="name of the method, see `feddbp methods`")
+    method_settings: dict[str, Any] = Field({}, description="a setting of the method; may be repeated")
+    clients: int = Field(20, ge=1, le=MAX_CLIENTS, description="client ids 0 to N-1, and shards of the data")
+    rounds: int = Field(100, ge=1, description="rounds of training")
+    seed: int = Field(0, ge=0, lt=2**32, description="every random choice derives from it")
+    data: DataConfig = DataConfig()
+    training: TrainingConfig = TrainingConfig()
+    wire: WireConfig = WireConfig()
+
+    @model_validator(mode="after")
+    def _settings_fit_method(self) -> Self:
+        # stored in full, so that a run is described by its own record and not by the defaults of the day
+        resolved = resolve_settings(method_named(self.method), self.method_settings)
+        object.__setattr__(self, "method_settings", resolved.model_dump(mode="json"))
+        self.method_spec.upload_rules(resolved, self.exchange_shape)
+        return self
+
+    @property
+    def method_spec(self) -> Method:
+        return method_named(self.method)
+
+    @property
+    def settings(self) -> MethodSettings:
+        return resolve_settings(self.method_spec, self.method_settings)
+
+    @property
+    def classes(self) -> int:
+        assert self.data.classes is not None
+        return self.data.classes
+
+    @property
+    def exchange_shape(self) -> ExchangeShape:
+        return ExchangeShape(
+            classes=self.classes,
+            feature_dim=self.training.feature_dim,
+            top_channels_only=self.wire.fisher is FisherForm.TOP_CHANNELS,
+        )
+
+    @property
+    def wire_type(self) -> WireType:
+        return WireType(self.wire.wire_dtype.value)
+
+    def canonical_json(self) -> str:
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True)
+
+    @property
+    def run_id(self) -> str:
+        """Names the run by its content: two servers given the same configuration hold the same run."""
+        return hashlib.sha256(self.canonical_json().encode()).hexdigest()[:16]
+
+
+def resolve_settings(method: Method, given: dict[str, Any]) -> MethodSettings:
+    """The method's settings with defaults filled in; a mistake is named with what would have been right."""
+    try:
+        return method.settings.model_validate(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        known = ", ".join(method.settings.model_fields) or "none"
+        if first["type"] == "extra_forbidden":
+            raise ConfigurationError(f"{method.name} has no setting {name!r}; it has: {known}") from None
+        raise ConfigurationError(f"setting {name!r} of {method.name}: {first['msg']}") from None
+
+
+_FISHER_TO_PROTO: Final = {
+    FisherForm.SCORES: pb.FISHER_FORM_SCORES,
+    FisherForm.TOP_CHANNELS: pb.FISHER_FORM_TOP_CHANNELS,
+}
+_FISHER_FROM_PROTO: Final = {number: form for form, number in _FISHER_TO_PROTO.items()}
+_REAL_TO_PROTO: Final = {
+    RealType.FLOAT32: pb.DTYPE_FLOAT32,
+    RealType.FLOAT16: pb.DTYPE_FLOAT16,
+    RealType.BFLOAT16: pb.DTYPE_BFLOAT16,
+}
+_REAL_FROM_PROTO: Final = {number: real for real, number in _REAL_TO_PROTO.items()}
+
+
+def run_to_proto(run: RunConfig) -> pb.RunConfig:
+    settings = struct_pb2.Struct()
+    settings.update(run.method_settings)
+    return pb.RunConfig(
+        method=run.method,
+        method_settings=settings,
+        clients=run.clients,
+        rounds=run.rounds,
+        seed=run.seed,
+        data=pb.DataConfig(**run.data.model_dump()),
+        training=pb.TrainingConfig(**run.training.model_dump()),
+        wire=pb.WireConfig(dtype=_REAL_TO_PROTO[run.wire.wire_dtype], fisher=_FISHER_TO_PROTO[run.wire.fisher]),
+    )
+
+
+def run_from_proto(message: pb.RunConfig) -> RunConfig:
+    """The run as a client reads it; whatever this version does not understand is refused, not guessed."""
+    try:
+        return RunConfig(
+            method=message.method,
+            method_settings=json_format.MessageToDict(message.method_settings),
+            clients=message.clients,
+            rounds=message.rounds,
+            seed=message.seed,
+            data=DataConfig.model_validate(_fields(message.data)),
+            training=TrainingConfig.model_validate(_fields(message.training)),
+            wire=WireConfig(
+                wire_dtype=_REAL_FROM_PROTO[message.wire.dtype], fisher=_FISHER_FROM_PROTO[message.wire.fisher]
+            ),
+        )
+    except (ValidationError, KeyError) as error:
+        raise ConfigurationError(f"the server's run configuration cannot be used: {error}") from error
+
+
+def _fields(message: pb.DataConfig | pb.TrainingConfig) -> dict[str, Any]:
+    return {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}

@@ -1,0 +1,63 @@
+"""What the two halves of a method agree on: its settings, and what may travel between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from feddbp_common.wire import PayloadRules
+
+
+class MethodSettings(BaseModel):
+    """Base of every method's hyper-parameters; fields carry a description and the paper's default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeShape:
+    """What of a run decides how large its payloads are."""
+
+    classes: int
+    feature_dim: int
+    top_channels_only: bool = False
+    """Fisher scores travel as the indices of the most important channels."""
+
+
+Rules = Callable[[Any, ExchangeShape], PayloadRules]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A method by name. Its halves are named, not imported: the server must not load torch, nor clients the server."""
+
+    name: str
+    title: str
+    reference: str
+    settings: type[MethodSettings]
+    upload_rules: Rules
+    download_rules: Rules
+    strategy: str
+    """The server's half, as `module:class`."""
+    trainer: str
+    """The client's half, as `module:class`."""
+
+    def load_strategy(self) -> Any:
+        return _load(self.strategy)
+
+    def load_trainer(self) -> Any:
+        return _load(self.trainer)
+
+
+def nothing(_: MethodSettings, __: ExchangeShape) -> PayloadRules:
+    """Rules of a direction in which nothing travels."""
+    return PayloadRules()
+
+
+def _load(reference: str) -> Any:
+    module, _, name = reference.partition(":")
+    return getattr(import_module(module), name)

@@ -1,0 +1,79 @@
+"""FedDBP: dual-branch features and Fisher-guided fusion of prototypes."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from feddbp_common.errors import ConfigurationError
+from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings
+from feddbp_common.wire import PayloadRules, PrototypeRule
+
+
+class FedDBPSettings(MethodSettings):
+    """The paper's hyper-parameters, and a choice wherever it leaves one open."""
+
+    lambda_1: float = Field(1.0, ge=0, description="weight of the decision branch's cross-entropy")
+    lambda_2: float = Field(10.0, ge=0, description="weight of L_s, the pull of shared features to prototypes")
+    lambda_3: float = Field(1.0, ge=0, description="weight of L_d, the contrastive loss of decision features")
+    tau: float = Field(0.07, gt=0, description="temperature of L_d")
+    k_top: int = Field(30, ge=0, description="channels of a class in which a client keeps its own prototype")
+    eta: float = Field(1.0, ge=0, le=1, description="share of the client's own value in those channels")
+    l_s_reduction: Literal["mean", "sum"] = Field(
+        "mean", description="over channels: `sum` as printed diverges at lambda_2 = 10, `mean` trains"
+    )
+    l_d_form: Literal["log", "ratio"] = Field(
+        "log", description="`ratio` as printed, without a logarithm; its gradient vanishes at the start"
+    )
+    hard_negatives: Literal["reweight", "printed", "boundary", "none"] = Field(
+        "reweight", description="how negatives inside the boundary are weighted; `none` is the ablation w/o hard"
+    )
+    branch: Literal["linear", "relu", "mlp"] = Field("linear", description="shape of each branch, 512 to 512")
+    heads: Literal["shared", "separate"] = Field(
+        "shared", description="one classification head for both branches, or one each"
+    )
+    inference: Literal["prototype_normalized", "prototype", "head"] = Field(
+        "prototype_normalized", description="the rule whose accuracy counts; all of them are recorded"
+    )
+    without_share: bool = Field(False, description="ablation w/o share: the decision branch alone, no L_s")
+    without_decision: bool = Field(
+        False, description="ablation w/o deci.: the shared branch alone, no L_d, no second cross-entropy"
+    )
+    without_personalisation: bool = Field(
+        False, description="ablation w/o pers.: every client receives the plain averages"
+    )
+
+    @model_validator(mode="after")
+    def _one_branch_must_stay(self) -> Self:
+        if self.without_share and self.without_decision:
+            raise ConfigurationError("without_share and without_decision leave no branch; choose one")
+        return self
+
+
+def _upload_rules(settings: FedDBPSettings, shape: ExchangeShape) -> PayloadRules:
+    if settings.k_top > shape.feature_dim:
+        raise ConfigurationError(f"k_top is {settings.k_top}, but a prototype has {shape.feature_dim} channels")
+    return PayloadRules(
+        prototypes=PrototypeRule(classes=shape.classes, width=shape.feature_dim, counts=True),
+        fisher_scores=not shape.top_channels_only,
+        top_channels=settings.k_top if shape.top_channels_only else None,
+    )
+
+
+def _download_rules(_: FedDBPSettings, shape: ExchangeShape) -> PayloadRules:
+    return PayloadRules(
+        prototypes=PrototypeRule(classes=shape.classes, width=shape.feature_dim), prototypes_required=False
+    )
+
+
+FEDDBP = Method(
+    name="feddbp",
+    title="FedDBP",
+    reference="Gao et al., ICASSP 2026",
+    settings=FedDBPSettings,
+    upload_rules=_upload_rules,
+    download_rules=_download_rules,
+    strategy="feddbp_server.strategies.feddbp:FedDBPStrategy",
+    trainer="feddbp_client.methods.feddbp:FedDBP",
+)

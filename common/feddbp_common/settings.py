@@ -1,0 +1,215 @@
+"""One typed model behind flags, environment variables and a TOML file.
+
+The model is the only place where an option is declared: a field gives its flag, its variable and its key in the file,
+a nested model gives a group of `--help` and a table of the file. Later sources win: defaults, file, environment, flags.
+Every complaint names the source the value came from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from feddbp_common.durations import format_duration
+from feddbp_common.errors import ConfigurationError
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+Location = tuple[str, ...]
+_UNSET = argparse.SUPPRESS
+
+
+@dataclass(frozen=True)
+class Option:
+    """One leaf of the model, seen from outside."""
+
+    location: Location
+    field: FieldInfo
+    group: str
+
+    @property
+    def extra(self) -> Mapping[str, Any]:
+        return self.field.json_schema_extra if isinstance(self.field.json_schema_extra, dict) else {}
+
+    @property
+    def flag(self) -> str:
+        return str(self.extra.get("flag", "--" + self.location[-1].replace("_", "-")))
+
+    @property
+    def destination(self) -> str:
+        return ".".join(self.location)
+
+    @property
+    def is_assignment(self) -> bool:
+        """A field of name=value pairs, given one pair a flag."""
+        return get_origin(self.field.annotation) is dict
+
+    def variable(self, prefix: str) -> str:
+        return prefix + self.flag.removeprefix("--").replace("-", "_").upper()
+
+
+def options_of(model: type[BaseModel], location: Location = (), group: str = "options") -> Iterator[Option]:
+    for name, field in model.model_fields.items():
+        nested = field.annotation
+        if isinstance(nested, type) and issubclass(nested, BaseModel):
+            title = (nested.__doc__ or name).split(":")[0].strip().lower()
+            yield from options_of(nested, (*location, name), title)
+        else:
+            yield Option((*location, name), field, group)
+
+
+def build_parser(parser: argparse.ArgumentParser, model: type[BaseModel], *, env_prefix: str) -> None:
+    """Adds a flag for every option of the model, grouped as the model is."""
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for option in options_of(model):
+        if option.extra.get("hidden"):
+            continue
+        if option.group not in groups:
+            groups[option.group] = parser.add_argument_group(option.group)
+        group = groups[option.group]
+        shown = option.variable(env_prefix)
+        help_text = f"{option.field.description or ''}{_default_text(option.field)} [{shown}]".replace("%", "%%")
+        if option.field.annotation is bool:
+            group.add_argument(
+                option.flag,
+                dest=option.destination,
+                action=argparse.BooleanOptionalAction,
+                default=_UNSET,
+                help=help_text,
+            )
+        else:
+            group.add_argument(
+                option.flag,
+                *option.extra.get("aliases", ()),
+                dest=option.destination,
+                action="append" if option.is_assignment else "store",
+                metavar=option.extra.get("metavar", _metavar(option)),
+                default=_UNSET,
+                help=help_text,
+            )
+
+
+def resolve(
+    model: type[ModelT],
+    flags: argparse.Namespace,
+    *,
+    env_prefix: str,
+    file: Path | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> ModelT:
+    """The model from all its sources, or one line that says which of them is wrong and why."""
+    merged: dict[str, Any] = {}
+    sources: dict[Location, str] = {}
+    options = list(options_of(model))
+    if file is not None:
+        _merge_file(file, options, merged, sources)
+    for option in options:
+        variable = option.variable(env_prefix)
+        if variable in environ:
+            text = environ[variable]
+            _put(option, text.split(";") if option.is_assignment else text, merged)
+            sources[option.location] = variable
+        if hasattr(flags, option.destination):
+            _put(option, getattr(flags, option.destination), merged)
+            sources[option.location] = option.flag
+    try:
+        return model.model_validate(merged)
+    except ValidationError as error:
+        raise ConfigurationError(_first_complaint(error, options, sources)) from None
+
+
+def _merge_file(
+    file: Path, options: Sequence[Option], merged: dict[str, Any], sources: dict[Location, str]
+) -> None:
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"--config {file}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"--config {file}: not a TOML file: {error}") from None
+    by_location = {option.location: option for option in options}
+    for location, value in _leaves(content, by_location):
+        if location not in by_location:
+            raise ConfigurationError(f"--config {file}: there is no option {'.'.join(location)!r}")
+        _set(merged, location, value)
+        sources[location] = f"{file}: {'.'.join(location)}"
+
+
+def _leaves(
+    table: Mapping[str, Any], known: Mapping[Location, Option], location: Location = ()
+) -> Iterator[tuple[Location, Any]]:
+    for key, value in table.items():
+        here = (*location, key)
+        if isinstance(value, dict) and here not in known:
+            yield from _leaves(value, known, here)
+        else:
+            yield here, value
+
+
+def _put(option: Option, value: Any, merged: dict[str, Any]) -> None:
+    if option.is_assignment:
+        pairs: dict[str, Any] = dict(_get(merged, option.location) or {})
+        for pair in value:
+            name, equals, text = pair.partition("=")
+            if not equals or not name.strip():
+                raise ConfigurationError(f"{option.flag}: {pair!r} is not NAME=VALUE")
+            pairs[name.strip()] = text.strip()
+        value = pairs
+    _set(merged, option.location, value)
+
+
+def _set(tree: dict[str, Any], location: Location, value: Any) -> None:
+    for key in location[:-1]:
+        tree = tree.setdefault(key, {})
+    tree[location[-1]] = value
+
+
+def _get(tree: Mapping[str, Any], location: Location) -> Any:
+    node: Any = tree
+    for key in location:
+        node = node.get(key) if isinstance(node, Mapping) else None
+    return node
+
+
+def _first_complaint(
+    error: ValidationError, options: Sequence[Option], sources: Mapping[Location, str]
+) -> str:
+    first = error.errors()[0]
+    location = tuple(part for part in first["loc"] if isinstance(part, str))
+    message = first["msg"].removeprefix("Value error, ")
+    for option in options:
+        if location[: len(option.location)] == option.location:
+            if first["type"] == "missing":
+                return f"{option.flag} is required"
+            source = sources.get(option.location, option.flag)
+            given = f" (got {first['input']!r})" if isinstance(first["input"], str | int | float) else ""
+            return f"{source}: {message[0].lower()}{message[1:]}{given}"
+    return f"{'.'.join(location)}: {message}" if location else message
+
+
+def _default_text(field: FieldInfo) -> str:
+    default = field.get_default()
+    if field.is_required():
+        return " (required)"
+    if default is None or default in ((), {}, False, ""):
+        return ""
+    shown = default.value if isinstance(default, Enum) else default
+    return f" (default: {format_duration(shown) if hasattr(shown, 'total_seconds') else shown})"
+
+
+def _metavar(option: Option) -> str:
+    annotation = option.field.annotation
+    choices = list(get_args(annotation)) if get_origin(annotation) is Literal else []
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        choices = [member.value for member in annotation]
+    if choices:
+        return "{" + ",".join(map(str, choices)) + "}"
+    return "NAME=VALUE" if option.is_assignment else option.location[-1].split("_")[-1].upper()

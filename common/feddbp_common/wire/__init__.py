@@ -1,0 +1,33 @@
+"""Payloads: what they are, how they travel, and what is let in. Knows neither rounds nor methods."""
+
+from feddbp_common.wire.chunks import CHUNK_BYTES, BodyAssembler, chunked
+from feddbp_common.wire.codec import (
+    Encoded,
+    WireType,
+    decode,
+    digest_of,
+    encode,
+)
+from feddbp_common.wire.payload import FisherScores, Payload, PrototypeSet, TopChannels
+from feddbp_common.wire.rules import Dim, PayloadRules, PrototypeRule, TensorRule, check_manifest, check_values
+
+__all__ = [
+    "CHUNK_BYTES",
+    "BodyAssembler",
+    "Dim",
+    "Encoded",
+    "FisherScores",
+    "Payload",
+    "PayloadRules",
+    "PrototypeRule",
+    "PrototypeSet",
+    "TensorRule",
+    "TopChannels",
+    "WireType",
+    "check_manifest",
+    "check_values",
+    "chunked",
+    "decode",
+    "digest_of",
+    "encode",
+]

@@ -1,0 +1,56 @@
+"""Bodies in pieces: out in chunks of a size gRPC likes, in again into one buffer of the declared size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from feddbp_common.errors import refuse
+
+CHUNK_BYTES: Final = 256 * 1024
+
+
+def chunked(segments: Iterable[memoryview], size: int = CHUNK_BYTES) -> Iterator[bytes]:
+    """The segments' bytes, end to end, in pieces of `size`; only the last may be shorter."""
+    pending = bytearray()
+    for segment in segments:
+        start = 0
+        if pending:
+            start = size - len(pending)
+            pending += segment[:start]
+            if len(pending) < size:
+                continue
+            yield bytes(pending)
+            pending.clear()
+        whole = start + (len(segment) - start) // size * size
+        for offset in range(start, whole, size):
+            yield bytes(segment[offset : offset + size])
+        pending += segment[whole:]
+    if pending:
+        yield bytes(pending)
+
+
+class BodyAssembler:
+    """Collects the chunks of one body; holds no more than was declared, and only as it arrives."""
+
+    def __init__(self, total_bytes: int) -> None:
+        self._total = total_bytes
+        self._received = 0
+        self._pieces: list[bytes] = []
+
+    def add(self, piece: bytes) -> None:
+        if not piece:
+            refuse("chunk", "is empty")
+        self._received += len(piece)
+        if self._received > self._total:
+            refuse("chunk", f"brings {self._received} bytes where {self._total} were declared")
+        self._pieces.append(piece)
+
+    @property
+    def complete(self) -> bool:
+        return self._received == self._total
+
+    def body(self) -> bytes:
+        if not self.complete:
+            refuse("chunk", f"the stream ended after {self._received} of {self._total} declared bytes")
+        return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)

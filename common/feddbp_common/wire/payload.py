@@ -1,0 +1,63 @@
+"""What a client and the server tell each other in a round, as numpy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int32]
+ChannelArray = npt.NDArray[np.uint16]
+AnyArray = npt.NDArray[Any]
+
+PROTOTYPES = "prototypes"
+FISHER = "fisher"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PrototypeSet:
+    """One vector per class, rows in ascending order of class id."""
+
+    class_ids: IntArray
+    vectors: FloatArray
+    counts: IntArray | None = None
+
+    def __len__(self) -> int:
+        return len(self.class_ids)
+
+
+@dataclass(frozen=True, eq=False)
+class FisherScores:
+    """Importance of every channel; row i belongs to row i of the prototypes it travels with."""
+
+    scores: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class TopChannels:
+    """Only the most important channels of each class, the largest score first."""
+
+    channels: ChannelArray
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Payload:
+    """One side's contribution to a round. An empty payload is a valid one: it says only "done"."""
+
+    prototypes: PrototypeSet | None = None
+    fisher: FisherScores | TopChannels | None = None
+    tensors: Mapping[str, AnyArray] = field(default_factory=dict)
+
+    def arrays(self) -> Iterator[tuple[str, AnyArray]]:
+        """Every tensor in the order in which its bytes travel."""
+        if self.prototypes is not None:
+            yield PROTOTYPES, self.prototypes.vectors
+        if isinstance(self.fisher, FisherScores):
+            yield FISHER, self.fisher.scores
+        elif isinstance(self.fisher, TopChannels):
+            yield FISHER, self.fisher.channels
+        yield from self.tensors.items()

@@ -1,0 +1,232 @@
+"""What is let in: bounds on a payload's shape, checked on its manifest, and on its values, once they are here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.errors import PayloadTooLargeError, refuse
+from feddbp_common.wire.codec import REAL_TYPES, WireType, declarations, tensor_bytes, wire_type_of
+from feddbp_common.wire.payload import (
+    FISHER,
+    PROTOTYPES,
+    AnyArray,
+    FisherScores,
+    Payload,
+    TopChannels,
+)
+
+MAGNITUDE_BOUND: Final = 1e6
+"""No feature, logit, score or weight of a training that works comes near it; one beyond is garbage or an attack."""
+
+_MAX_DIMENSIONS: Final = 8
+
+
+@dataclass(frozen=True)
+class Dim:
+    """An admissible range for one dimension of a tensor."""
+
+    low: int
+    high: int
+
+    def __contains__(self, size: int) -> bool:
+        return self.low <= size <= self.high
+
+    def __str__(self) -> str:
+        return str(self.low) if self.low == self.high else f"{self.low} to {self.high}"
+
+    @classmethod
+    def exactly(cls, size: int) -> Dim:
+        return cls(size, size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrototypeRule:
+    """Bounds on a set of prototypes."""
+
+    classes: int
+    width: int
+    counts: bool = False
+    """Whether each row must say how many samples are behind it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorRule:
+    """Bounds on one named tensor."""
+
+    name: str
+    shape: tuple[Dim, ...]
+    types: tuple[WireType, ...] = REAL_TYPES
+    required: bool = True
+    low: float = -MAGNITUDE_BOUND
+    high: float = MAGNITUDE_BOUND
+
+
+@dataclass(frozen=True, kw_only=True)
+class PayloadRules:
+    """Everything a payload may contain; what no rule mentions is refused."""
+
+    prototypes: PrototypeRule | None = None
+    prototypes_required: bool = True
+    fisher_scores: bool = False
+    top_channels: int | None = None
+    """How many channels a row of top channels names; None where the payload must not have them."""
+    tensors: tuple[TensorRule, ...] = ()
+
+
+def check_manifest(
+    manifest: pb.Manifest,
+    rules: PayloadRules,
+    *,
+    max_bytes: int,
+    label_counts: Sequence[int] | None = None,
+) -> None:
+    """Refuses whatever can be refused before a byte of the body is here."""
+    declared = declarations(manifest)
+    for tensor in declared:
+        if len(tensor.shape) > _MAX_DIMENSIONS:
+            refuse(_shown(tensor.name), f"has {len(tensor.shape)} dimensions, at most {_MAX_DIMENSIONS} are admitted")
+    total = sum(tensor_bytes(tensor) for tensor in declared)
+    if manifest.total_bytes != total:
+        refuse("total_bytes", f"says {manifest.total_bytes}, but the declared tensors make {total}")
+    if total > max_bytes:
+        raise PayloadTooLargeError("total_bytes", f"{total} bytes, at most {max_bytes} are admitted")
+    if len(manifest.sha256) != 32:
+        refuse("sha256", f"has {len(manifest.sha256)} bytes, not 32")
+    _check_prototypes(manifest, rules, label_counts)
+    _check_fisher(manifest, rules)
+    _check_tensors(manifest, rules)
+
+
+def check_values(payload: Payload, rules: PayloadRules) -> None:
+    """Refuses values that would poison an average: not finite, out of bounds, or no such channel."""
+    if payload.prototypes is not None:
+        _check_range(PROTOTYPES, payload.prototypes.vectors, -MAGNITUDE_BOUND, MAGNITUDE_BOUND)
+    if isinstance(payload.fisher, FisherScores):
+        _check_range(FISHER, payload.fisher.scores, 0.0, np.inf)
+    elif isinstance(payload.fisher, TopChannels) and rules.prototypes is not None:
+        _check_channels(payload.fisher.channels, rules.prototypes.width)
+    for rule in rules.tensors:
+        if rule.name in payload.tensors:
+            _check_range(rule.name, payload.tensors[rule.name], rule.low, rule.high)
+
+
+def _check_prototypes(
+    manifest: pb.Manifest, rules: PayloadRules, label_counts: Sequence[int] | None
+) -> None:
+    rule = rules.prototypes
+    if not manifest.HasField("prototypes"):
+        if rule is not None and rules.prototypes_required:
+            refuse(PROTOTYPES, "is missing")
+        return
+    if rule is None:
+        refuse(PROTOTYPES, "has no place in this payload")
+    declared = manifest.prototypes
+    class_ids = list(declared.class_ids)
+    _check_type(PROTOTYPES, declared.matrix, REAL_TYPES)
+    if list(declared.matrix.shape) != [len(class_ids), rule.width]:
+        refuse(PROTOTYPES, f"has shape {list(declared.matrix.shape)}, not [{len(class_ids)}, {rule.width}]")
+    if class_ids and max(class_ids) >= rule.classes:
+        refuse("class_ids", f"names class {max(class_ids)}, but the run has only {rule.classes} classes")
+    if any(later <= earlier for earlier, later in zip(class_ids, class_ids[1:], strict=False)):
+        refuse("class_ids", "must be ascending without repeats")
+    _check_counts(class_ids, list(declared.counts), rule, label_counts)
+
+
+def _check_counts(
+    class_ids: list[int], counts: list[int], rule: PrototypeRule, label_counts: Sequence[int] | None
+) -> None:
+    if not counts and not (rule.counts and class_ids):
+        return
+    if len(counts) != len(class_ids):
+        refuse("counts", f"has {len(counts)} entries for {len(class_ids)} classes")
+    for class_id, count in zip(class_ids, counts, strict=True):
+        if count <= 0:
+            refuse("counts", f"class {class_id} has {count} samples")
+        if label_counts is not None and count > label_counts[class_id]:
+            refuse(
+                "counts",
+                f"class {class_id} has {count} samples, but {label_counts[class_id]} were declared at join",
+            )
+
+
+def _check_fisher(manifest: pb.Manifest, rules: PayloadRules) -> None:
+    wanted = rules.fisher_scores or rules.top_channels is not None
+    if not manifest.HasField("fisher"):
+        if wanted:
+            refuse(FISHER, "is missing")
+        return
+    if not wanted or rules.prototypes is None:
+        refuse(FISHER, "has no place in this payload")
+    rows = len(manifest.prototypes.class_ids)
+    if manifest.fisher.HasField("scores"):
+        if not rules.fisher_scores:
+            refuse(FISHER, "must be sent as top_channels in this run")
+        tensor, types, width = manifest.fisher.scores, REAL_TYPES, rules.prototypes.width
+    else:
+        if rules.top_channels is None:
+            refuse(FISHER, "must be sent as scores in this run")
+        tensor, types, width = manifest.fisher.top_channels, (WireType.UINT16,), rules.top_channels
+    _check_type(FISHER, tensor, types)
+    if list(tensor.shape) != [rows, width]:
+        refuse(FISHER, f"has shape {list(tensor.shape)}, not [{rows}, {width}]")
+
+
+def _check_tensors(manifest: pb.Manifest, rules: PayloadRules) -> None:
+    by_name = {rule.name: rule for rule in rules.tensors}
+    seen: set[str] = set()
+    for tensor in manifest.tensors:
+        rule = by_name.get(tensor.name)
+        if rule is None:
+            refuse(_shown(tensor.name), "has no place in this payload")
+        if tensor.name in seen:
+            refuse(tensor.name, "is declared twice")
+        seen.add(tensor.name)
+        _check_type(tensor.name, tensor, rule.types)
+        if len(tensor.shape) != len(rule.shape) or any(
+            size not in dim for size, dim in zip(tensor.shape, rule.shape, strict=True)
+        ):
+            admitted = ", ".join(map(str, rule.shape))
+            refuse(tensor.name, f"has shape {list(tensor.shape)}, not [{admitted}]")
+    for rule in rules.tensors:
+        if rule.required and rule.name not in seen:
+            refuse(rule.name, "is missing")
+
+
+def _check_type(name: str, tensor: pb.Tensor, admitted: tuple[WireType, ...]) -> None:
+    wire_type = wire_type_of(tensor)
+    if wire_type not in admitted:
+        names = " or ".join(choice.value for choice in admitted)
+        refuse(name, f"has dtype {wire_type.value}, not {names}")
+
+
+def _check_range(name: str, array: AnyArray, low: float, high: float) -> None:
+    if not array.size:
+        return
+    # NaN makes both extremes NaN and an infinity is an extreme: two passes and no temporary say it all
+    smallest, largest = float(array.min()), float(array.max())
+    if not (np.isfinite(smallest) and np.isfinite(largest)):
+        refuse(name, "has a value that is not finite")
+    if smallest < low:
+        refuse(name, f"has a value of {smallest:.6g}, the least admitted is {low:g}")
+    if largest > high:
+        refuse(name, f"has a value of {largest:.6g}, the most admitted is {high:g}")
+
+
+def _check_channels(channels: AnyArray, width: int) -> None:
+    if not channels.size:
+        return
+    if int(channels.max()) >= width:
+        refuse(FISHER, f"names channel {int(channels.max())}, but there are only {width}")
+    ordered = np.sort(channels, axis=1)
+    if (ordered[:, 1:] == ordered[:, :-1]).any():
+        refuse(FISHER, "names a channel twice in one row")
+
+
+def _shown(name: str) -> str:
+    """A name from the wire, made fit for one line of a log."""
+    return repr(name[:64])
