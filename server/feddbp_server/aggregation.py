@@ -1,0 +1,94 @@
+"""Closing a round: the strategy in a thread of its own, fed with uploads one by one from the store."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Iterator
+from typing import Final
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.config import RunConfig
+from feddbp_common.wire import Encoded, Payload, decode, encode
+from feddbp_common.wire.codec import prototype_bytes
+from feddbp_server.store import AggregateRecord, Store, StoreThread, UploadRecord
+from feddbp_server.strategies import RunFacts, Strategy, Upload
+
+_READ_AHEAD: Final = 16
+"""Uploads fetched from the store at a time; bounds the memory of closing a round."""
+
+
+class Aggregator:
+    """What the server knows, and how it comes to know more."""
+
+    def __init__(self, config: RunConfig, store: StoreThread) -> None:
+        self._store = store
+        self._config = config
+        strategy_type = config.method_spec.load_strategy()
+        self._strategy: Strategy = strategy_type(  # type: ignore[type-arg]
+            config.settings, RunFacts(shape=config.exchange_shape, seed=config.seed, rounds=config.rounds)
+        )
+        self._known = self._strategy.initial()
+        self._encoded = encode(self._known)
+
+    @property
+    def sha256(self) -> str:
+        """Digest of everything the server knows; for prototype methods, of the global prototypes."""
+        return self._encoded.manifest.sha256.hex()
+
+    async def restore(self) -> None:
+        record = await self._store.run(lambda store: store.aggregate())
+        if record is not None:
+            self._hold(decode(pb.Manifest.FromString(record.manifest), record.body))
+
+    async def close_round(self, round_number: int) -> Payload:
+        """What the server will know after the round; in force only once `adopt` is called."""
+        records = await self._store.run(lambda store: store.uploads(round_number))
+        loop = asyncio.get_running_loop()
+
+        def uploads() -> Iterator[Upload]:
+            for start in range(0, len(records), _READ_AHEAD):
+                group = records[start : start + _READ_AHEAD]
+                reading = self._store.run(functools.partial(self._read, group))
+                fetched = asyncio.run_coroutine_threadsafe(reading, loop)
+                yield from fetched.result()
+
+        return await asyncio.to_thread(
+            lambda: self._strategy.aggregate(self._known, uploads(), round_number=round_number)
+        )
+
+    def record(self, known: Payload, completed_rounds: int) -> AggregateRecord:
+        encoded = encode(known)
+        return AggregateRecord(
+            completed_rounds=completed_rounds, manifest=encoded.manifest.SerializeToString(), body=encoded.body()
+        )
+
+    def adopt(self, known: Payload) -> None:
+        self._hold(known)
+
+    async def reply(self, client_id: int, round_number: int) -> Encoded:
+        """What a client receives at the start of a round, computed when it asks: there are no copies per client."""
+        own = None
+        if self._strategy.personalises:
+            own = await self._store.run(lambda store: self._last_upload(store, client_id, round_number))
+        return encode(self._strategy.reply(self._known, own), real_type=self._config.wire_type)
+
+    def _hold(self, known: Payload) -> None:
+        self._known = known
+        self._encoded = encode(known)
+
+    def _read(self, records: list[UploadRecord], store: Store) -> list[Upload]:
+        return [Upload(client_id=record.client_id, payload=self._payload(store, record)) for record in records]
+
+    def _payload(self, store: Store, record: UploadRecord) -> Payload:
+        manifest = pb.Manifest.FromString(record.manifest)
+        if self._strategy.aggregates_prototypes_only:
+            body = store.upload_body(record, limit=prototype_bytes(manifest))
+            return decode(manifest, body, prototypes_only=True)
+        return decode(manifest, store.upload_body(record))
+
+    def _last_upload(self, store: Store, client_id: int, round_number: int) -> Payload | None:
+        record = store.last_upload_before(client_id, round_number)
+        if record is None:
+            return None
+        return decode(pb.Manifest.FromString(record.manifest), store.upload_body(record))

@@ -1,0 +1,37 @@
+"""What a client is told, as a function of the run's state: the same state gives the same event, whoever asks when."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_server.rounds import Phase, RoundPolicy, RunState
+
+_OUTCOMES: Final = {
+    Phase.FINISHED: pb.RUN_OUTCOME_FINISHED,
+    Phase.FAILED: pb.RUN_OUTCOME_FAILED,
+    Phase.STOPPED: pb.RUN_OUTCOME_STOPPED,
+}
+
+
+def event_for(client_id: int, state: RunState, policy: RoundPolicy, *, draining: bool) -> pb.RoundEvent:
+    if state.phase.is_final:
+        return pb.RoundEvent(run_ended=pb.RunEnded(outcome=_OUTCOMES[state.phase], reason=state.reason))
+    if draining:
+        return pb.RoundEvent(server_draining=pb.ServerDraining())
+    if state.phase is Phase.EVALUATING and client_id in state.observers:
+        return pb.RoundEvent(final_evaluation=pb.FinalEvaluation(round=state.round))
+    if state.phase is Phase.COLLECTING and client_id in state.selected | state.observers:
+        opened = pb.RoundOpened(round=state.round, selected=client_id in state.selected)
+        if policy.deadline is not None:
+            opened.deadline.FromTimedelta(policy.deadline)
+        return pb.RoundEvent(round_opened=opened)
+    return pb.RoundEvent(waiting=pb.Waiting(reason=_why_wait(state, policy)))
+
+
+def _why_wait(state: RunState, policy: RoundPolicy) -> str:
+    if state.phase is Phase.WAITING:
+        return f"{len(state.members)} of the {policy.min_clients} clients needed have joined"
+    if state.phase is Phase.PAUSED:
+        return "the run is paused"
+    return f"round {state.round} is under way"

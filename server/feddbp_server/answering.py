@@ -1,0 +1,66 @@
+"""Turns what a servicer's method raises into a gRPC status, in one place for unary and streaming calls alike."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NoReturn, Protocol, TypeVar
+
+import grpc
+
+from feddbp_common.errors import PayloadError
+from feddbp_common.refusals import REFUSAL_METADATA_KEY
+from feddbp_server.coordinator import Coordinator
+from feddbp_server.refusals import RefusedError, as_refusal
+
+log = logging.getLogger("feddbp.server")
+
+
+class _Servicer(Protocol):
+    coordinator: Coordinator
+
+
+RequestT = TypeVar("RequestT")
+ResponseT = TypeVar("ResponseT")
+ServicerT = TypeVar("ServicerT", bound=_Servicer)
+Context = grpc.aio.ServicerContext[Any, Any]
+Unary = Callable[[ServicerT, RequestT, Context], Awaitable[ResponseT]]
+Streaming = Callable[[ServicerT, RequestT, Context], AsyncIterator[ResponseT]]
+
+
+def answers(method: Unary[ServicerT, RequestT, ResponseT]) -> Unary[ServicerT, RequestT, ResponseT]:
+    @functools.wraps(method)
+    async def guarded(self: ServicerT, request: RequestT, context: Context) -> ResponseT:
+        try:
+            return await method(self, request, context)
+        except Exception as error:
+            await _abort(self, method.__name__, error, context)
+
+    return guarded
+
+
+def streams(method: Streaming[ServicerT, RequestT, ResponseT]) -> Streaming[ServicerT, RequestT, ResponseT]:
+    @functools.wraps(method)
+    async def guarded(self: ServicerT, request: RequestT, context: Context) -> AsyncIterator[ResponseT]:
+        try:
+            async for response in method(self, request, context):
+                yield response
+        except Exception as error:
+            await _abort(self, method.__name__, error, context)
+
+    return guarded
+
+
+async def _abort(servicer: _Servicer, call: str, error: Exception, context: Context) -> NoReturn:
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    refusal = as_refusal(error) if isinstance(error, PayloadError) else error
+    if not isinstance(refusal, RefusedError):
+        log.error("%s failed", call, exc_info=error)
+        servicer.coordinator.note_incident(None, f"{call} failed: {type(error).__name__}")
+        await context.abort(grpc.StatusCode.INTERNAL, f"the server failed to answer {call}; its log says why")
+    log.warning("refused %s (%s): %s", call, refusal.reason_name, refusal)
+    servicer.coordinator.note_incident(None, f"refused {call} ({refusal.reason_name}): {refusal}")
+    details: Any = ((REFUSAL_METADATA_KEY, refusal.details.SerializeToString()),)
+    await context.abort(refusal.status, str(refusal), trailing_metadata=details)

@@ -1,0 +1,129 @@
+"""The server's life: open the store, take up the run, listen, serve until the run or an operator ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from contextlib import suppress
+from datetime import timedelta
+from typing import Final
+
+import grpc
+from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+from grpc_health.v1.health_pb2 import HealthCheckResponse
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp.v1 import federation_pb2_grpc as pb_grpc
+from feddbp_common.errors import ConfigurationError, ExitCode
+from feddbp_server.config import ServerConfig
+from feddbp_server.control import ControlService
+from feddbp_server.coordinator import Coordinator
+from feddbp_server.ingest import UploadLimits
+from feddbp_server.results import Results
+from feddbp_server.rounds import Phase
+from feddbp_server.service import FederationService, keepalive_options
+from feddbp_server.store import SqliteStore, StoreThread
+
+log = logging.getLogger("feddbp.server")
+
+FEDERATION: Final = pb.DESCRIPTOR.services_by_name["Federation"].full_name
+CONTROL: Final = pb.DESCRIPTOR.services_by_name["Control"].full_name
+_GRACE: Final = timedelta(seconds=5)
+
+
+class Server:
+    """A listening server and the run behind it."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
+        self._stop_signal: int | None = None
+        self._stopping = asyncio.Event()
+        self._store = StoreThread(SqliteStore(config.listen.state_dir))
+        self.coordinator = Coordinator(
+            config=config.run,
+            policy=config.policy,
+            store=self._store,
+            results=Results(config.listen.state_dir),
+            lease=config.rounds.lease,
+        )
+        self._health = health_aio.HealthServicer()
+        self._grpc = grpc.aio.server(options=keepalive_options())
+        self.port = 0
+
+    async def serve(self) -> ExitCode:
+        try:
+            await self.coordinator.start()
+            await self._listen()
+            await self._until_over()
+            return self._exit_code()
+        finally:
+            await self._shut_down()
+
+    async def _listen(self) -> None:
+        pb_grpc.add_FederationServicer_to_server(FederationService(self.coordinator, limits=UploadLimits()), self._grpc)
+        pb_grpc.add_ControlServicer_to_server(ControlService(self.coordinator), self._grpc)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
+        if self._config.listen.reflection:
+            self._add_reflection()
+        address = f"{self._config.listen.host}:{self._config.listen.port}"
+        try:
+            self.port = self._grpc.add_insecure_port(address)
+        except RuntimeError:
+            raise ConfigurationError(
+                f"cannot listen on {address}: the port is in use or the address is not ours"
+            ) from None
+        await self._grpc.start()
+        await self._tell_health()
+        log.info("listening on %s:%d", self._config.listen.host, self.port)
+
+    async def _until_over(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._stop, number)
+        health = asyncio.create_task(self._keep_health())
+        over = asyncio.create_task(self.coordinator.ended(linger=self._config.listen.linger))
+        stopped = asyncio.create_task(self._stopping.wait())
+        await asyncio.wait((over, stopped), return_when=asyncio.FIRST_COMPLETED)
+        for task in (health, over, stopped):
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    def _stop(self, number: int) -> None:
+        self._stop_signal = number
+        self._stopping.set()
+
+    async def _keep_health(self) -> None:
+        while True:
+            changed = self.coordinator.run_changed.upcoming()
+            await self._tell_health()
+            await changed.wait()
+
+    async def _tell_health(self) -> None:
+        """Clients can be served while the run goes on; operators as long as the process does."""
+        serving, not_serving = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
+        going_on = not self.coordinator.state.phase.is_final and not self.coordinator.draining
+        await self._health.set(FEDERATION, serving if going_on else not_serving)
+        await self._health.set(CONTROL, serving)
+        await self._health.set("", serving)
+
+    async def _shut_down(self) -> None:
+        await self._health.enter_graceful_shutdown()
+        await self.coordinator.drain()
+        await self._grpc.stop(_GRACE.total_seconds())
+        await self.coordinator.drain()  # streams that ended just now have left a last note
+        await self._store.close()
+
+    def _exit_code(self) -> ExitCode:
+        if self.coordinator.state.phase is Phase.FINISHED:
+            return ExitCode.OK
+        if self.coordinator.state.phase.is_final:
+            return ExitCode.RUN_FAILED
+        return ExitCode.INTERRUPTED if self._stop_signal == signal.SIGINT else ExitCode.OK
+
+    def _add_reflection(self) -> None:
+        from grpc_reflection.v1alpha import reflection
+
+        reflection.enable_server_reflection((FEDERATION, CONTROL, reflection.SERVICE_NAME), self._grpc)

@@ -1,0 +1,37 @@
+"""The command `feddbp-server`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+
+from feddbp_common.cli import run_command, settings_from, settings_parser
+from feddbp_common.logs import configure_logging
+from feddbp_server.config import ServerConfig
+
+PROG = "feddbp-server"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_command(PROG, _serve, argv)
+
+
+def _serve(argv: Sequence[str]) -> int:
+    parser = settings_parser(PROG, "Runs the rounds of a federation and aggregates what clients send.", ServerConfig)
+    config = settings_from(ServerConfig, parser.parse_args(argv))
+    if config.listen.dry_run:
+        print(config.model_dump_json(indent=2))
+        return 0
+    configure_logging(as_json=config.listen.json_output, level=config.listen.log_level)
+    return asyncio.run(_run(config))
+
+
+async def _run(config: ServerConfig) -> int:
+    from feddbp_server.app import Server
+
+    return await Server(config).serve()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""The server's options: where it listens, where its state lives, when rounds close, and the run itself."""
+
+from __future__ import annotations
+
+import ipaddress
+from datetime import timedelta
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from feddbp_common.config import RunConfig
+from feddbp_common.durations import Duration
+from feddbp_common.errors import ConfigurationError
+from feddbp_server.rounds import RoundPolicy
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ListenConfig(_Frozen):
+    """Server: where it listens and where its state lives."""
+
+    host: str = Field("127.0.0.1", description="address to listen on; anything but loopback needs --insecure")
+    port: int = Field(50051, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    insecure: bool = Field(False, description="listen without TLS on an address other machines can reach")
+    state_dir: Path = Field(Path("feddbp-state/server"), description="database, metrics.jsonl and summary.json")
+    linger: Duration = Field(
+        timedelta(seconds=30), description="after the end, how long to wait for clients that have not heard of it"
+    )
+    reflection: bool = Field(False, description="offer gRPC server reflection")
+    dry_run: bool = Field(False, description="print the resolved configuration and exit")
+    json_output: bool = Field(False, description="logs and output as JSON lines", json_schema_extra={"flag": "--json"})
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
+
+    @model_validator(mode="after")
+    def _exposed_only_on_purpose(self) -> Self:
+        if not self.insecure and not _is_loopback(self.host):
+            raise ConfigurationError(
+                f"{self.host} can be reached from other machines and the connection is not encrypted; "
+                "listen on 127.0.0.1, or say --insecure"
+            )
+        return self
+
+
+class RoundsConfig(_Frozen):
+    """Rounds: when they open and close."""
+
+    min_clients: int = Field(1, ge=1, description="clients that must join before round 0, and upload by a deadline")
+    round_deadline: Duration = Field(
+        timedelta(minutes=30), ge=timedelta(0), description="longest time for a round; 0 waits for everyone for ever"
+    )
+    participation: float = Field(1.0, gt=0, le=1, description="share of the clients chosen to train in a round")
+    max_extensions: int = Field(
+        3, ge=0, description="times a round without enough uploads is extended before the run fails"
+    )
+    lease: Duration = Field(
+        timedelta(seconds=30), gt=timedelta(0), description="how long an id stays reserved without a connection"
+    )
+
+
+class ServerConfig(_Frozen):
+    """All options of `feddbp-server`."""
+
+    listen: ListenConfig = ListenConfig()
+    rounds: RoundsConfig = RoundsConfig()
+    run: RunConfig = RunConfig()
+
+    @model_validator(mode="after")
+    def _quorum_can_be_met(self) -> Self:
+        if self.rounds.min_clients > self.run.clients:
+            raise ConfigurationError(
+                f"--min-clients is {self.rounds.min_clients}, but the run has only {self.run.clients} clients"
+            )
+        return self
+
+    @property
+    def policy(self) -> RoundPolicy:
+        return RoundPolicy(
+            rounds=self.run.rounds,
+            min_clients=self.rounds.min_clients,
+            deadline=self.rounds.round_deadline or None,
+            participation=self.rounds.participation,
+            max_extensions=self.rounds.max_extensions,
+            seed=self.run.seed,
+        )

@@ -1,0 +1,56 @@
+"""The Control service: where the run stands, and holding, resuming or ending it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import grpc
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp.v1 import federation_pb2_grpc as pb_grpc
+from feddbp_server.answering import answers, streams
+from feddbp_server.coordinator import Coordinator
+from feddbp_server.rounds import PauseAsked, ResumeAsked, StopAsked
+from feddbp_server.status import status_of
+
+Context = grpc.aio.ServicerContext[Any, Any]
+_LEAST_INTERVAL: Final = 0.1
+"""Seconds between two pushes of the status; changes in between are told together."""
+
+
+class ControlService(pb_grpc.ControlServicer):
+    """What operators call."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self.coordinator = coordinator
+
+    @answers
+    async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.RunStatus:
+        return status_of(self.coordinator)
+
+    @streams
+    async def WatchStatus(self, request: pb.WatchStatusRequest, context: Context) -> AsyncIterator[pb.RunStatus]:
+        while True:
+            changed = self.coordinator.status_changed.upcoming()
+            yield status_of(self.coordinator)
+            if self.coordinator.state.phase.is_final:
+                return
+            await changed.wait()
+            await asyncio.sleep(_LEAST_INTERVAL)
+
+    @answers
+    async def Pause(self, request: pb.PauseRequest, context: Context) -> pb.RunStatus:
+        await self.coordinator.operate(PauseAsked())
+        return status_of(self.coordinator)
+
+    @answers
+    async def Resume(self, request: pb.ResumeRequest, context: Context) -> pb.RunStatus:
+        await self.coordinator.operate(ResumeAsked())
+        return status_of(self.coordinator)
+
+    @answers
+    async def Stop(self, request: pb.StopRequest, context: Context) -> pb.RunStatus:
+        await self.coordinator.operate(StopAsked(request.reason[:500] or "stopped by an operator"))
+        return status_of(self.coordinator)

@@ -1,0 +1,391 @@
+"""The run itself: takes what calls bring, steps the state machine, makes it durable, and tells whoever follows.
+
+Everything here happens on the event loop. A change of the run is applied under one lock in the order
+decide - make durable - publish, so that nobody is told of anything a crash could undo.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Final
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.config import RunConfig
+from feddbp_common.wire import Encoded, Payload, PayloadRules
+from feddbp_server.admission import check_download, check_join, check_report, check_upload
+from feddbp_server.aggregation import Aggregator
+from feddbp_server.announcements import event_for
+from feddbp_server.broadcast import Broadcast
+from feddbp_server.progress import Progress
+from feddbp_server.refusals import RefusedError
+from feddbp_server.results import Report, Results, summarise
+from feddbp_server.rounds import (
+    Aggregated,
+    Broke,
+    CloseRound,
+    Connected,
+    DeadlineExtended,
+    Disconnected,
+    Effect,
+    Event,
+    FinalEvaluationOpened,
+    Joined,
+    Left,
+    MembersDropped,
+    Phase,
+    Reported,
+    RoundOpened,
+    RoundPolicy,
+    RunEnded,
+    RunState,
+    TimePassed,
+    Uploaded,
+    step,
+)
+from feddbp_server.sessions import Client, Sessions
+from feddbp_server.store import AggregateRecord, ReportRecord, Store, StoreThread, UploadRecord
+
+log = logging.getLogger("feddbp.server")
+
+_KEPT_INCIDENTS: Final = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Incident:
+    """Something that went wrong and was dealt with."""
+
+    at: float
+    client_id: int | None
+    message: str
+
+
+class Coordinator:
+    """One run, from its first start on this state directory to its end."""
+
+    def __init__(
+        self,
+        *,
+        config: RunConfig,
+        policy: RoundPolicy,
+        store: StoreThread,
+        results: Results,
+        lease: timedelta,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self.run_id = ""
+        """Known after `start`: the configuration's fingerprint, and what tells two runs of it apart."""
+        self.policy = policy
+        self.state = RunState()
+        self.sessions = Sessions(lease=lease)
+        self.aggregator = Aggregator(config, store)
+        self.upload_rules: PayloadRules = config.method_spec.upload_rules(config.settings, config.exchange_shape)
+        self.results = results
+        self.incidents: deque[Incident] = deque(maxlen=_KEPT_INCIDENTS)
+        self.run_changed = Broadcast()
+        self.status_changed = Broadcast()
+        self.draining = False
+        self._told_of_end: set[int] = set()
+        self._store = store
+        self._clock = clock
+        self._lock = asyncio.Lock()
+        self._started_at = time.time()
+        self._deadline_timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # --- life ---------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Takes up the run where the store left it."""
+        proposed = f"{self.config.fingerprint}-{secrets.token_hex(4)}"
+        self.run_id = await self._store.run(lambda store: store.open_run(proposed, self.config.canonical_json()))
+        if self.run_id != proposed:
+            await self._restore()
+        if self.state.phase.is_final:
+            await self._write_summary()
+        await self._apply(TimePassed())
+
+    async def _restore(self) -> None:
+        text, clients, reports = await self._store.run(
+            lambda store: (store.progress(), store.clients(), [Report.from_record(entry) for entry in store.reports()])
+        )
+        self.results.restore(reports)
+        self.sessions.restore(clients, self._clock())
+        await self.aggregator.restore()
+        if text is None:
+            return
+        progress = Progress.from_json(text)
+        self._started_at = progress.started_at
+        number = progress.state.round
+        uploads = await self._store.run(lambda store: store.uploads(number))
+        timed = progress.state.phase in (Phase.COLLECTING, Phase.EVALUATING) and self.policy.deadline is not None
+        self.state = replace(
+            progress.state,
+            uploaded=frozenset(record.client_id for record in uploads),
+            reported=frozenset(report.client_id for report in reports if report.round == number),
+            deadline=self._clock() + self.policy.deadline.total_seconds() if timed and self.policy.deadline else None,
+        )
+        log.info("resuming the run in phase %s, round %d", self.state.phase.value, number)
+
+    async def drain(self) -> None:
+        """Tells followers that the server goes away, and finishes what is being closed."""
+        self.draining = True
+        self.run_changed.publish()
+        self._schedule_deadline(None)
+        for task in list(self._tasks):
+            await asyncio.wait([task])
+
+    async def ended(self, *, linger: timedelta) -> None:
+        """Returns once the run is over and every member was told, or `linger` after it was over."""
+        while not self.state.phase.is_final:
+            await self.run_changed.upcoming().wait()
+        give_up = self._clock() + linger.total_seconds()
+        while not self.state.members <= self._told_of_end and self._clock() < give_up:
+            changed = self.status_changed.upcoming()
+            try:
+                await asyncio.wait_for(changed.wait(), timeout=max(0.0, give_up - self._clock()))
+            except TimeoutError:
+                break
+
+    # --- calls of clients ---------------------------------------------------------------------------------------
+
+    async def join(self, request: pb.JoinRequest) -> tuple[Client, str]:
+        check_join(request, self.run_id, self.config, self.state)
+        client, secret = self.sessions.open(request, self._clock())
+        await self._store.run(lambda store: store.save_client(client.record()))
+        self.sessions.enter(client)
+        await self._apply(Joined(client.client_id))
+        self.run_changed.publish()  # ends the streams of the session this one superseded
+        log.info(
+            "client %d joined with %s on %s (session %d)",
+            client.client_id,
+            client.capabilities.architecture or "an unnamed model",
+            client.capabilities.device or "an unnamed device",
+            client.epoch,
+        )
+        return client, secret
+
+    async def follow(self, client: Client) -> AsyncIterator[pb.RoundEvent]:
+        """What the client has to know: where the run stands, and then every change of that."""
+        client.streams += 1
+        await self._apply(Connected(client.client_id))
+        told: pb.RoundEvent | None = None
+        try:
+            while True:
+                changed = self.run_changed.upcoming()
+                if not self.sessions.is_current(client):
+                    raise RefusedError(pb.REFUSAL_REASON_STALE_SESSION, "this session was superseded by a newer one")
+                event = event_for(client.client_id, self.state, self.policy, draining=self.draining)
+                if event != told:
+                    yield event
+                    told = event
+                if event.WhichOneof("event") == "run_ended":
+                    self._told_of_end.add(client.client_id)
+                    self.status_changed.publish()
+                    return
+                if event.WhichOneof("event") == "server_draining":
+                    return
+                await changed.wait()
+        finally:
+            client.streams -= 1
+            client.last_seen = self._clock()
+            if self.sessions.is_current(client) and client.streams == 0:
+                self._spawn(self._apply_quietly(Disconnected(client.client_id)))
+
+    async def download(self, client: Client, round_number: int) -> Encoded:
+        check_download(round_number, self.state)
+        return await self.aggregator.reply(client.client_id, round_number)
+
+    def admit_upload(self, client: Client, round_number: int) -> None:
+        check_upload(client.client_id, round_number, self.state)
+
+    async def earlier_receipt(self, client: Client, round_number: int, sha256: bytes) -> pb.UploadReceipt | None:
+        """The receipt of a contribution that is here already; another one for the same round is refused."""
+        record = await self._store.run(
+            lambda store: next(
+                (record for record in store.uploads(round_number) if record.client_id == client.client_id), None
+            )
+        )
+        if record is None:
+            return None
+        if record.sha256 != sha256:
+            raise RefusedError(
+                pb.REFUSAL_REASON_ALREADY_UPLOADED,
+                f"another contribution of client {client.client_id} to round {round_number} was accepted before",
+                current_round=self.state.round,
+            )
+        return pb.UploadReceipt(round=round_number, sha256=sha256, duplicate=True)
+
+    async def accept_upload(
+        self, client: Client, round_number: int, manifest: pb.Manifest, body: bytes
+    ) -> pb.UploadReceipt:
+        """Makes a checked contribution durable. What is given to the store before the round closes counts in it."""
+        if not self.sessions.is_current(client):
+            raise RefusedError(pb.REFUSAL_REASON_STALE_SESSION, "this session was superseded while it uploaded")
+        earlier = await self.earlier_receipt(client, round_number, manifest.sha256)
+        if earlier is not None:
+            return earlier
+        self.admit_upload(client, round_number)
+        record = UploadRecord(
+            client_id=client.client_id,
+            round=round_number,
+            sha256=manifest.sha256,
+            manifest=manifest.SerializeToString(),
+        )
+        await self._store.run(lambda store: store.save_upload(record, body))
+        client.last_seen = self._clock()
+        await self._apply(Uploaded(client.client_id, round_number))
+        return pb.UploadReceipt(round=round_number, sha256=manifest.sha256)
+
+    async def report_metrics(self, client: Client, round_number: int, metrics: pb.RoundMetrics) -> None:
+        check_report(round_number, metrics, self.state)
+        record = ReportRecord(client_id=client.client_id, round=round_number, metrics=metrics.SerializeToString())
+        if await self._store.run(lambda store: store.save_report(record)):
+            self.results.add(Report.from_record(record))
+        await self._apply(Reported(client.client_id, round_number))
+
+    def report_progress(self, client: Client, progress: pb.Progress) -> None:
+        client.progress = progress
+        client.last_seen = self._clock()
+        self.status_changed.publish()
+
+    def report_failure(self, client: Client, round_number: int, cause: str) -> None:
+        shown = cause[:500]
+        log.warning("client %d could not do round %d: %s", client.client_id, round_number, shown)
+        self.note_incident(client.client_id, f"could not do round {round_number}: {shown}")
+
+    async def leave(self, client: Client, reason: str) -> None:
+        log.info("client %d left: %s", client.client_id, reason[:200] or "no reason given")
+        self.sessions.close(client)
+        await self._apply(Left(client.client_id))
+        self.run_changed.publish()
+
+    def note_incident(self, client_id: int | None, message: str) -> None:
+        self.incidents.append(Incident(at=time.time(), client_id=client_id, message=message))
+        self.status_changed.publish()
+
+    # --- calls of operators -------------------------------------------------------------------------------------
+
+    async def operate(self, event: Event) -> None:
+        await self._apply(event)
+
+    def time_left(self) -> float | None:
+        return None if self.state.deadline is None else max(0.0, self.state.deadline - self._clock())
+
+    def seconds_since(self, moment: float) -> float:
+        return self._clock() - moment
+
+    # --- changes ------------------------------------------------------------------------------------------------
+
+    async def _apply(self, event: Event, learnt: Payload | None = None) -> None:
+        """Steps the run. `learnt`, what the server knows after a round, becomes durable together with the step."""
+        async with self._lock:
+            state, effects = step(self.state, event, self.policy, self._clock())
+            before = Progress(state=self.state, started_at=self._started_at).to_json()
+            after = Progress(state=state, started_at=self._started_at).to_json()
+            if learnt is not None:
+                aggregate = self.aggregator.record(learnt, state.round)
+                await self._store.run(lambda store: _close_in_store(store, aggregate, after))
+                self.aggregator.adopt(learnt)
+            elif before != after:
+                await self._store.run(lambda store: store.save_progress(after))
+            changed = state != self.state
+            self.state = state
+        if not changed:
+            return
+        self._schedule_deadline(state.deadline)
+        for effect in effects:
+            self._carry_out(effect)
+        if before != after or effects:
+            self.run_changed.publish()
+        self.status_changed.publish()
+
+    async def _apply_quietly(self, event: Event) -> None:
+        """For events nobody waits for: a store that is closing must not turn them into a traceback."""
+        try:
+            await self._apply(event)
+        except Exception:
+            log.exception("could not take note of %s", event)
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case RoundOpened(number, selected):
+                for client in self.sessions.all():
+                    client.progress = pb.Progress()
+                log.info("round %d is open for %d clients", number, len(selected))
+            case CloseRound(number, missing):
+                if missing:
+                    log.warning("round %d closes without %s", number, _listed(missing))
+                self._spawn(self._close_round(number))
+            case DeadlineExtended(number, extension, missing):
+                log.warning("round %d: extension %d, waiting for %s", number, extension, _listed(missing))
+                self.note_incident(None, f"round {number} extended; missing: {_listed(missing)}")
+            case MembersDropped(clients):
+                log.warning("dropped until they join again: %s", _listed(clients))
+                self.note_incident(None, f"dropped until they join again: {_listed(clients)}")
+            case FinalEvaluationOpened(_):
+                log.info("all rounds are done; clients evaluate once more")
+            case RunEnded(phase, reason):
+                log.log(
+                    logging.INFO if phase is Phase.FINISHED else logging.ERROR, "the run %s: %s", phase.value, reason
+                )
+                self._spawn(self._write_summary())
+
+    async def _close_round(self, number: int) -> None:
+        started = time.perf_counter()
+        try:
+            learnt = await self.aggregator.close_round(number)
+            await self._apply(Aggregated(number), learnt)
+        except Exception as error:
+            log.exception("round %d could not be closed", number)
+            await self._apply_quietly(Broke(f"round {number} could not be closed: {error}"))
+            return
+        log.info("round %d closed in %.0f ms", number, 1000 * (time.perf_counter() - started))
+
+    def _schedule_deadline(self, deadline: float | None) -> None:
+        if self._deadline_timer is not None:
+            self._deadline_timer.cancel()
+            self._deadline_timer = None
+        if deadline is not None and not self.draining:
+            delay = max(0.0, deadline - self._clock())
+            self._deadline_timer = asyncio.get_running_loop().call_later(
+                delay, lambda: self._spawn(self._apply_quietly(TimePassed()))
+            )
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _write_summary(self) -> None:
+        reports = await self._store.run(lambda store: [Report.from_record(entry) for entry in store.reports()])
+        self.results.write_summary(
+            summarise(
+                config=self.config,
+                run_id=self.run_id,
+                reports=reports,
+                clients=self.sessions.all(),
+                outcome=self.state.phase,
+                reason=self.state.reason,
+                completed_rounds=self.state.round,
+                seconds=time.time() - self._started_at,
+                prototypes_sha256=self.aggregator.sha256,
+            )
+        )
+
+
+def _close_in_store(store: Store, aggregate: AggregateRecord, progress: str) -> None:
+    store.save_aggregate(aggregate)
+    store.save_progress(progress)
+    store.forget_superseded_uploads(aggregate.completed_rounds)
+
+
+def _listed(clients: frozenset[int]) -> str:
+    return ", ".join(f"client {client}" for client in sorted(clients))

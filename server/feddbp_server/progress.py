@@ -1,0 +1,54 @@
+"""The durable part of the run's state, as it is kept in the store."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from feddbp_server.rounds import Phase, RunState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """What of a state survives a restart: neither connections nor deadlines, and uploads have a table of their own."""
+
+    state: RunState
+    started_at: float
+    """Wall-clock time of the first start of the run."""
+
+    def to_json(self) -> str:
+        state = self.state
+        return json.dumps(
+            {
+                # a round that was being closed is collecting again after a restart, with everything in: it closes anew
+                "phase": _durable(state.phase),
+                "held_phase": _durable(state.held_phase) if state.held_phase else None,
+                "round": state.round,
+                "members": sorted(state.members),
+                "selected": sorted(state.selected),
+                "observers": sorted(state.observers),
+                "extensions": state.extensions,
+                "reason": state.reason,
+                "started_at": self.started_at,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Progress:
+        stored: dict[str, Any] = json.loads(text)
+        state = RunState(
+            phase=Phase(stored["phase"]),
+            held_phase=Phase(stored["held_phase"]) if stored["held_phase"] else None,
+            round=stored["round"],
+            members=frozenset(stored["members"]),
+            selected=frozenset(stored["selected"]),
+            observers=frozenset(stored["observers"]),
+            extensions=stored["extensions"],
+            reason=stored["reason"],
+        )
+        return cls(state=state, started_at=stored["started_at"])
+
+
+def _durable(phase: Phase) -> str:
+    return (Phase.COLLECTING if phase is Phase.AGGREGATING else phase).value

@@ -1,0 +1,228 @@
+"""What a run leaves behind for people: `metrics.jsonl` as reports come in, `summary.json` at the end."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any, Final
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.config import RunConfig
+from feddbp_server.rounds import Phase
+from feddbp_server.sessions import Client
+from feddbp_server.store import ReportRecord
+
+METRICS_NAME: Final = "metrics.jsonl"
+SUMMARY_NAME: Final = "summary.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """The results of one client in one round."""
+
+    client_id: int
+    round: int
+    metrics: pb.RoundMetrics
+
+    @classmethod
+    def from_record(cls, record: ReportRecord) -> Report:
+        metrics = pb.RoundMetrics.FromString(record.metrics)
+        return cls(client_id=record.client_id, round=record.round, metrics=metrics)
+
+    @property
+    def correct(self) -> int:
+        """Test samples it got right under the rule that counts."""
+        return next((entry.correct for entry in self.metrics.accuracies if entry.rule == self.metrics.inference), 0)
+
+    @property
+    def accuracy(self) -> float:
+        return self.correct / self.metrics.test_samples if self.metrics.test_samples else 0.0
+
+    def as_line(self) -> dict[str, Any]:
+        metrics, samples = self.metrics, max(self.metrics.test_samples, 1)
+        return {
+            "client": self.client_id,
+            "round": self.round,
+            "accuracy": self.accuracy,
+            "inference": metrics.inference,
+            "accuracies": {entry.rule: entry.correct / samples for entry in metrics.accuracies},
+            "test_samples": metrics.test_samples,
+            "losses": {term.name: term.value for term in metrics.losses},
+            "seconds": {
+                "evaluate": metrics.seconds.evaluate,
+                "train": metrics.seconds.train,
+                "collect": metrics.seconds.collect,
+            },
+            "bytes_up": metrics.bytes_up,
+            "bytes_down": metrics.bytes_down,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundAccuracy:
+    """Accuracy over clients after a number of completed rounds."""
+
+    round: int
+    weighted: float
+    """All correct over all test samples."""
+    unweighted: float
+    """Mean of the clients' own accuracies."""
+    deviation: float
+    """Standard deviation of the clients' own accuracies."""
+    clients: int
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "round": self.round,
+            "weighted": self.weighted,
+            "unweighted": self.unweighted,
+            "std_over_clients": self.deviation,
+            "clients": self.clients,
+        }
+
+
+def accuracy_by_round(reports: Iterable[Report]) -> list[RoundAccuracy]:
+    by_round: dict[int, list[Report]] = defaultdict(list)
+    for report in reports:
+        by_round[report.round].append(report)
+    return [_over_clients(number, by_round[number]) for number in sorted(by_round)]
+
+
+def _over_clients(number: int, reports: list[Report]) -> RoundAccuracy:
+    accuracies = [report.accuracy for report in sorted(reports, key=lambda report: report.client_id)]
+    samples = sum(report.metrics.test_samples for report in reports)
+    return RoundAccuracy(
+        round=number,
+        weighted=sum(report.correct for report in reports) / samples if samples else 0.0,
+        unweighted=fmean(accuracies),
+        deviation=pstdev(accuracies),
+        clients=len(reports),
+    )
+
+
+def summarise(
+    *,
+    config: RunConfig,
+    run_id: str,
+    reports: list[Report],
+    clients: list[Client],
+    outcome: Phase,
+    reason: str,
+    completed_rounds: int,
+    seconds: float,
+    prototypes_sha256: str,
+) -> dict[str, Any]:
+    curve = accuracy_by_round(reports)
+    newest = {report.client_id: report for report in sorted(reports, key=lambda report: report.round)}
+    best = max(curve, key=lambda point: point.weighted, default=None)
+    return {
+        "method": config.method,
+        "dataset": config.data.dataset,
+        "clients": config.clients,
+        "rounds": config.rounds,
+        "seed": config.seed,
+        "outcome": outcome.value,
+        "reason": reason,
+        "completed_rounds": completed_rounds,
+        "accuracy": {
+            "best": best.as_dict() if best else None,
+            "last": curve[-1].as_dict() if curve else None,
+        },
+        "bytes_up": sum(report.metrics.bytes_up for report in reports),
+        "bytes_down": sum(report.metrics.bytes_down for report in reports),
+        "seconds": seconds,
+        "prototypes_sha256": prototypes_sha256,
+        "run_id": run_id,
+        "per_client": [_client_entry(client, newest.get(client.client_id)) for client in clients],
+        "curve": [point.as_dict() for point in curve],
+        "config": config.model_dump(mode="json"),
+    }
+
+
+def _client_entry(client: Client, newest: Report | None) -> dict[str, Any]:
+    return {
+        "client": client.client_id,
+        "architecture": client.capabilities.architecture,
+        "parameters": client.capabilities.parameters,
+        "classes_held": sum(count > 0 for count in client.data.label_counts),
+        "train_samples": sum(client.data.label_counts),
+        "test_samples": client.data.test_samples,
+        "accuracy": newest.accuracy if newest is not None else None,
+    }
+
+
+@dataclass
+class _Tally:
+    """A round's reports so far, in whole numbers: they add up the same in any order."""
+
+    reports: int = 0
+    correct: int = 0
+    samples: int = 0
+
+
+class Results:
+    """The run's reports as far as the running server needs them, and the files made of them.
+
+    The store is the truth: the files are rewritten from it on every start, and here only tallies and each client's
+    newest report stay in memory.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._metrics = directory / METRICS_NAME
+        self._summary = directory / SUMMARY_NAME
+        self._newest: dict[int, Report] = {}
+        self._tallies: dict[int, _Tally] = defaultdict(_Tally)
+        self.bytes_up = 0
+        self.bytes_down = 0
+
+    def restore(self, reports: Iterable[Report]) -> None:
+        lines = []
+        for report in reports:
+            self._count(report)
+            lines.append(_line(report))
+        _replace(self._metrics, "".join(lines))
+
+    def add(self, report: Report) -> None:
+        self._count(report)
+        with self._metrics.open("a", encoding="utf-8") as file:
+            file.write(_line(report))
+
+    def newest_of(self, client_id: int) -> Report | None:
+        return self._newest.get(client_id)
+
+    def newest_accuracy(self, expected_reports: int) -> float | None:
+        """Sample-weighted accuracy of the newest round with that many reports, or with any."""
+        rounds = sorted(self._tallies, reverse=True)
+        complete = [number for number in rounds if self._tallies[number].reports >= expected_reports]
+        for number in complete or rounds:
+            tally = self._tallies[number]
+            return tally.correct / tally.samples if tally.samples else 0.0
+        return None
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        _replace(self._summary, json.dumps(summary, indent=2) + "\n")
+
+    def _count(self, report: Report) -> None:
+        known = self._newest.get(report.client_id)
+        if known is None or known.round <= report.round:
+            self._newest[report.client_id] = report
+        tally = self._tallies[report.round]
+        tally.reports += 1
+        tally.correct += report.correct
+        tally.samples += report.metrics.test_samples
+        self.bytes_up += report.metrics.bytes_up
+        self.bytes_down += report.metrics.bytes_down
+
+
+def _line(report: Report) -> str:
+    return json.dumps(report.as_line()) + "\n"
+
+
+def _replace(path: Path, text: str) -> None:
+    partial = path.with_name(path.name + ".part")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)

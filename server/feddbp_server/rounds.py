@@ -1,0 +1,365 @@
+"""The life of a run as a pure state machine: an event and the time go in, a new state and effects come out.
+
+    WAITING --quorum joined--> COLLECTING(r) --all in, or deadline with quorum--> AGGREGATING(r) --> COLLECTING(r+1)
+    ... --> EVALUATING --all reported, or deadline--> FINISHED
+    any --> PAUSED, FAILED(reason), STOPPED(reason)
+
+Members are the clients a round is dealt to: whoever joined and neither left nor missed a round while away. A client
+that crashes and comes back stays a member, so a short absence changes no result.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from enum import StrEnum
+from typing import TypeAlias
+
+from feddbp_common.seeding import derive_seed
+
+
+class Phase(StrEnum):
+    """Where a run is in its life."""
+
+    WAITING = "waiting"
+    COLLECTING = "collecting"
+    AGGREGATING = "aggregating"
+    EVALUATING = "evaluating"
+    PAUSED = "paused"
+    FINISHED = "finished"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+    @property
+    def is_final(self) -> bool:
+        return self in (Phase.FINISHED, Phase.FAILED, Phase.STOPPED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundPolicy:
+    """When rounds open and close."""
+
+    rounds: int
+    min_clients: int
+    deadline: timedelta | None
+    participation: float
+    max_extensions: int
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunState:
+    """Where the run stands. `round` is the open round, or the number of completed ones."""
+
+    phase: Phase = Phase.WAITING
+    round: int = 0
+    members: frozenset[int] = frozenset()
+    connected: frozenset[int] = frozenset()
+    selected: frozenset[int] = frozenset()
+    """Members that train in the open round."""
+    observers: frozenset[int] = frozenset()
+    """Members that only evaluate and report in this phase. Whoever joins later waits for the next round."""
+    uploaded: frozenset[int] = frozenset()
+    reported: frozenset[int] = frozenset()
+    deadline: float | None = None
+    extensions: int = 0
+    held_phase: Phase | None = None
+    """The phase to go back to after a pause."""
+    reason: str = ""
+
+    @property
+    def missing(self) -> frozenset[int]:
+        """Whom the phase still waits for: selected clients to upload, observers to report."""
+        return (self.selected - self.uploaded) | (self.observers - self.reported)
+
+
+# --- events ---
+
+
+@dataclass(frozen=True)
+class Joined:
+    client: int
+
+
+@dataclass(frozen=True)
+class Connected:
+    client: int
+
+
+@dataclass(frozen=True)
+class Disconnected:
+    client: int
+
+
+@dataclass(frozen=True)
+class Left:
+    client: int
+
+
+@dataclass(frozen=True)
+class Uploaded:
+    client: int
+    round: int
+
+
+@dataclass(frozen=True)
+class Reported:
+    client: int
+    round: int
+
+
+@dataclass(frozen=True)
+class Aggregated:
+    round: int
+
+
+@dataclass(frozen=True)
+class TimePassed:
+    """The clock moved; only ever needed when a deadline may have come."""
+
+
+@dataclass(frozen=True)
+class PauseAsked:
+    pass
+
+
+@dataclass(frozen=True)
+class ResumeAsked:
+    pass
+
+
+@dataclass(frozen=True)
+class StopAsked:
+    reason: str
+
+
+@dataclass(frozen=True)
+class Broke:
+    """Something the run cannot go on without has failed."""
+
+    reason: str
+
+
+Event: TypeAlias = (
+    Joined
+    | Connected
+    | Disconnected
+    | Left
+    | Uploaded
+    | Reported
+    | Aggregated
+    | TimePassed
+    | PauseAsked
+    | ResumeAsked
+    | StopAsked
+    | Broke
+)
+
+# effects
+
+
+@dataclass(frozen=True)
+class RoundOpened:
+    round: int
+    selected: frozenset[int]
+
+
+@dataclass(frozen=True)
+class CloseRound:
+    """Aggregate what is in; answer with `Aggregated`."""
+
+    round: int
+    missing: frozenset[int]
+
+
+@dataclass(frozen=True)
+class DeadlineExtended:
+    round: int
+    extension: int
+    missing: frozenset[int]
+
+
+@dataclass(frozen=True)
+class MembersDropped:
+    """Away and past the deadline; they may join again."""
+
+    clients: frozenset[int]
+
+
+@dataclass(frozen=True)
+class FinalEvaluationOpened:
+    round: int
+
+
+@dataclass(frozen=True)
+class RunEnded:
+    phase: Phase
+    reason: str
+
+
+Effect: TypeAlias = RoundOpened | CloseRound | DeadlineExtended | MembersDropped | FinalEvaluationOpened | RunEnded
+Step: TypeAlias = tuple[RunState, tuple[Effect, ...]]
+
+
+def step(state: RunState, event: Event, policy: RoundPolicy, now: float) -> Step:
+    """What an event does to the run. Events that no longer matter change nothing."""
+    if state.phase.is_final and not isinstance(event, Connected | Disconnected):
+        return state, ()
+    return _advance(*_take_in(state, event, policy, now), policy, now)
+
+
+def _take_in(state: RunState, event: Event, policy: RoundPolicy, now: float) -> Step:
+    """Records the event itself; what follows from it is `_advance`'s business."""
+    match event:
+        case Joined(client):
+            return replace(state, members=state.members | {client}), ()
+        case Connected(client):
+            return replace(state, connected=state.connected | {client}), ()
+        case Disconnected(client):
+            return replace(state, connected=state.connected - {client}), ()
+        case Left(client):
+            return _drop(state, frozenset({client})), ()
+        case Uploaded(client, number) if number == state.round and client in state.selected:
+            return replace(state, uploaded=state.uploaded | {client}), ()
+        case Reported(client, number) if number == state.round:
+            return replace(state, reported=state.reported | {client}), ()
+        case Aggregated(number) if number == state.round and state.phase is Phase.AGGREGATING:
+            return _after_aggregation(state, policy, now)
+        case Aggregated(number) if number == state.round and state.held_phase is Phase.AGGREGATING:
+            moved_on, effects = _after_aggregation(state, policy, now)
+            return _hold(moved_on), effects
+        case TimePassed() if state.deadline is not None and now >= state.deadline:
+            return _at_deadline(state, policy, now)
+        case PauseAsked() if state.phase is not Phase.PAUSED:
+            return _hold(state), ()
+        case ResumeAsked() if state.phase is Phase.PAUSED and state.held_phase is not None:
+            return _resume(state, policy, now), ()
+        case StopAsked(reason):
+            return _end(state, Phase.STOPPED, reason)
+        case Broke(reason):
+            return _end(state, Phase.FAILED, reason)
+    return state, ()
+
+
+def _advance(state: RunState, effects: tuple[Effect, ...], policy: RoundPolicy, now: float) -> Step:
+    """Moves on as far as the state allows."""
+    if state.phase is Phase.WAITING and len(state.members) >= policy.min_clients:
+        state, opened = _open_round(state, state.round, policy, now)
+        return state, (*effects, *opened)
+    if state.phase is Phase.COLLECTING and not state.missing:
+        if not state.uploaded:  # everyone who was selected has left
+            return replace(state, phase=Phase.WAITING, observers=frozenset(), deadline=None), effects
+        state, closing = _close_round(state)
+        return state, (*effects, *closing)
+    if state.phase is Phase.EVALUATING and not state.missing:
+        state, ended = _end(state, Phase.FINISHED, "all rounds are done")
+        return state, (*effects, *ended)
+    return state, effects
+
+
+def select(members: frozenset[int], number: int, policy: RoundPolicy) -> frozenset[int]:
+    """The members that train in a round: a seeded choice that depends on nothing but who they are and the round."""
+    wanted = max(math.ceil(policy.participation * len(members)), min(policy.min_clients, len(members)))
+    if wanted >= len(members):
+        return members
+    chooser = random.Random(derive_seed(policy.seed, "participation", number))  # noqa: S311 - not a secret
+    return frozenset(chooser.sample(sorted(members), wanted))
+
+
+def _open_round(state: RunState, number: int, policy: RoundPolicy, now: float) -> Step:
+    selected = select(state.members, number, policy)
+    opened = replace(
+        state,
+        phase=Phase.COLLECTING,
+        round=number,
+        selected=selected,
+        observers=state.members - selected,
+        uploaded=frozenset(),
+        reported=frozenset(),
+        deadline=_deadline(policy, now),
+        extensions=0,
+        held_phase=None,
+    )
+    return opened, (RoundOpened(number, selected),)
+
+
+def _close_round(state: RunState) -> Step:
+    closing = replace(state, phase=Phase.AGGREGATING, deadline=None)
+    return closing, (CloseRound(state.round, state.missing),)
+
+
+def _after_aggregation(state: RunState, policy: RoundPolicy, now: float) -> Step:
+    completed = state.round + 1
+    if completed < policy.rounds:
+        if len(state.members) >= policy.min_clients:
+            return _open_round(state, completed, policy, now)
+        nobody: frozenset[int] = frozenset()
+        return replace(state, phase=Phase.WAITING, round=completed, selected=nobody, observers=nobody), ()
+    evaluating = replace(
+        state,
+        phase=Phase.EVALUATING,
+        round=completed,
+        selected=frozenset(),
+        observers=state.members,
+        uploaded=frozenset(),
+        reported=frozenset(),
+        deadline=_deadline(policy, now),
+        extensions=0,
+    )
+    return evaluating, (FinalEvaluationOpened(completed),)
+
+
+def _at_deadline(state: RunState, policy: RoundPolicy, now: float) -> Step:
+    if state.phase is Phase.EVALUATING:
+        return _end(state, Phase.FINISHED, f"no final results from {_names(state.missing)}")
+    if state.phase is not Phase.COLLECTING:
+        return state, ()
+    if len(state.uploaded) >= max(1, min(policy.min_clients, len(state.selected))):
+        gone = state.missing - state.connected
+        closing, effects = _close_round(_drop(state, gone) if gone else state)
+        return closing, ((MembersDropped(gone), *effects) if gone else effects)
+    if state.extensions >= policy.max_extensions:
+        return _end(
+            state,
+            Phase.FAILED,
+            f"round {state.round} has {len(state.uploaded)} of the {policy.min_clients} contributions it needs after "
+            f"{state.extensions} extensions; missing: {_names(state.missing)}",
+        )
+    extended = replace(state, deadline=_deadline(policy, now), extensions=state.extensions + 1)
+    return extended, (DeadlineExtended(state.round, extended.extensions, state.missing),)
+
+
+def _hold(state: RunState) -> RunState:
+    return replace(state, phase=Phase.PAUSED, held_phase=state.phase, deadline=None)
+
+
+def _resume(state: RunState, policy: RoundPolicy, now: float) -> RunState:
+    assert state.held_phase is not None
+    timed = state.held_phase in (Phase.COLLECTING, Phase.EVALUATING)
+    return replace(state, phase=state.held_phase, held_phase=None, deadline=_deadline(policy, now) if timed else None)
+
+
+def _end(state: RunState, phase: Phase, reason: str) -> Step:
+    ended = replace(state, phase=phase, held_phase=None, deadline=None, reason=reason)
+    return ended, (RunEnded(phase, reason),)
+
+
+def _drop(state: RunState, clients: frozenset[int]) -> RunState:
+    """Takes clients out of the run; what one of them has uploaded already still counts."""
+    return replace(
+        state,
+        members=state.members - clients,
+        connected=state.connected - clients,
+        selected=state.selected - (clients - state.uploaded),
+        observers=state.observers - clients,
+    )
+
+
+def _deadline(policy: RoundPolicy, now: float) -> float | None:
+    return None if policy.deadline is None else now + policy.deadline.total_seconds()
+
+
+def _names(clients: frozenset[int]) -> str:
+    return ", ".join(f"client {client}" for client in sorted(clients)) or "nobody"

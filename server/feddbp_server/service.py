@@ -1,0 +1,92 @@
+"""The Federation service: reads a request, finds whose it is, calls the coordinator, answers. Decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+
+import grpc
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp.v1 import federation_pb2_grpc as pb_grpc
+from feddbp_common.config import run_to_proto
+from feddbp_common.wire import chunked
+from feddbp_server.answering import answers, streams
+from feddbp_server.coordinator import Coordinator
+from feddbp_server.ingest import UploadLimits, receive_upload
+from feddbp_server.refusals import RefusedError
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class FederationService(pb_grpc.FederationServicer):
+    """What clients call."""
+
+    def __init__(self, coordinator: Coordinator, *, limits: UploadLimits) -> None:
+        self.coordinator = coordinator
+        self._limits = limits
+
+    @answers
+    async def GetRun(self, request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:
+        config = self.coordinator.config
+        return pb.GetRunResponse(config=run_to_proto(config), run_id=self.coordinator.run_id)
+
+    @answers
+    async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:
+        client, secret = await self.coordinator.join(request)
+        response = pb.JoinResponse(session=secret, epoch=client.epoch)
+        response.lease.FromTimedelta(self.coordinator.sessions.lease)
+        return response
+
+    @streams
+    async def Follow(self, request: pb.FollowRequest, context: Context) -> AsyncIterator[pb.RoundEvent]:
+        client = self.coordinator.sessions.by_session(request.session)
+        async for event in self.coordinator.follow(client):
+            yield event
+
+    @streams
+    async def Download(self, request: pb.DownloadRequest, context: Context) -> AsyncIterator[pb.DownloadPart]:
+        client = self.coordinator.sessions.by_session(request.session)
+        encoded = await self.coordinator.download(client, request.round)
+        yield pb.DownloadPart(manifest=encoded.manifest)
+        for piece in chunked(encoded.segments):
+            yield pb.DownloadPart(chunk=pb.Chunk(data=piece))
+
+    @answers
+    async def Upload(self, request_iterator: AsyncIterator[pb.UploadPart], context: Context) -> pb.UploadReceipt:
+        return await receive_upload(request_iterator, self.coordinator, self._limits)
+
+    @answers
+    async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportResponse:
+        client = self.coordinator.sessions.by_session(request.session)
+        match request.WhichOneof("report"):
+            case "progress":
+                self.coordinator.report_progress(client, request.progress)
+            case "metrics":
+                await self.coordinator.report_metrics(client, request.round, request.metrics)
+            case "failure":
+                self.coordinator.report_failure(client, request.round, request.failure.cause)
+            case None:
+                raise RefusedError(pb.REFUSAL_REASON_INVALID_REQUEST, "an empty report", field="report")
+        return pb.ReportResponse()
+
+    @answers
+    async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveResponse:
+        client = self.coordinator.sessions.by_session(request.session)
+        await self.coordinator.leave(client, request.reason)
+        return pb.LeaveResponse()
+
+
+def keepalive_options(interval: timedelta = timedelta(seconds=20)) -> list[tuple[str, int]]:
+    """Pings that notice a peer whose machine or network went away without a word."""
+    milliseconds = int(interval.total_seconds() * 1000)
+    return [
+        ("grpc.keepalive_time_ms", milliseconds),
+        ("grpc.keepalive_timeout_ms", milliseconds // 2),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", milliseconds // 4),
+        ("grpc.http2.max_ping_strikes", 0),
+        # never share a port with a second server: a bind error has to be an error
+        ("grpc.so_reuseport", 0),
+    ]

@@ -1,0 +1,78 @@
+"""Where the run stands, put together for whoever asks."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import Final
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_server.coordinator import Coordinator
+from feddbp_server.rounds import Phase
+from feddbp_server.sessions import Client
+
+_PHASES: Final = {
+    Phase.WAITING: pb.PHASE_WAITING,
+    Phase.COLLECTING: pb.PHASE_COLLECTING,
+    Phase.AGGREGATING: pb.PHASE_AGGREGATING,
+    Phase.EVALUATING: pb.PHASE_EVALUATING,
+    Phase.PAUSED: pb.PHASE_PAUSED,
+    Phase.FINISHED: pb.PHASE_FINISHED,
+    Phase.FAILED: pb.PHASE_FAILED,
+    Phase.STOPPED: pb.PHASE_STOPPED,
+}
+
+
+def status_of(coordinator: Coordinator) -> pb.RunStatus:
+    state, policy, results = coordinator.state, coordinator.policy, coordinator.results
+    status = pb.RunStatus(
+        run_id=coordinator.run_id,
+        method=coordinator.config.method,
+        phase=_PHASES[state.phase],
+        round=state.round,
+        rounds=policy.rounds,
+        min_clients=policy.min_clients,
+        clients=[_client_status(client, coordinator) for client in coordinator.sessions.all()],
+        missing=sorted(state.missing),
+        reason=state.reason,
+        mean_accuracy=results.newest_accuracy(len(state.members)),
+        bytes_up=results.bytes_up,
+        bytes_down=results.bytes_down,
+    )
+    left = coordinator.time_left()
+    if left is not None:
+        status.time_left.FromTimedelta(timedelta(seconds=left))
+    for incident in coordinator.incidents:
+        entry = status.incidents.add(message=incident.message, client_id=incident.client_id)
+        entry.at.FromNanoseconds(int(incident.at * 1e9))
+    return status
+
+
+def _client_status(client: Client, coordinator: Coordinator) -> pb.ClientStatus:
+    status = pb.ClientStatus(
+        client_id=client.client_id,
+        activity=_activity(client, coordinator),
+        capabilities=client.capabilities,
+        classes_held=sum(count > 0 for count in client.data.label_counts),
+        train_samples=sum(client.data.label_counts),
+        test_samples=client.data.test_samples,
+        progress=client.progress,
+    )
+    ago = 0.0 if client.streams else coordinator.seconds_since(client.last_seen)
+    status.last_seen.FromNanoseconds(int((time.time() - min(ago, 1e9)) * 1e9))
+    newest = coordinator.results.newest_of(client.client_id)
+    if newest is not None:
+        status.metrics.CopyFrom(newest.metrics)
+        status.metrics_round = newest.round
+    return status
+
+
+def _activity(client: Client, coordinator: Coordinator) -> pb.ClientActivity.ValueType:
+    state, client_id = coordinator.state, client.client_id
+    if state.phase is Phase.EVALUATING and client_id in state.reported:
+        return pb.CLIENT_ACTIVITY_DONE
+    if client.streams == 0:
+        return pb.CLIENT_ACTIVITY_AWAY
+    if client_id in state.selected:
+        return pb.CLIENT_ACTIVITY_UPLOADED if client_id in state.uploaded else pb.CLIENT_ACTIVITY_TRAINING
+    return pb.CLIENT_ACTIVITY_IDLE

@@ -1,0 +1,27 @@
+"""What outlives the server: one interface, SQLite behind it, and a store without memory for tests."""
+
+from feddbp_server.store.base import (
+    AggregateRecord,
+    ClientRecord,
+    ReportRecord,
+    RunMismatchError,
+    Store,
+    StoreError,
+    UploadRecord,
+)
+from feddbp_server.store.memory import MemoryStore
+from feddbp_server.store.sqlite import SqliteStore
+from feddbp_server.store.thread import StoreThread
+
+__all__ = [
+    "AggregateRecord",
+    "ClientRecord",
+    "MemoryStore",
+    "ReportRecord",
+    "RunMismatchError",
+    "SqliteStore",
+    "Store",
+    "StoreError",
+    "StoreThread",
+    "UploadRecord",
+]

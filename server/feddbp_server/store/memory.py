@@ -1,0 +1,77 @@
+"""A store that forgets everything; for tests and for measuring what durability costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+
+from feddbp_server.store.base import AggregateRecord, ClientRecord, ReportRecord, Store, UploadRecord
+from feddbp_server.store.mismatch import refuse_other_run
+
+
+class MemoryStore(Store):
+    """Dictionaries. A transaction is only a name here: nothing survives a crash anyway."""
+
+    def __init__(self) -> None:
+        self._run: tuple[str, str] | None = None
+        self._progress: str | None = None
+        self._clients: dict[int, ClientRecord] = {}
+        self._uploads: dict[tuple[int, int], tuple[UploadRecord, bytes]] = {}
+        self._reports: dict[tuple[int, int], ReportRecord] = {}
+        self._aggregate: AggregateRecord | None = None
+
+    def open_run(self, run_id: str, config_json: str) -> str:
+        if self._run is None:
+            self._run = (run_id, config_json)
+        elif self._run[1] != config_json:
+            refuse_other_run(stored=self._run[1], given=config_json)
+        return self._run[0]
+
+    def transaction(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def progress(self) -> str | None:
+        return self._progress
+
+    def save_progress(self, progress: str) -> None:
+        self._progress = progress
+
+    def clients(self) -> list[ClientRecord]:
+        return [self._clients[client_id] for client_id in sorted(self._clients)]
+
+    def save_client(self, record: ClientRecord) -> None:
+        self._clients[record.client_id] = record
+
+    def save_upload(self, record: UploadRecord, body: bytes) -> None:
+        self._uploads[record.round, record.client_id] = (record, body)
+
+    def uploads(self, round_number: int) -> list[UploadRecord]:
+        return [self._uploads[key][0] for key in sorted(self._uploads) if key[0] == round_number]
+
+    def last_upload_before(self, client_id: int, round_number: int) -> UploadRecord | None:
+        rounds = [number for number, owner in self._uploads if owner == client_id and number < round_number]
+        return self._uploads[max(rounds), client_id][0] if rounds else None
+
+    def upload_body(self, record: UploadRecord, limit: int | None = None) -> bytes:
+        return self._uploads[record.round, record.client_id][1][:limit]
+
+    def forget_superseded_uploads(self, before_round: int) -> None:
+        newest = {owner: number for number, owner in sorted(self._uploads)}
+        for number, owner in list(self._uploads):
+            if number < before_round and number < newest[owner]:
+                del self._uploads[number, owner]
+
+    def save_report(self, record: ReportRecord) -> bool:
+        return self._reports.setdefault((record.round, record.client_id), record) is record
+
+    def reports(self) -> Iterator[ReportRecord]:
+        return iter([self._reports[key] for key in sorted(self._reports)])
+
+    def aggregate(self) -> AggregateRecord | None:
+        return self._aggregate
+
+    def save_aggregate(self, record: AggregateRecord) -> None:
+        self._aggregate = record
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,198 @@
+"""The durable store: SQLite in WAL mode, one file in the state directory, one owner at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from feddbp_server.store.base import AggregateRecord, ClientRecord, ReportRecord, Store, StoreError, UploadRecord
+from feddbp_server.store.mismatch import refuse_other_run
+
+DATABASE_NAME: Final = "run.sqlite3"
+_LOCK_NAME: Final = "server.lock"
+_APPLICATION_ID: Final = 0x46444250  # "FDBP": tells our file from any other SQLite database
+_SCHEMA_VERSION: Final = 1
+_SCHEMA: Final = """
+CREATE TABLE run (id INTEGER PRIMARY KEY CHECK (id = 0), run_id TEXT NOT NULL, config TEXT NOT NULL, progress TEXT);
+CREATE TABLE client (
+    client_id INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, session_sha256 BLOB NOT NULL,
+    data BLOB NOT NULL, capabilities BLOB NOT NULL);
+CREATE TABLE upload (
+    id INTEGER PRIMARY KEY, round INTEGER NOT NULL, client_id INTEGER NOT NULL, sha256 BLOB NOT NULL,
+    manifest BLOB NOT NULL, body BLOB NOT NULL, UNIQUE (round, client_id));
+CREATE INDEX upload_by_client ON upload (client_id, round);
+CREATE TABLE report (
+    round INTEGER NOT NULL, client_id INTEGER NOT NULL, metrics BLOB NOT NULL,
+    PRIMARY KEY (round, client_id)) WITHOUT ROWID;
+CREATE TABLE aggregate (
+    id INTEGER PRIMARY KEY CHECK (id = 0), completed_rounds INTEGER NOT NULL, manifest BLOB NOT NULL,
+    body BLOB NOT NULL);
+"""
+
+
+class SqliteStore(Store):
+    """Commits reach the disk before they return: WAL with `synchronous=FULL`."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._lock = _lock_directory(state_dir)
+        self._path = state_dir / DATABASE_NAME
+        try:
+            self._db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+            self._prepare()
+        except sqlite3.DatabaseError as error:
+            os.close(self._lock)
+            raise StoreError(
+                f"{self._path} cannot be used: {error}; restore it from a backup or move it away"
+            ) from error
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def _prepare(self) -> None:
+        fresh = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
+        if fresh:
+            # large pages: a contribution is hundreds of kilobytes, and a page chain is walked to read it
+            self._db.execute("PRAGMA page_size = 16384")
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = FULL")
+        if fresh:
+            with self.transaction():
+                for statement in _SCHEMA.strip().split(";\n"):
+                    self._db.execute(statement.removesuffix(";"))
+                self._db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+                self._db.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+        if self._pragma("application_id") != _APPLICATION_ID:
+            raise StoreError(f"{self._path} is not a run of this server; move it away or give another --state-dir")
+        version = self._pragma("user_version")
+        if version != _SCHEMA_VERSION:
+            raise StoreError(
+                f"{self._path} has format {version}, this server reads {_SCHEMA_VERSION}; finish the run with the "
+                "version that began it"
+            )
+
+    def open_run(self, run_id: str, config_json: str) -> str:
+        row = self._db.execute("SELECT run_id, config FROM run").fetchone()
+        if row is None:
+            self._db.execute("INSERT INTO run VALUES (0, ?, ?, NULL)", (run_id, config_json))
+            return run_id
+        if row[1] != config_json:
+            refuse_other_run(stored=row[1], given=config_json)
+        return str(row[0])
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        nested = self._db.in_transaction
+        self._db.execute("SAVEPOINT step" if nested else "BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            if self._db.in_transaction:  # SQLite ends it itself on some errors, e.g. a full disk
+                for statement in ("ROLLBACK TO step", "RELEASE step") if nested else ("ROLLBACK",):
+                    self._db.execute(statement)
+            raise
+        else:
+            self._db.execute("RELEASE step" if nested else "COMMIT")
+
+    def progress(self) -> str | None:
+        row = self._db.execute("SELECT progress FROM run").fetchone()
+        return None if row is None else row[0]
+
+    def save_progress(self, progress: str) -> None:
+        self._db.execute("UPDATE run SET progress = ?", (progress,))
+
+    def clients(self) -> list[ClientRecord]:
+        rows = self._db.execute(
+            "SELECT client_id, epoch, session_sha256, data, capabilities FROM client ORDER BY client_id"
+        )
+        return [
+            ClientRecord(client_id=row[0], epoch=row[1], session_sha256=row[2], data=row[3], capabilities=row[4])
+            for row in rows
+        ]
+
+    def save_client(self, record: ClientRecord) -> None:
+        self._db.execute(
+            "INSERT OR REPLACE INTO client VALUES (?, ?, ?, ?, ?)",
+            (record.client_id, record.epoch, record.session_sha256, record.data, record.capabilities),
+        )
+
+    def save_upload(self, record: UploadRecord, body: bytes) -> None:
+        self._db.execute(
+            "INSERT INTO upload (round, client_id, sha256, manifest, body) VALUES (?, ?, ?, ?, ?)",
+            (record.round, record.client_id, record.sha256, record.manifest, body),
+        )
+
+    def uploads(self, round_number: int) -> list[UploadRecord]:
+        return self._select_uploads("WHERE round = ? ORDER BY client_id", (round_number,))
+
+    def last_upload_before(self, client_id: int, round_number: int) -> UploadRecord | None:
+        found = self._select_uploads(
+            "WHERE client_id = ? AND round < ? ORDER BY round DESC LIMIT 1", (client_id, round_number)
+        )
+        return found[0] if found else None
+
+    def upload_body(self, record: UploadRecord, limit: int | None = None) -> bytes:
+        where = (record.round, record.client_id)
+        if limit is None:
+            row = self._db.execute("SELECT body FROM upload WHERE round = ? AND client_id = ?", where).fetchone()
+            return bytes(row[0])
+        row = self._db.execute("SELECT id FROM upload WHERE round = ? AND client_id = ?", where).fetchone()
+        with self._db.blobopen("upload", "body", row[0], readonly=True) as blob:
+            return blob.read(limit)
+
+    def forget_superseded_uploads(self, before_round: int) -> None:
+        self._db.execute(
+            "DELETE FROM upload WHERE round < ?1 AND EXISTS (SELECT 1 FROM upload AS newer"
+            " WHERE newer.client_id = upload.client_id AND newer.round > upload.round)",
+            (before_round,),
+        )
+
+    def save_report(self, record: ReportRecord) -> bool:
+        cursor = self._db.execute(
+            "INSERT OR IGNORE INTO report VALUES (?, ?, ?)", (record.round, record.client_id, record.metrics)
+        )
+        return cursor.rowcount == 1
+
+    def reports(self) -> Iterator[ReportRecord]:
+        for row in self._db.execute("SELECT round, client_id, metrics FROM report ORDER BY round, client_id"):
+            yield ReportRecord(round=row[0], client_id=row[1], metrics=row[2])
+
+    def aggregate(self) -> AggregateRecord | None:
+        row = self._db.execute("SELECT completed_rounds, manifest, body FROM aggregate").fetchone()
+        return None if row is None else AggregateRecord(completed_rounds=row[0], manifest=row[1], body=row[2])
+
+    def save_aggregate(self, record: AggregateRecord) -> None:
+        self._db.execute(
+            "INSERT OR REPLACE INTO aggregate VALUES (0, ?, ?, ?)",
+            (record.completed_rounds, record.manifest, record.body),
+        )
+
+    def close(self) -> None:
+        self._db.close()
+        os.close(self._lock)
+
+    def _pragma(self, name: str) -> int:
+        return int(self._db.execute(f"PRAGMA {name}").fetchone()[0])
+
+    def _select_uploads(self, clause: str, parameters: tuple[int, ...]) -> list[UploadRecord]:
+        rows = self._db.execute(f"SELECT client_id, round, sha256, manifest FROM upload {clause}", parameters)  # noqa: S608 - fixed clauses
+        return [UploadRecord(client_id=row[0], round=row[1], sha256=row[2], manifest=row[3]) for row in rows]
+
+
+def _lock_directory(state_dir: Path) -> int:
+    """Two servers on one directory would each close rounds the other knows nothing of."""
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True)
+        lock = os.open(state_dir / _LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise StoreError(f"the state directory {state_dir} cannot be used: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise StoreError(f"another server is using the state directory {state_dir}") from None
+    return lock

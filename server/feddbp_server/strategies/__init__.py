@@ -1,0 +1,5 @@
+"""The server's half of every method, one file each."""
+
+from feddbp_server.strategies.base import RunFacts, Strategy, Upload
+
+__all__ = ["RunFacts", "Strategy", "Upload"]

@@ -1,0 +1,55 @@
+"""What a method is on the server: how uploads become what the server knows, and what of it each client receives."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Generic, TypeVar
+
+from feddbp_common.methods import ExchangeShape, MethodSettings
+from feddbp_common.wire import Payload
+
+SettingsT = TypeVar("SettingsT", bound=MethodSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upload:
+    """One client's contribution to the round that closes."""
+
+    client_id: int
+    payload: Payload
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """What a strategy may know of the run."""
+
+    shape: ExchangeShape
+    seed: int
+    rounds: int
+
+
+class Strategy(ABC, Generic[SettingsT]):
+    """The server's half of a method. What it knows between rounds is a payload, so that it is stored like any other."""
+
+    aggregates_prototypes_only: ClassVar[bool] = False
+    """Aggregation looks at nothing but prototypes, so the rest of each upload need not be read."""
+    personalises: ClassVar[bool] = False
+    """A reply depends on the client's own last upload."""
+
+    def __init__(self, settings: SettingsT, facts: RunFacts) -> None:
+        self.settings = settings
+        self.facts = facts
+
+    def initial(self) -> Payload:
+        """What the server knows before the first round."""
+        return Payload()
+
+    @abstractmethod
+    def aggregate(self, known: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
+        """What the server knows once a round has closed. Uploads come in the order of client ids, each read once."""
+
+    @abstractmethod
+    def reply(self, known: Payload, own_upload: Payload | None) -> Payload:
+        """What a client receives at the start of a round."""

@@ -1,0 +1,74 @@
+"""FedDBP on the server: one average per class, and for each client its own values in the channels it depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from feddbp_common.methods.feddbp import FedDBPSettings
+from feddbp_common.wire import FisherScores, Payload, PrototypeSet, TopChannels
+from feddbp_server.strategies.averaging import mean_prototypes
+from feddbp_server.strategies.base import Strategy, Upload
+
+
+class FedDBPStrategy(Strategy[FedDBPSettings]):
+    """Clients count equally; fusion happens when a client asks, from its own last upload."""
+
+    aggregates_prototypes_only = True
+    personalises = True
+
+    def aggregate(self, known: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
+        shape = self.facts.shape
+        return Payload(
+            prototypes=mean_prototypes(
+                _prototypes(uploads), classes=shape.classes, width=shape.feature_dim, previous=known.prototypes
+            )
+        )
+
+    def reply(self, known: Payload, own_upload: Payload | None) -> Payload:
+        shared = known.prototypes
+        if (
+            shared is None
+            or own_upload is None
+            or own_upload.prototypes is None
+            or self.settings.without_personalisation
+        ):
+            return known
+        own = own_upload.prototypes
+        rows = np.searchsorted(shared.class_ids, own.class_ids)
+        keep = _important(own_upload, self.settings.k_top)
+        vectors = shared.vectors.copy()
+        blend = self.settings.eta * own.vectors + (1.0 - self.settings.eta) * vectors[rows]
+        vectors[rows] = np.where(keep, blend, vectors[rows])
+        return Payload(prototypes=PrototypeSet(class_ids=shared.class_ids, vectors=vectors))
+
+
+def top_channels(scores: npt.NDArray[np.float32], k: int) -> npt.NDArray[np.bool_]:
+    """Marks the k largest scores of each row; among equals the lower channel comes first."""
+    width = scores.shape[1]
+    if k == 0 or not len(scores):
+        return np.zeros(scores.shape, dtype=bool)
+    threshold = np.partition(scores, width - k, axis=1)[:, width - k, None]
+    above = scores > threshold
+    ties = scores == threshold
+    room = k - above.sum(axis=1, keepdims=True)
+    marks: npt.NDArray[np.bool_] = above | (ties & (ties.cumsum(axis=1) <= room))
+    return marks
+
+
+def _important(upload: Payload, k: int) -> npt.NDArray[np.bool_]:
+    assert upload.prototypes is not None
+    if isinstance(upload.fisher, FisherScores):
+        return top_channels(upload.fisher.scores, k)
+    assert isinstance(upload.fisher, TopChannels)
+    marks = np.zeros(upload.prototypes.vectors.shape, dtype=bool)
+    np.put_along_axis(marks, upload.fisher.channels.astype(np.intp), True, axis=1)
+    return marks
+
+
+def _prototypes(uploads: Iterable[Upload]) -> Iterator[PrototypeSet]:
+    for upload in uploads:
+        assert upload.payload.prototypes is not None  # the rules at the door ask for them
+        yield upload.payload.prototypes
