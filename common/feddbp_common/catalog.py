@@ -85,8 +85,6 @@ MODEL_GROUPS: Final = MappingProxyType(
         ),
         "htfe-8-htc-4": ModelGroup(bodies=_HTFE_8, heads=_HTC_4),
         "res34-htc-4": ModelGroup(bodies=("resnet34",), heads=_HTC_4),
-        "htm-10": ModelGroup(
-            bodies=(*_HTFE_8, "vit_b_16", "vit_b_32"), heads=("linear",) * 8 + ("tanh768",) * 2
-        ),
+        "htm-10": ModelGroup(bodies=(*_HTFE_8, "vit_b_16", "vit_b_32"), heads=("linear",) * 8 + ("tanh768",) * 2),
     }
 )

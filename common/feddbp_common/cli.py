@@ -30,6 +30,7 @@ def settings_parser(prog: str, description: str, model: type[BaseModel]) -> Pars
     """The parser of a command whose options are the fields of a model."""
     parser = Parser(
         prog=prog,
+        usage=f"{prog} [options]",
         description=description,
         epilog=f"Every option can also be set by the variable in brackets, or in a TOML file given by --config "
         f"({ENV_PREFIX}CONFIG); flags win over variables, variables over the file.",

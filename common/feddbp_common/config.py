@@ -114,7 +114,9 @@ class RunConfig(_Frozen):
     """Run: everything that has to be the same for all clients."""
 
     method: str = Field("feddbp", description="name of the method, see `feddbp methods`")
-    method_settings: dict[str, Any] = Field({}, description="a setting of the method; may be repeated")
+    method_settings: dict[str, Any] = Field(
+        {}, description="a setting of the method; may be repeated", json_schema_extra={"flag": "--set"}
+    )
     clients: int = Field(20, ge=1, le=MAX_CLIENTS, description="client ids 0 to N-1, and shards of the data")
     rounds: int = Field(100, ge=1, description="rounds of training")
     seed: int = Field(0, ge=0, lt=2**32, description="every random choice derives from it")
@@ -159,9 +161,9 @@ class RunConfig(_Frozen):
         return json.dumps(self.model_dump(mode="json"), sort_keys=True)
 
     @property
-    def run_id(self) -> str:
-        """Names the run by its content: two servers given the same configuration hold the same run."""
-        return hashlib.sha256(self.canonical_json().encode()).hexdigest()[:16]
+    def fingerprint(self) -> str:
+        """Names the configuration by its content."""
+        return hashlib.sha256(self.canonical_json().encode()).hexdigest()[:8]
 
 
 def resolve_settings(method: Method, given: dict[str, Any]) -> MethodSettings:

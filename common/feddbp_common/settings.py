@@ -81,7 +81,7 @@ def build_parser(parser: argparse.ArgumentParser, model: type[BaseModel], *, env
             group.add_argument(
                 option.flag,
                 dest=option.destination,
-                action=argparse.BooleanOptionalAction,
+                action="store_true",
                 default=_UNSET,
                 help=help_text,
             )
@@ -126,9 +126,7 @@ def resolve(
         raise ConfigurationError(_first_complaint(error, options, sources)) from None
 
 
-def _merge_file(
-    file: Path, options: Sequence[Option], merged: dict[str, Any], sources: dict[Location, str]
-) -> None:
+def _merge_file(file: Path, options: Sequence[Option], merged: dict[str, Any], sources: dict[Location, str]) -> None:
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -179,9 +177,7 @@ def _get(tree: Mapping[str, Any], location: Location) -> Any:
     return node
 
 
-def _first_complaint(
-    error: ValidationError, options: Sequence[Option], sources: Mapping[Location, str]
-) -> str:
+def _first_complaint(error: ValidationError, options: Sequence[Option], sources: Mapping[Location, str]) -> str:
     first = error.errors()[0]
     location = tuple(part for part in first["loc"] if isinstance(part, str))
     message = first["msg"].removeprefix("Value error, ")

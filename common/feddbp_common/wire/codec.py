@@ -54,7 +54,7 @@ _STORAGE: Final[dict[WireType, np.dtype[np.generic]]] = {
     WireType.INT32: np.dtype("<i4"),
     WireType.UINT16: np.dtype("<u2"),
 }
-_TO_PROTO: Final[dict[WireType, pb.DType]] = {
+_TO_PROTO: Final[dict[WireType, pb.DType.ValueType]] = {
     WireType.FLOAT32: pb.DTYPE_FLOAT32,
     WireType.FLOAT16: pb.DTYPE_FLOAT16,
     WireType.BFLOAT16: pb.DTYPE_BFLOAT16,
@@ -89,7 +89,7 @@ def encode(payload: Payload, *, real_type: WireType = WireType.FLOAT32) -> Encod
         _declaration_for(name, payload, manifest).CopyFrom(
             pb.Tensor(name=name, dtype=_TO_PROTO[wire_type], shape=array.shape)
         )
-        segments.append(memoryview(stored).cast("B") if stored.size else memoryview(b""))
+        segments.append(stored.data.cast("B") if stored.size else memoryview(b""))
     manifest.total_bytes = sum(len(segment) for segment in segments)
     manifest.sha256 = digest_of(manifest, segments)
     return Encoded(manifest=manifest, segments=tuple(segments))
@@ -125,9 +125,7 @@ def declarations(manifest: pb.Manifest) -> list[pb.Tensor]:
         form = manifest.fisher.WhichOneof("form")
         if form is None:
             refuse(FISHER, "neither scores nor top_channels is set")
-        declared.append(
-            _named(manifest.fisher.scores if form == "scores" else manifest.fisher.top_channels, FISHER)
-        )
+        declared.append(_named(manifest.fisher.scores if form == "scores" else manifest.fisher.top_channels, FISHER))
     declared.extend(manifest.tensors)
     return declared
 
@@ -198,7 +196,8 @@ def _to_float16(name: str, array: FloatArray) -> AnyArray:
 def _to_bfloat16(_: str, array: FloatArray) -> AnyArray:
     bits = np.ascontiguousarray(array, dtype="<f4").view("<u4")
     # round half to even on the 16 bits that are dropped
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
+    rounded: AnyArray = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
+    return rounded
 
 
 _WRITERS: Final[dict[WireType, Callable[[str, FloatArray], AnyArray]]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -115,9 +116,7 @@ def check_values(payload: Payload, rules: PayloadRules) -> None:
             _check_range(rule.name, payload.tensors[rule.name], rule.low, rule.high)
 
 
-def _check_prototypes(
-    manifest: pb.Manifest, rules: PayloadRules, label_counts: Sequence[int] | None
-) -> None:
+def _check_prototypes(manifest: pb.Manifest, rules: PayloadRules, label_counts: Sequence[int] | None) -> None:
     rule = rules.prototypes
     if not manifest.HasField("prototypes"):
         if rule is not None and rules.prototypes_required:
@@ -132,7 +131,7 @@ def _check_prototypes(
         refuse(PROTOTYPES, f"has shape {list(declared.matrix.shape)}, not [{len(class_ids)}, {rule.width}]")
     if class_ids and max(class_ids) >= rule.classes:
         refuse("class_ids", f"names class {max(class_ids)}, but the run has only {rule.classes} classes")
-    if any(later <= earlier for earlier, later in zip(class_ids, class_ids[1:], strict=False)):
+    if any(later <= earlier for earlier, later in pairwise(class_ids)):
         refuse("class_ids", "must be ascending without repeats")
     _check_counts(class_ids, list(declared.counts), rule, label_counts)
 
@@ -163,6 +162,7 @@ def _check_fisher(manifest: pb.Manifest, rules: PayloadRules) -> None:
     if not wanted or rules.prototypes is None:
         refuse(FISHER, "has no place in this payload")
     rows = len(manifest.prototypes.class_ids)
+    types: tuple[WireType, ...]
     if manifest.fisher.HasField("scores"):
         if not rules.fisher_scores:
             refuse(FISHER, "must be sent as top_channels in this run")
