@@ -1,0 +1,24 @@
+"""The order in which a client sees its training samples."""
+
+from __future__ import annotations
+
+import torch
+
+_FEWEST_IN_BATCH = 2
+"""Batch normalisation has no variance to divide by with a single sample."""
+
+
+def batches(
+    samples: int, *, batch_size: int, generator: torch.Generator, htfllib_loader: bool = False
+) -> list[torch.Tensor]:
+    """Index tensors of one epoch, in a fresh order drawn from the generator; each sample at most once.
+
+    Only a last, partial batch of one sample is left out. With htfllib_loader the order is 0..samples-1 every
+    time, any partial batch is left out, and the generator is not touched; fewer samples than batch_size then
+    give no batch at all, as they do in HtFLlib.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}, it must be positive")
+    order = torch.arange(samples) if htfllib_loader else torch.randperm(samples, generator=generator)
+    fewest = batch_size if htfllib_loader else min(_FEWEST_IN_BATCH, batch_size)
+    return [batch for batch in torch.split(order, batch_size) if len(batch) >= fewest]

@@ -1,0 +1,134 @@
+"""Labelled images in memory, and the few operations every source of them needs."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from feddbp_client.data.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    import numpy.typing as npt
+
+_CHANNELS = (1, 3)
+
+
+# Compared and hashed by identity: two arrays have no single truth value, and the split is cached per object.
+@dataclass(frozen=True, eq=False)
+class LabelledImages:
+    images: npt.NDArray[np.uint8]
+    """[N, H, W, C], C being 1 or 3; may be a read-only map of a file."""
+    labels: npt.NDArray[np.int64]
+    """[N], each in 0..len(class_names)-1."""
+    class_names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True, eq=False)
+class ImageParts:
+    """Images as their owner keeps them: to train on and, if the owner set some apart, to test on."""
+
+    train: LabelledImages
+    test: LabelledImages | None = None
+
+    @property
+    def has_test(self) -> bool:
+        return self.test is not None
+
+    def pooled(self) -> LabelledImages:
+        if self.test is None:
+            return self.train
+        return LabelledImages(
+            np.concatenate([self.train.images, self.test.images]),
+            np.concatenate([self.train.labels, self.test.labels]),
+            self.train.class_names,
+        )
+
+
+def labelled(
+    images: npt.NDArray[Any], labels: npt.NDArray[Any], class_names: Sequence[str], *, origin: str
+) -> LabelledImages:
+    """The only door into LabelledImages for arrays somebody else made; origin begins every complaint."""
+    if images.dtype != np.uint8:
+        raise DataError(f"{origin}: images are {images.dtype}, expected uint8")
+    if images.ndim == 3:
+        images = images[..., np.newaxis]
+    if images.ndim != 4 or images.shape[3] not in _CHANNELS or 0 in images.shape[1:]:
+        raise DataError(f"{origin}: images have shape {images.shape}, expected [N, H, W] or [N, H, W, 1 or 3]")
+    if not np.issubdtype(labels.dtype, np.integer):
+        raise DataError(f"{origin}: labels are {labels.dtype}, expected integers")
+    if labels.ndim != 1:
+        raise DataError(f"{origin}: labels have shape {labels.shape}, expected [N]")
+    if len(images) != len(labels):
+        raise DataError(f"{origin}: {len(images)} images but {len(labels)} labels")
+    if not len(labels):
+        raise DataError(f"{origin}: holds no images")
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= len(class_names):
+        wrong = low if low < 0 else high
+        raise DataError(f"{origin}: label {wrong} is outside 0..{len(class_names) - 1}")
+    return LabelledImages(images, labels.astype(np.int64), tuple(class_names))
+
+
+def decode(encoded: bytes | Path, *, origin: str, size: int | None = None) -> npt.NDArray[np.uint8]:
+    """One image file as RGB [H, W, 3]; with a size it is made a square of that side, aspect not kept."""
+    try:
+        with Image.open(io.BytesIO(encoded) if isinstance(encoded, bytes) else encoded) as opened:
+            # Cameras store a photograph as the sensor lay and say in the header how it was held.
+            picture = ImageOps.exif_transpose(opened)
+            rgb = _as_rgb(picture, origin)
+    except DataError:
+        raise
+    except Exception as error:  # Pillow's decoders raise nearly anything on damaged input, SyntaxError included
+        raise DataError(f"{origin}: not a readable image: {error or type(error).__name__}") from error
+    return np.asarray(rgb if size is None else _square(rgb, size))
+
+
+def decode_all(
+    count: int, encoded: Callable[[int], tuple[bytes | Path, str]], *, size: int | None = None
+) -> npt.NDArray[np.uint8]:
+    """encoded(i) gives file i and what to call it; one array is filled in place, so memory never doubles."""
+    content, origin = encoded(0)
+    first = decode(content, origin=origin, size=size)
+    images = np.empty((count, *first.shape), dtype=np.uint8)
+    images[0] = first
+    for index in range(1, count):
+        content, origin = encoded(index)
+        image = decode(content, origin=origin, size=size)
+        if image.shape != first.shape:
+            raise DataError(f"{origin}: is {image.shape[1]}x{image.shape[0]}, others {first.shape[1]}x{first.shape[0]}")
+        images[index] = image
+    return images
+
+
+def resized(images: npt.NDArray[np.uint8], size: int) -> npt.NDArray[np.uint8]:
+    """[N, H, W, C] as [N, size, size, C], bilinear, aspect not kept."""
+    if images.shape[1:3] == (size, size):
+        return images
+    out = np.empty((len(images), size, size, images.shape[3]), dtype=np.uint8)
+    for index, image in enumerate(images):
+        picture = Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
+        out[index] = np.asarray(_square(picture, size)).reshape(size, size, -1)
+    return out
+
+
+def _square(picture: Image.Image, size: int) -> Image.Image:
+    return picture.resize((size, size), Image.Resampling.BILINEAR)
+
+
+def _as_rgb(picture: Image.Image, origin: str) -> Image.Image:
+    if picture.mode.startswith("I;16"):
+        # Pillow versions differ in whether they scale or clip these; the high byte is what a person sees.
+        return Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8)).convert("RGB")
+    if picture.mode in ("I", "F"):
+        raise DataError(f"{origin}: has 32-bit pixels; store it with 8 or 16 bits a channel")
+    return picture.convert("RGB")

@@ -1,0 +1,53 @@
+"""Data an organisation brings itself, and does not share: a .npz file or a folder of images."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from feddbp_client.data.errors import DataError
+from feddbp_client.data.folder import read_folder
+from feddbp_client.data.images import ImageParts, LabelledImages, resized
+from feddbp_client.data.npz import read_npz
+from feddbp_client.data.remember import remember_last
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def load_private_data(
+    path: Path,
+    *,
+    classes: int,
+    class_names: tuple[str, ...] | None = None,
+    image_size: int | None = None,
+) -> ImageParts:
+    """Labels go by the run's class names where the data have names too, else by sorted folder or number.
+
+    image_size makes all images squares of that side; without it an npz keeps its own, and read_folder says
+    what becomes of a folder.
+    """
+    if class_names is not None and (len(class_names) != classes or len(set(class_names)) != classes):
+        raise DataError(f"the run has {classes} classes, its class names are not as many different ones")
+    if image_size is not None and image_size < 1:
+        raise DataError(f"image size is {image_size}, it must be positive")
+    return _load(path.expanduser().resolve(), classes, class_names, image_size)
+
+
+@remember_last
+def _load(path: Path, classes: int, class_names: tuple[str, ...] | None, image_size: int | None) -> ImageParts:
+    if path.is_dir():
+        return read_folder(path, classes=classes, class_names=class_names, image_size=image_size)
+    if not path.exists():
+        raise DataError(f"{path}: no such file or folder")
+    if path.suffix != ".npz":
+        raise DataError(f"{path}: neither a folder of images nor an .npz file")
+    parts = read_npz(path, classes=classes, class_names=class_names)
+    if image_size is None:
+        return parts
+    return ImageParts(
+        _at_size(parts.train, image_size), None if parts.test is None else _at_size(parts.test, image_size)
+    )
+
+
+def _at_size(data: LabelledImages, size: int) -> LabelledImages:
+    return LabelledImages(resized(data.images, size), data.labels, data.class_names)

@@ -1,0 +1,35 @@
+"""Keeping the last result: one process may host many clients, and all of them start from the same data."""
+
+from __future__ import annotations
+
+import threading
+from functools import lru_cache, wraps
+from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_forget: list[Callable[[], None]] = []
+
+
+def remember_last(function: Callable[P, R]) -> Callable[P, R]:
+    """For hashable arguments. Callers wait for each other, so clients in threads do not all load at once."""
+    lock = threading.Lock()
+    cached = lru_cache(maxsize=1)(function)
+    _forget.append(cached.cache_clear)
+
+    @wraps(function)
+    def remembered(*args: P.args, **kwargs: P.kwargs) -> R:
+        with lock:
+            return cast("Callable[P, R]", cached)(*args, **kwargs)
+
+    return remembered
+
+
+def forget_loaded() -> None:
+    """Frees what was kept; for a process that has cut all its shards, or wants files read anew."""
+    for clear in _forget:
+        clear()

@@ -1,0 +1,204 @@
+"""The public data sets by name, and where their images come from."""
+
+from __future__ import annotations
+
+import logging
+import re
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from feddbp_client.data.cifar import read_cifar10, read_cifar100
+from feddbp_client.data.digits import read_digits
+from feddbp_client.data.download import download as fetch
+from feddbp_client.data.download import verify
+from feddbp_client.data.errors import DataError
+from feddbp_client.data.files import exclusive
+from feddbp_client.data.flowers import read_flowers102
+from feddbp_client.data.npz import map_npz, read_npz, write_npz
+from feddbp_client.data.remember import remember_last
+from feddbp_client.data.tiny_imagenet import read_tiny_imagenet
+from feddbp_common.catalog import DATASETS, DatasetInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from feddbp_client.data.images import LabelledImages
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedFile:
+    url: str
+    digest: str
+    size: int
+
+    @property
+    def name(self) -> str:
+        return self.url.rpartition("/")[2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    read: Callable[..., LabelledImages]
+    """Called with the paths of the published files, in their order."""
+    files: tuple[PublishedFile, ...] = ()
+    """None: the data come with a package, and no folder is looked at."""
+    npz_stems: tuple[str, ...] = ()
+    """How the name of an npz with this data may begin."""
+    npz_with_test: bool = True
+    """Whether the protocol pools the test part of an npz with its training part."""
+
+
+_TORONTO = "https://www.cs.toronto.edu/~kriz"
+_OXFORD = "https://www.robots.ox.ac.uk/~vgg/data/flowers/102"
+_STANFORD = "https://cs231n.stanford.edu"
+
+# A new data set: its facts in the catalogue, a function that reads it, and an entry here.
+SOURCES: Final[Mapping[str, Source]] = MappingProxyType(
+    {
+        "digits": Source(read=read_digits),
+        "cifar10": Source(
+            read=read_cifar10,
+            files=(
+                PublishedFile(
+                    url=f"{_TORONTO}/cifar-10-python.tar.gz",
+                    digest="md5:c58f30108f718f92721af3b95e74349a",
+                    size=170_498_071,
+                ),
+            ),
+            npz_stems=("cifar10", "cifar-10"),
+        ),
+        "cifar100": Source(
+            read=read_cifar100,
+            files=(
+                PublishedFile(
+                    url=f"{_TORONTO}/cifar-100-python.tar.gz",
+                    digest="md5:eb9058c3a382ffc7106e4002c42a8d85",
+                    size=169_001_437,
+                ),
+            ),
+            npz_stems=("cifar100", "cifar-100"),
+        ),
+        "flowers102": Source(
+            read=read_flowers102,
+            files=(
+                PublishedFile(
+                    url=f"{_OXFORD}/102flowers.tgz",
+                    digest="md5:52808999861908f626f3c1f4e79d11fa",
+                    size=344_862_509,
+                ),
+                PublishedFile(
+                    url=f"{_OXFORD}/imagelabels.mat", digest="md5:e0620be6f572b9609742df49c70aed4d", size=502
+                ),
+                PublishedFile(url=f"{_OXFORD}/setid.mat", digest="md5:a5357ecc9cb78c4bef273ce3793fc85c", size=14_989),
+            ),
+            npz_stems=("flowers102", "flowers-102"),
+        ),
+        "tiny-imagenet": Source(
+            read=read_tiny_imagenet,
+            files=(
+                PublishedFile(
+                    url=f"{_STANFORD}/tiny-imagenet-200.zip",
+                    digest="md5:90528d7ca1a48142e341f4ef8d21d0de",
+                    size=248_100_043,
+                ),
+            ),
+            npz_stems=("tiny-imagenet", "tiny-imagenet-200", "tinyimagenet", "tinyimagenet200"),
+            # The published test part has no labels; an npz's is the validation part, which is not used.
+            npz_with_test=False,
+        ),
+    }
+)
+
+
+def load_dataset(name: str, data_dir: Path, *, download: bool = True) -> LabelledImages:
+    """All samples the protocol uses, in an order every client agrees on.
+
+    Taken from an npz in data_dir whose name begins with the data set's; else from the published archive in
+    data_dir; else the archive is downloaded to it. What was decoded from an archive is kept beside it in a
+    hidden npz.
+    """
+    if name not in SOURCES:
+        raise DataError(f"no data set is called {name!r}; known are {', '.join(SOURCES)}")
+    return _load(name, data_dir.expanduser().resolve(), download)
+
+
+@remember_last
+def _load(name: str, data_dir: Path, download: bool) -> LabelledImages:
+    source, info = SOURCES[name], DATASETS[name]
+    if not source.files:
+        return source.read()
+    npz = _find_npz(name, source, data_dir)
+    if npz is not None:
+        data = read_npz(npz, classes=info.classes, with_test=source.npz_with_test).pooled()
+        _check(data, info, npz)
+        return data
+    return _decoded(name, source, info, data_dir, download)
+
+
+def _find_npz(name: str, source: Source, data_dir: Path) -> Path | None:
+    # Whatever follows the name must not continue it: cifar100_small.npz is no file of cifar10.
+    begins = re.compile(rf"(?:{'|'.join(map(re.escape, source.npz_stems))})(?![a-z0-9])", re.IGNORECASE)
+    found = [path for path in sorted(data_dir.glob("*.npz")) if begins.match(path.stem)]
+    exact = [path for path in found if path.stem == name]
+    if len(found) > 1 and not exact:
+        # Picking one would let two clients that hold unlike files compute shards that overlap.
+        names = ", ".join(path.name for path in found)
+        raise DataError(f"{data_dir}: several files could be {name}: {names}; keep one, or call one {name}.npz")
+    return next(iter(exact or found), None)
+
+
+def _decoded(name: str, source: Source, info: DatasetInfo, data_dir: Path, download: bool) -> LabelledImages:
+    cache = data_dir / f".{name}.npz"
+    made_from = " ".join(file.digest for file in source.files)
+    with ExitStack() as stack:
+        try:
+            if download:
+                data_dir.mkdir(parents=True, exist_ok=True)
+            # One process decodes, the others wait and map what it wrote.
+            stack.enter_context(exclusive(cache))
+            writable = True
+        except OSError:
+            writable = False  # a read-only folder, or none: nothing to guard, and no place for a cache
+        kept = map_npz(cache, source=made_from)
+        if kept is not None:
+            return kept
+        paths = [_published(name, file, data_dir, download) for file in source.files]
+        _log.info("reading %s from %s", info.title, data_dir)
+        data = source.read(*paths)
+        _check(data, info, paths[0])
+        if not writable:
+            return data
+        try:
+            write_npz(cache, data, source=made_from)
+        except OSError as error:
+            _log.warning("%s cannot be kept, it will be decoded again next time: %s", cache, error)
+        # The map in place of the array in memory, which then is freed.
+        return map_npz(cache, source=made_from) or data
+
+
+def _published(name: str, file: PublishedFile, data_dir: Path, download: bool) -> Path:
+    path = data_dir / file.name
+    if path.exists():
+        verify(path, file.digest)
+        return path
+    npz = f"{SOURCES[name].npz_stems[0]}*.npz"
+    if not download:
+        raise DataError(f"{data_dir}: has neither {file.name} nor {npz}, and downloading is off")
+    try:
+        fetch(file.url, path, digest=file.digest, size=file.size)
+    except DataError as error:
+        raise DataError(f"{error} (or put {file.name} or {npz} into {data_dir} yourself)") from error
+    return path
+
+
+def _check(data: LabelledImages, info: DatasetInfo, path: Path) -> None:
+    expected = (info.image_size, info.image_size, info.channels)
+    if data.images.shape[1:] != expected:
+        raise DataError(f"{path}: images are {data.images.shape[1:]}, those of {info.title} are {expected}")
+    if len(data.class_names) != info.classes:
+        raise DataError(f"{path}: has {len(data.class_names)} classes, {info.title} has {info.classes}")

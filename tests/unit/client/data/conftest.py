@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING
+
+import pytest
+
+from feddbp_client.data import forget_loaded
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(autouse=True)
+def nothing_remembered() -> Iterator[None]:
+    forget_loaded()
+    yield
+    forget_loaded()
+
+
+@dataclass
+class FileServer:
+    """A web server whose manners each test chooses."""
+
+    url: str = ""
+    files: dict[str, bytes] = field(default_factory=dict)
+    honours_range: bool = True
+    break_after: list[int] = field(default_factory=list)
+    """How many bytes of the body each of the first answers sends before the line drops."""
+    statuses: list[int] = field(default_factory=list)
+    """Error codes of the first answers."""
+    shifted: int = 0
+    """By how much an answer to a range misses its beginning."""
+    asked: list[str | None] = field(default_factory=list)
+    """The Range header of each request."""
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
+    monkeypatch.setenv("no_proxy", "*")
+    state = FileServer()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked = self.headers.get("Range")
+            state.asked.append(asked)
+            content = state.files.get(self.path)
+            if state.statuses or content is None:
+                self.send_error(state.statuses.pop(0) if state.statuses else 404)
+                return
+            start = int(asked.removeprefix("bytes=").removesuffix("-")) if asked and state.honours_range else 0
+            if start and start >= len(content):
+                self.send_error(416)
+                return
+            self.send_response(206 if start else 200)
+            if start:
+                start += state.shifted
+                self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+            self.send_header("Content-Length", str(len(content) - start))
+            self.end_headers()
+            end = start + state.break_after.pop(0) if state.break_after else len(content)
+            self.wfile.write(content[start:end])
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    state.url = f"http://127.0.0.1:{httpd.server_port}"
+    yield state
+    httpd.shutdown()
+    thread.join()
+    httpd.server_close()

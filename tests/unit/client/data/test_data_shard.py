@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from data_samples import pixels
+
+from feddbp_client.data import (
+    ClientData,
+    DataError,
+    ImageParts,
+    LabelledImages,
+    dirichlet_split,
+    private_shard,
+    shard,
+    shard_of,
+)
+
+NAMES = tuple("abcd")
+
+
+def numbered(count: int, *, side: int = 4) -> LabelledImages:
+    """Image i carries i in its first two bytes, so that a sample can be told in a shard."""
+    images = pixels(count, side=side)
+    images[:, 0, 0, 0], images[:, 0, 0, 1] = np.arange(count) // 256, np.arange(count) % 256
+    return LabelledImages(images, np.arange(count) % 4, NAMES)
+
+
+def identities(images: torch.Tensor) -> list[int]:
+    high, low = ((images[:, channel, 0, 0] + 1) * 127.5 for channel in (0, 1))
+    return (high.round() * 256 + low.round()).int().tolist()
+
+
+def shards(data: LabelledImages, **options: Any) -> list[ClientData]:
+    settings = {"clients": 5, "alpha": 0.5, "seed": 1, "batch_size": 8, **options}
+    return [shard_of(data, client_id=client, **settings) for client in range(settings["clients"])]
+
+
+def test_the_shards_of_all_clients_are_the_data_set() -> None:
+    parts = shards(numbered(400))
+    everyone = torch.cat([tensor for part in parts for tensor in (part.train_images, part.test_images)])
+    assert sorted(identities(everyone)) == list(range(400))
+
+
+def test_labels_stay_with_their_images() -> None:
+    for part in shards(numbered(400)):
+        assert [number % 4 for number in identities(part.train_images)] == part.train_labels.tolist()
+        assert [number % 4 for number in identities(part.test_images)] == part.test_labels.tolist()
+
+
+def test_a_shard_is_ready_to_train_on() -> None:
+    data = numbered(400)
+    part = shards(data)[2]
+    assert part.train_images.dtype == torch.float32
+    assert part.train_images.is_contiguous()
+    assert part.train_labels.dtype == part.test_labels.dtype == torch.int64
+    assert part.image_shape == (3, 4, 4)
+    assert part.classes == 4
+    assert part.class_names == NAMES
+    assert part.label_counts.tolist() == [int((part.train_labels == c).sum()) for c in range(4)]
+    first = data.images[identities(part.train_images)[0]]
+    expected = (first.astype(np.float32) / 255 - 0.5) / 0.5
+    assert np.allclose(part.train_images[0].numpy(), expected.transpose(2, 0, 1), atol=1e-6)
+    assert part.train_images.min() >= -1
+    assert part.train_images.max() <= 1
+
+
+def test_the_batch_size_decides_the_least_a_client_holds() -> None:
+    sizes = [len(part.train_labels) + len(part.test_labels) for part in shards(numbered(400), batch_size=8, alpha=0.1)]
+    assert min(sizes) >= 32
+
+
+def test_a_class_nobody_trains_on_here_is_counted_as_zero() -> None:
+    part = shards(numbered(400), alpha=0.05)[0]
+    assert len(part.label_counts) == 4
+    assert part.label_counts.sum() == len(part.train_labels)
+
+
+def test_a_client_outside_the_run_has_no_shard() -> None:
+    with pytest.raises(DataError, match=r"client id 5 is outside 0\.\.4"):
+        shard_of(numbered(400), clients=5, alpha=1.0, seed=1, client_id=5, batch_size=8)
+
+
+def test_the_split_is_computed_once_for_all_clients_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        return dirichlet_split(*args, **kwargs)
+
+    monkeypatch.setattr(shard, "dirichlet_split", counted)
+    data = numbered(400)
+    threads = [threading.Thread(target=shards, args=(data,)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(calls) == 1
+
+
+def test_private_data_without_a_test_part_give_a_quarter_of_themselves() -> None:
+    part = private_shard(ImageParts(numbered(40)), seed=1, client_id=3)
+    assert (len(part.train_labels), len(part.test_labels)) == (30, 10)
+    assert sorted(identities(part.train_images) + identities(part.test_images)) == list(range(40))
+
+
+def test_private_data_with_a_test_part_keep_it_and_shuffle_only_the_training_part() -> None:
+    part = private_shard(ImageParts(numbered(40), numbered(7)), seed=1, client_id=3)
+    assert identities(part.test_images) == list(range(7))
+    assert identities(part.train_images) != list(range(40))
+    assert sorted(identities(part.train_images)) == list(range(40))
+
+
+def test_private_data_may_be_too_few() -> None:
+    with pytest.raises(DataError, match="client 3 has 1 training samples, it needs at least 2"):
+        private_shard(ImageParts(numbered(1), numbered(7)), seed=1, client_id=3)
+    with pytest.raises(DataError, match="client 3 has 2 samples, it needs at least 3"):
+        private_shard(ImageParts(numbered(2)), seed=1, client_id=3)
