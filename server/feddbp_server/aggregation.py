@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from feddbp.v1 import federation_pb2 as pb
@@ -13,6 +13,9 @@ from feddbp_common.wire import Encoded, Payload, decode, encode
 from feddbp_common.wire.codec import prototype_bytes
 from feddbp_server.store import AggregateRecord, Store, StoreThread, UploadRecord
 from feddbp_server.strategies import RunFacts, Strategy, Upload
+
+LabelCounts = Callable[[int], Sequence[int]]
+"""A client's training samples per class, by client id."""
 
 _READ_AHEAD: Final = 16
 """Uploads fetched from the store at a time; bounds the memory of closing a round."""
@@ -41,7 +44,7 @@ class Aggregator:
         if record is not None:
             self._hold(decode(pb.Manifest.FromString(record.manifest), record.body))
 
-    async def close_round(self, round_number: int) -> Payload:
+    async def close_round(self, round_number: int, label_counts: LabelCounts) -> Payload:
         """What the server will know after the round; in force only once `adopt` is called."""
         records = await self._store.run(lambda store: store.uploads(round_number))
         loop = asyncio.get_running_loop()
@@ -51,7 +54,8 @@ class Aggregator:
                 group = records[start : start + _READ_AHEAD]
                 reading = self._store.run(functools.partial(self._read, group))
                 fetched = asyncio.run_coroutine_threadsafe(reading, loop)
-                yield from fetched.result()
+                for client_id, payload in fetched.result():
+                    yield Upload(client_id=client_id, payload=payload, label_counts=label_counts(client_id))
 
         return await asyncio.to_thread(
             lambda: self._strategy.aggregate(self._known, uploads(), round_number=round_number)
@@ -77,8 +81,8 @@ class Aggregator:
         self._known = known
         self._encoded = encode(known)
 
-    def _read(self, records: list[UploadRecord], store: Store) -> list[Upload]:
-        return [Upload(client_id=record.client_id, payload=self._payload(store, record)) for record in records]
+    def _read(self, records: list[UploadRecord], store: Store) -> list[tuple[int, Payload]]:
+        return [(record.client_id, self._payload(store, record)) for record in records]
 
     def _payload(self, store: Store, record: UploadRecord) -> Payload:
         manifest = pb.Manifest.FromString(record.manifest)

@@ -29,9 +29,20 @@ def event_for(client_id: int, state: RunState, policy: RoundPolicy, *, draining:
     return pb.RoundEvent(waiting=pb.Waiting(reason=_why_wait(state, policy)))
 
 
+def changes_announcements(before: RunState, after: RunState) -> bool:
+    """Whether anyone has to be told anything; members who come and go concern only themselves."""
+    return (before.phase, before.round, before.selected, before.observers) != (
+        after.phase,
+        after.round,
+        after.selected,
+        after.observers,
+    )
+
+
 def _why_wait(state: RunState, policy: RoundPolicy) -> str:
     if state.phase is Phase.WAITING:
-        return f"{len(state.members)} of the {policy.min_clients} clients needed have joined"
+        # no count: telling everyone of everyone who joins would be a million messages for a thousand clients
+        return f"the run goes on as soon as {policy.min_clients} clients have joined"
     if state.phase is Phase.PAUSED:
         return "the run is paused"
     return f"round {state.round} is under way"

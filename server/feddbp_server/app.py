@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import os
 import signal
 from contextlib import suppress
 from datetime import timedelta
@@ -17,6 +19,7 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_common.errors import ConfigurationError, ExitCode
+from feddbp_common.files import replace_text
 from feddbp_server.config import ServerConfig
 from feddbp_server.control import ControlService
 from feddbp_server.coordinator import Coordinator
@@ -30,6 +33,7 @@ log = logging.getLogger("feddbp.server")
 
 FEDERATION: Final = pb.DESCRIPTOR.services_by_name["Federation"].full_name
 CONTROL: Final = pb.DESCRIPTOR.services_by_name["Control"].full_name
+ENDPOINT_NAME: Final = "endpoint.json"
 _GRACE: Final = timedelta(seconds=5)
 
 
@@ -76,7 +80,13 @@ class Server:
             ) from None
         await self._grpc.start()
         await self._tell_health()
+        self._write_endpoint()
         log.info("listening on %s:%d", self._config.listen.host, self.port)
+
+    def _write_endpoint(self) -> None:
+        """Tells whoever started the server with port 0 where it ended up."""
+        endpoint = {"host": self._config.listen.host, "port": self.port, "pid": os.getpid()}
+        replace_text(self._config.listen.state_dir / ENDPOINT_NAME, json.dumps(endpoint) + "\n")
 
     async def _until_over(self) -> None:
         loop = asyncio.get_running_loop()

@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Final
@@ -21,9 +21,9 @@ from feddbp_common.config import RunConfig
 from feddbp_common.wire import Encoded, Payload, PayloadRules
 from feddbp_server.admission import check_download, check_join, check_report, check_upload
 from feddbp_server.aggregation import Aggregator
-from feddbp_server.announcements import event_for
+from feddbp_server.announcements import changes_announcements, event_for
 from feddbp_server.broadcast import Broadcast
-from feddbp_server.progress import Progress
+from feddbp_server.progress import Progress, differs
 from feddbp_server.refusals import RefusedError
 from feddbp_server.results import Report, Results, summarise
 from feddbp_server.rounds import (
@@ -96,6 +96,7 @@ class Coordinator:
         self._store = store
         self._clock = clock
         self._lock = asyncio.Lock()
+        self._joining = asyncio.Lock()
         self._started_at = time.time()
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -132,7 +133,10 @@ class Coordinator:
             reported=frozenset(report.client_id for report in reports if report.round == number),
             deadline=self._clock() + self.policy.deadline.total_seconds() if timed and self.policy.deadline else None,
         )
-        log.info("resuming the run in phase %s, round %d", self.state.phase.value, number)
+        if self.state.phase.is_final:
+            log.warning("the run in this state directory is over; another one needs another --state-dir")
+        else:
+            log.info("resuming the run in phase %s, round %d", self.state.phase.value, number)
 
     async def drain(self) -> None:
         """Tells followers that the server goes away, and finishes what is being closed."""
@@ -157,12 +161,17 @@ class Coordinator:
     # --- calls of clients ---------------------------------------------------------------------------------------
 
     async def join(self, request: pb.JoinRequest) -> tuple[Client, str]:
+        if self.state.phase.is_final:
+            self._told_of_end.add(request.client_id)
+            self.status_changed.publish()
         check_join(request, self.run_id, self.config, self.state)
-        client, secret = self.sessions.open(request, self._clock())
-        await self._store.run(lambda store: store.save_client(client.record()))
-        self.sessions.enter(client)
+        async with self._joining:  # of two that claim an id at once, one comes first
+            client, secret = self.sessions.open(request, self._clock())
+            await self._store.run(lambda store: store.save_client(client.record()))
+            superseded = self.sessions.enter(client)
         await self._apply(Joined(client.client_id))
-        self.run_changed.publish()  # ends the streams of the session this one superseded
+        if superseded is not None and superseded.streams:
+            self.run_changed.publish()  # its streams find out that they are of the past
         log.info(
             "client %d joined with %s on %s (session %d)",
             client.client_id,
@@ -175,9 +184,9 @@ class Coordinator:
     async def follow(self, client: Client) -> AsyncIterator[pb.RoundEvent]:
         """What the client has to know: where the run stands, and then every change of that."""
         client.streams += 1
-        await self._apply(Connected(client.client_id))
         told: pb.RoundEvent | None = None
         try:
+            await self._apply(Connected(client.client_id))
             while True:
                 changed = self.run_changed.upcoming()
                 if not self.sessions.is_current(client):
@@ -208,20 +217,11 @@ class Coordinator:
 
     async def earlier_receipt(self, client: Client, round_number: int, sha256: bytes) -> pb.UploadReceipt | None:
         """The receipt of a contribution that is here already; another one for the same round is refused."""
-        record = await self._store.run(
-            lambda store: next(
-                (record for record in store.uploads(round_number) if record.client_id == client.client_id), None
-            )
-        )
-        if record is None:
+        may_be_here = client.client_id in self.state.uploaded or round_number < self.state.round
+        if not may_be_here:
             return None
-        if record.sha256 != sha256:
-            raise RefusedError(
-                pb.REFUSAL_REASON_ALREADY_UPLOADED,
-                f"another contribution of client {client.client_id} to round {round_number} was accepted before",
-                current_round=self.state.round,
-            )
-        return pb.UploadReceipt(round=round_number, sha256=sha256, duplicate=True)
+        record = await self._store.run(lambda store: store.upload(client.client_id, round_number))
+        return None if record is None else self._receipt_again(record, sha256)
 
     async def accept_upload(
         self, client: Client, round_number: int, manifest: pb.Manifest, body: bytes
@@ -229,9 +229,6 @@ class Coordinator:
         """Makes a checked contribution durable. What is given to the store before the round closes counts in it."""
         if not self.sessions.is_current(client):
             raise RefusedError(pb.REFUSAL_REASON_STALE_SESSION, "this session was superseded while it uploaded")
-        earlier = await self.earlier_receipt(client, round_number, manifest.sha256)
-        if earlier is not None:
-            return earlier
         self.admit_upload(client, round_number)
         record = UploadRecord(
             client_id=client.client_id,
@@ -239,10 +236,21 @@ class Coordinator:
             sha256=manifest.sha256,
             manifest=manifest.SerializeToString(),
         )
-        await self._store.run(lambda store: store.save_upload(record, body))
+        before = await self._store.run(lambda store: _save_once(store, record, body))
+        if before is not None:
+            return self._receipt_again(before, manifest.sha256)
         client.last_seen = self._clock()
         await self._apply(Uploaded(client.client_id, round_number))
         return pb.UploadReceipt(round=round_number, sha256=manifest.sha256)
+
+    def _receipt_again(self, record: UploadRecord, sha256: bytes) -> pb.UploadReceipt:
+        if record.sha256 != sha256:
+            raise RefusedError(
+                pb.REFUSAL_REASON_ALREADY_UPLOADED,
+                f"another contribution of client {record.client_id} to round {record.round} was accepted before",
+                current_round=self.state.round,
+            )
+        return pb.UploadReceipt(round=record.round, sha256=sha256, duplicate=True)
 
     async def report_metrics(self, client: Client, round_number: int, metrics: pb.RoundMetrics) -> None:
         check_report(round_number, metrics, self.state)
@@ -287,25 +295,28 @@ class Coordinator:
     async def _apply(self, event: Event, learnt: Payload | None = None) -> None:
         """Steps the run. `learnt`, what the server knows after a round, becomes durable together with the step."""
         async with self._lock:
-            state, effects = step(self.state, event, self.policy, self._clock())
-            before = Progress(state=self.state, started_at=self._started_at).to_json()
-            after = Progress(state=state, started_at=self._started_at).to_json()
+            before = self.state
+            state, effects = step(before, event, self.policy, self._clock())
             if learnt is not None:
                 aggregate = self.aggregator.record(learnt, state.round)
-                await self._store.run(lambda store: _close_in_store(store, aggregate, after))
+                progress = self._progress(state)
+                await self._store.run(lambda store: _close_in_store(store, aggregate, progress))
                 self.aggregator.adopt(learnt)
-            elif before != after:
-                await self._store.run(lambda store: store.save_progress(after))
-            changed = state != self.state
+            elif differs(before, state):
+                progress = self._progress(state)
+                await self._store.run(lambda store: store.save_progress(progress))
             self.state = state
-        if not changed:
+        if state == before:
             return
         self._schedule_deadline(state.deadline)
         for effect in effects:
             self._carry_out(effect)
-        if before != after or effects:
+        if changes_announcements(before, state):
             self.run_changed.publish()
         self.status_changed.publish()
+
+    def _progress(self, state: RunState) -> str:
+        return Progress(state=state, started_at=self._started_at).to_json()
 
     async def _apply_quietly(self, event: Event) -> None:
         """For events nobody waits for: a store that is closing must not turn them into a traceback."""
@@ -341,13 +352,20 @@ class Coordinator:
     async def _close_round(self, number: int) -> None:
         started = time.perf_counter()
         try:
-            learnt = await self.aggregator.close_round(number)
+            learnt = await self.aggregator.close_round(number, self._label_counts)
+            log.info("round %d is aggregated, after %.0f ms", number, 1000 * (time.perf_counter() - started))
             await self._apply(Aggregated(number), learnt)
         except Exception as error:
             log.exception("round %d could not be closed", number)
             await self._apply_quietly(Broke(f"round {number} could not be closed: {error}"))
             return
-        log.info("round %d closed in %.0f ms", number, 1000 * (time.perf_counter() - started))
+        # after everyone was told: the next round should not wait for a clean-up
+        await self._store.tidy(lambda store: store.forget_superseded_uploads(number + 1))
+
+    def _label_counts(self, client_id: int) -> Sequence[int]:
+        client = self.sessions.get(client_id)
+        assert client is not None  # whoever uploaded has joined
+        return client.data.label_counts
 
     def _schedule_deadline(self, deadline: float | None) -> None:
         if self._deadline_timer is not None:
@@ -381,10 +399,17 @@ class Coordinator:
         )
 
 
+def _save_once(store: Store, record: UploadRecord, body: bytes) -> UploadRecord | None:
+    """Saves a contribution unless there is one already, which it returns."""
+    before = store.upload(record.client_id, record.round)
+    if before is None:
+        store.save_upload(record, body)
+    return before
+
+
 def _close_in_store(store: Store, aggregate: AggregateRecord, progress: str) -> None:
     store.save_aggregate(aggregate)
     store.save_progress(progress)
-    store.forget_superseded_uploads(aggregate.completed_rounds)
 
 
 def _listed(clients: frozenset[int]) -> str:

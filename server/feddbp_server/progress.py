@@ -50,5 +50,23 @@ class Progress:
         return cls(state=state, started_at=stored["started_at"])
 
 
+def differs(before: RunState, after: RunState) -> bool:
+    """Whether a change has to reach the disk; cheap, since most events leave the durable part alone."""
+    return _durable_part(before) != _durable_part(after)
+
+
+def _durable_part(state: RunState) -> tuple[object, ...]:
+    return (
+        _durable(state.phase),
+        state.held_phase,
+        state.round,
+        state.members,
+        state.selected,
+        state.observers,
+        state.extensions,
+        state.reason,
+    )
+
+
 def _durable(phase: Phase) -> str:
     return (Phase.COLLECTING if phase is Phase.AGGREGATING else phase).value

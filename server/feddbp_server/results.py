@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config import RunConfig
+from feddbp_common.files import replace_text
 from feddbp_server.rounds import Phase
 from feddbp_server.sessions import Client
 from feddbp_server.store import ReportRecord
@@ -184,7 +185,7 @@ class Results:
         for report in reports:
             self._count(report)
             lines.append(_line(report))
-        _replace(self._metrics, "".join(lines))
+        replace_text(self._metrics, "".join(lines))
 
     def add(self, report: Report) -> None:
         self._count(report)
@@ -204,7 +205,7 @@ class Results:
         return None
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        _replace(self._summary, json.dumps(summary, indent=2) + "\n")
+        replace_text(self._summary, json.dumps(summary, indent=2) + "\n")
 
     def _count(self, report: Report) -> None:
         known = self._newest.get(report.client_id)
@@ -220,9 +221,3 @@ class Results:
 
 def _line(report: Report) -> str:
     return json.dumps(report.as_line()) + "\n"
-
-
-def _replace(path: Path, text: str) -> None:
-    partial = path.with_name(path.name + ".part")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)

@@ -81,9 +81,11 @@ class Sessions:
         )
         return client, secret
 
-    def enter(self, client: Client) -> None:
-        """Puts a session in force; whatever session the id had is fenced off from here on."""
+    def enter(self, client: Client) -> Client | None:
+        """Puts a session in force; returns the one it fences off, if the id had one."""
+        superseded = self._by_id.get(client.client_id)
         self._put(client)
+        return superseded
 
     def by_session(self, secret: str) -> Client:
         client = self._by_session.get(_fingerprint(secret))

@@ -100,6 +100,10 @@ class Store(ABC):
         """The contributions to a round, by client id."""
 
     @abstractmethod
+    def upload(self, client_id: int, round_number: int) -> UploadRecord | None:
+        """A client's contribution to a round, if it is here."""
+
+    @abstractmethod
     def last_upload_before(self, client_id: int, round_number: int) -> UploadRecord | None:
         """A client's newest contribution to an earlier round."""
 
@@ -110,6 +114,10 @@ class Store(ABC):
     @abstractmethod
     def forget_superseded_uploads(self, before_round: int) -> None:
         """Drops every contribution to a round before this one that its client has followed up by a newer one."""
+
+    @abstractmethod
+    def tidy(self) -> None:
+        """Housekeeping that nobody waits for; outside of any transaction."""
 
     @abstractmethod
     def save_report(self, record: ReportRecord) -> bool:

@@ -48,6 +48,10 @@ class MemoryStore(Store):
     def uploads(self, round_number: int) -> list[UploadRecord]:
         return [self._uploads[key][0] for key in sorted(self._uploads) if key[0] == round_number]
 
+    def upload(self, client_id: int, round_number: int) -> UploadRecord | None:
+        found = self._uploads.get((round_number, client_id))
+        return found[0] if found else None
+
     def last_upload_before(self, client_id: int, round_number: int) -> UploadRecord | None:
         rounds = [number for number, owner in self._uploads if owner == client_id and number < round_number]
         return self._uploads[max(rounds), client_id][0] if rounds else None
@@ -60,6 +64,9 @@ class MemoryStore(Store):
         for number, owner in list(self._uploads):
             if number < before_round and number < newest[owner]:
                 del self._uploads[number, owner]
+
+    def tidy(self) -> None:
+        pass
 
     def save_report(self, record: ReportRecord) -> bool:
         return self._reports.setdefault((record.round, record.client_id), record) is record

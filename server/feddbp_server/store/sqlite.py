@@ -60,6 +60,8 @@ class SqliteStore(Store):
             self._db.execute("PRAGMA page_size = 16384")
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
+        # moving the log into the database is left to `tidy`: nobody should wait for it in the middle of a round
+        self._db.execute("PRAGMA wal_autocheckpoint = 0")
         if fresh:
             with self.transaction():
                 for statement in _SCHEMA.strip().split(";\n"):
@@ -129,11 +131,12 @@ class SqliteStore(Store):
     def uploads(self, round_number: int) -> list[UploadRecord]:
         return self._select_uploads("WHERE round = ? ORDER BY client_id", (round_number,))
 
+    def upload(self, client_id: int, round_number: int) -> UploadRecord | None:
+        return next(iter(self._select_uploads("WHERE client_id = ? AND round = ?", (client_id, round_number))), None)
+
     def last_upload_before(self, client_id: int, round_number: int) -> UploadRecord | None:
-        found = self._select_uploads(
-            "WHERE client_id = ? AND round < ? ORDER BY round DESC LIMIT 1", (client_id, round_number)
-        )
-        return found[0] if found else None
+        clause = "WHERE client_id = ? AND round < ? ORDER BY round DESC LIMIT 1"
+        return next(iter(self._select_uploads(clause, (client_id, round_number))), None)
 
     def upload_body(self, record: UploadRecord, limit: int | None = None) -> bytes:
         where = (record.round, record.client_id)
@@ -150,6 +153,9 @@ class SqliteStore(Store):
             " WHERE newer.client_id = upload.client_id AND newer.round > upload.round)",
             (before_round,),
         )
+
+    def tidy(self) -> None:
+        self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def save_report(self, record: ReportRecord) -> bool:
         cursor = self._db.execute(

@@ -43,6 +43,7 @@ class StoreThread:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._tidy_up = threading.Event()
         self._thread = threading.Thread(target=self._work, name="store")
         self._thread.start()
 
@@ -52,6 +53,11 @@ class StoreThread:
         future: asyncio.Future[T] = loop.create_future()
         self._jobs.put(_Job(work, future, loop))
         return await future
+
+    async def tidy(self, work: Callable[[Store], None]) -> None:
+        """Does `work`, then the store's housekeeping, which cannot be part of a transaction."""
+        self._tidy_up.set()
+        await self.run(work)
 
     async def close(self) -> None:
         """Finishes what was given, then closes the store."""
@@ -64,6 +70,9 @@ class StoreThread:
             group, stopping = self._next_group()
             if group:
                 self._commit(group)
+            if self._tidy_up.is_set() and self._jobs.empty():
+                self._tidy_up.clear()
+                self._store.tidy()
         self._store.close()
 
     def _next_group(self) -> tuple[list[_Job], bool]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
@@ -19,6 +19,12 @@ class Upload:
 
     client_id: int
     payload: Payload
+    label_counts: Sequence[int]
+    """The client's training samples per class, as it declared them when it joined."""
+
+    @property
+    def samples(self) -> int:
+        return sum(self.label_counts)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,56 @@
+"""What a benchmark answers with, and how ratios are taken on a noisy machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """One figure and the bar it is held to."""
+
+    question: str
+    value: float
+    bar: float
+    at_most: bool = True
+    unit: str = "x"
+    detail: str = ""
+
+    @property
+    def holds(self) -> bool:
+        return self.value <= self.bar if self.at_most else self.value >= self.bar
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def interleaved_ratio(
+    ours: Callable[[], object], theirs: Callable[[], object], *, repeats: int, warm_up: int = 2
+) -> tuple[float, float, float]:
+    """Median of pairwise ratios, with the median seconds of both sides.
+
+    The two are timed in turn, and which goes first alternates: whatever the machine does meanwhile, it does to both.
+    """
+    for _ in range(warm_up):
+        ours()
+        theirs()
+    pairs = []
+    for repeat in range(repeats):
+        if repeat % 2:
+            reference = seconds_of(theirs)
+            measured = seconds_of(ours)
+        else:
+            measured = seconds_of(ours)
+            reference = seconds_of(theirs)
+        pairs.append((measured, reference))
+    return (
+        median(measured / reference for measured, reference in pairs),
+        median(measured for measured, _ in pairs),
+        median(reference for _, reference in pairs),
+    )

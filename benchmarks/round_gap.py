@@ -1,0 +1,59 @@
+"""How long a round boundary takes: from its last receipt until every client holds the next assignment."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from statistics import median
+
+from benchmarks.measurement import Measurement
+from benchmarks.servers import running_server
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_client.connection import Connection
+from feddbp_common.wire import Encoded
+from feddbp_lab.light_client import LightClient
+
+CLIENTS = 20
+ROUNDS = 40
+
+
+class _TimedClient(LightClient):
+    def __init__(self, client_id: int, connection: Connection, receipts: dict[int, list[float]]) -> None:
+        super().__init__(client_id, connection)
+        self._receipts = receipts
+
+    async def upload(self, round_number: int, contribution: Encoded) -> pb.UploadReceipt:
+        receipt = await super().upload(round_number, contribution)
+        self._receipts[round_number].append(time.perf_counter())
+        return receipt
+
+
+async def _gaps(address: str) -> list[float]:
+    receipts: dict[int, list[float]] = defaultdict(list)
+    assignments: dict[int, list[float]] = defaultdict(list)
+
+    async def note(event: pb.RoundEvent) -> None:
+        if event.HasField("round_opened"):
+            assignments[event.round_opened.round].append(time.perf_counter())
+
+    connection = Connection(address)
+    clients = [_TimedClient(number, connection, receipts) for number in range(CLIENTS)]
+    await asyncio.gather(*(client.run(note) for client in clients))
+    await connection.close()
+    return [max(assignments[number + 1]) - max(receipts[number]) for number in range(ROUNDS - 1)]
+
+
+def measure() -> list[Measurement]:
+    options = ("--clients", CLIENTS, "--min-clients", CLIENTS, "--rounds", ROUNDS, "--dataset", "cifar100")
+    with running_server(*options) as server:
+        gaps = asyncio.run(_gaps(server.address))
+    return [
+        Measurement(
+            question="last receipt to every client holding the next assignment, 20 clients, C=100",
+            value=1000 * median(gaps),
+            bar=20.0,
+            unit="ms p50",
+            detail=f"{ROUNDS - 1} boundaries, worst {1000 * max(gaps):.1f} ms",
+        )
+    ]

@@ -1,0 +1,49 @@
+"""A real server process for benchmarks, in a directory that vanishes afterwards."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    address: str
+    pid: int
+    state_dir: Path
+
+
+@contextmanager
+def running_server(*options: object) -> Iterator[RunningServer]:
+    with tempfile.TemporaryDirectory() as directory:
+        state_dir = Path(directory) / "server"
+        with (Path(directory) / "log").open("w+b") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "feddbp_server.cli", "--port", "0", "--state-dir", str(state_dir)]
+                + [str(option) for option in options],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+            try:
+                endpoint = _endpoint(state_dir / "endpoint.json", process, log.name)
+                yield RunningServer(f"127.0.0.1:{endpoint['port']}", process.pid, state_dir)
+            finally:
+                process.kill()
+                process.wait()
+
+
+def _endpoint(path: Path, process: subprocess.Popen[bytes], log: str) -> dict[str, int]:
+    deadline = time.monotonic() + 30
+    while not path.exists():
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"the server did not start:\n{Path(log).read_text()}")
+        time.sleep(0.01)
+    loaded: dict[str, int] = json.loads(path.read_text())
+    return loaded
