@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Final
 
 from feddbp.v1 import federation_pb2 as pb
@@ -17,8 +18,8 @@ from feddbp_server.strategies import RunFacts, Strategy, Upload
 LabelCounts = Callable[[int], Sequence[int]]
 """A client's training samples per class, by client id."""
 
-_READ_AHEAD: Final = 16
-"""Uploads fetched from the store at a time; bounds the memory of closing a round."""
+_GROUP: Final = 16
+"""Uploads fetched from the store at a time; two groups bound the memory of closing a round."""
 
 
 class Aggregator:
@@ -47,14 +48,18 @@ class Aggregator:
     async def close_round(self, round_number: int, label_counts: LabelCounts) -> Payload:
         """What the server will know after the round; in force only once `adopt` is called."""
         records = await self._store.run(lambda store: store.uploads(round_number))
+        groups = [records[start : start + _GROUP] for start in range(0, len(records), _GROUP)]
         loop = asyncio.get_running_loop()
 
+        def fetch(group: list[UploadRecord]) -> Future[list[tuple[int, Payload]]]:
+            return asyncio.run_coroutine_threadsafe(self._store.run(functools.partial(self._read, group)), loop)
+
         def uploads() -> Iterator[Upload]:
-            for start in range(0, len(records), _READ_AHEAD):
-                group = records[start : start + _READ_AHEAD]
-                reading = self._store.run(functools.partial(self._read, group))
-                fetched = asyncio.run_coroutine_threadsafe(reading, loop)
-                for client_id, payload in fetched.result():
+            fetched = fetch(groups[0]) if groups else None
+            for following in (*groups[1:], None):
+                arrived = fetched.result() if fetched is not None else []
+                fetched = fetch(following) if following is not None else None  # read while the strategy computes
+                for client_id, payload in arrived:
                     yield Upload(client_id=client_id, payload=payload, label_counts=label_counts(client_id))
 
         return await asyncio.to_thread(

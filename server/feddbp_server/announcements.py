@@ -21,7 +21,8 @@ def event_for(client_id: int, state: RunState, policy: RoundPolicy, *, draining:
         return pb.RoundEvent(server_draining=pb.ServerDraining())
     if state.phase is Phase.EVALUATING and client_id in state.observers:
         return pb.RoundEvent(final_evaluation=pb.FinalEvaluation(round=state.round))
-    if state.phase is Phase.COLLECTING and client_id in state.selected | state.observers:
+    # a round that is being closed still is the newest there is: no message for a moment's change
+    if state.phase in (Phase.COLLECTING, Phase.AGGREGATING) and client_id in state.selected | state.observers:
         opened = pb.RoundOpened(round=state.round, selected=client_id in state.selected)
         if policy.deadline is not None:
             opened.deadline.FromTimedelta(policy.deadline)

@@ -35,7 +35,7 @@ class ControlService(pb_grpc.ControlServicer):
         while True:
             changed = self.coordinator.status_changed.upcoming()
             yield status_of(self.coordinator)
-            if self.coordinator.state.phase.is_final:
+            if self.coordinator.state.phase.is_final or self.coordinator.draining:
                 return
             await changed.wait()
             await asyncio.sleep(_LEAST_INTERVAL)

@@ -107,7 +107,9 @@ class Coordinator:
         """Takes up the run where the store left it."""
         proposed = f"{self.config.fingerprint}-{secrets.token_hex(4)}"
         self.run_id = await self._store.run(lambda store: store.open_run(proposed, self.config.canonical_json()))
-        if self.run_id != proposed:
+        if self.run_id == proposed:
+            self.results.restore([])
+        else:
             await self._restore()
         if self.state.phase.is_final:
             await self._write_summary()
@@ -142,6 +144,7 @@ class Coordinator:
         """Tells followers that the server goes away, and finishes what is being closed."""
         self.draining = True
         self.run_changed.publish()
+        self.status_changed.publish()  # whoever watches would keep a server that is to go for the whole grace
         self._schedule_deadline(None)
         for task in list(self._tasks):
             await asyncio.wait([task])
@@ -169,16 +172,16 @@ class Coordinator:
             client, secret = self.sessions.open(request, self._clock())
             await self._store.run(lambda store: store.save_client(client.record()))
             superseded = self.sessions.enter(client)
-        await self._apply(Joined(client.client_id))
-        if superseded is not None and superseded.streams:
-            self.run_changed.publish()  # its streams find out that they are of the past
         log.info(
-            "client %d joined with %s on %s (session %d)",
+            "client %d joins with %s on %s (session %d)",
             client.client_id,
             client.capabilities.architecture or "an unnamed model",
             client.capabilities.device or "an unnamed device",
             client.epoch,
         )
+        await self._apply(Joined(client.client_id))
+        if superseded is not None and superseded.streams:
+            self.run_changed.publish()  # its streams find out that they are of the past
         return client, secret
 
     async def follow(self, client: Client) -> AsyncIterator[pb.RoundEvent]:

@@ -250,7 +250,8 @@ def _advance(state: RunState, effects: tuple[Effect, ...], policy: RoundPolicy, 
         return state, (*effects, *opened)
     if state.phase is Phase.COLLECTING and not state.missing:
         if not state.uploaded:  # everyone who was selected has left
-            return replace(state, phase=Phase.WAITING, observers=frozenset(), deadline=None), effects
+            waiting = replace(state, phase=Phase.WAITING, observers=frozenset(), deadline=None)
+            return _advance(waiting, effects, policy, now)  # whoever joined meanwhile may be enough
         state, closing = _close_round(state)
         return state, (*effects, *closing)
     if state.phase is Phase.EVALUATING and not state.missing:
@@ -261,7 +262,9 @@ def _advance(state: RunState, effects: tuple[Effect, ...], policy: RoundPolicy, 
 
 def select(members: frozenset[int], number: int, policy: RoundPolicy) -> frozenset[int]:
     """The members that train in a round: a seeded choice that depends on nothing but who they are and the round."""
-    wanted = max(math.ceil(policy.participation * len(members)), min(policy.min_clients, len(members)))
+    # 0.07 * 100 is a hair above 7 in binary, and must not become 8
+    share = math.ceil(policy.participation * len(members) - 1e-9)
+    wanted = max(share, min(policy.min_clients, len(members)))
     if wanted >= len(members):
         return members
     chooser = random.Random(derive_seed(policy.seed, "participation", number))  # noqa: S311 - not a secret
@@ -277,7 +280,8 @@ def _open_round(state: RunState, number: int, policy: RoundPolicy, now: float) -
         selected=selected,
         observers=state.members - selected,
         uploaded=frozenset(),
-        reported=frozenset(),
+        # a round that opens anew keeps the results it has: nobody is asked for them twice
+        reported=state.reported if number == state.round else frozenset(),
         deadline=_deadline(policy, now),
         extensions=0,
         held_phase=None,
@@ -296,7 +300,16 @@ def _after_aggregation(state: RunState, policy: RoundPolicy, now: float) -> Step
         if len(state.members) >= policy.min_clients:
             return _open_round(state, completed, policy, now)
         nobody: frozenset[int] = frozenset()
-        return replace(state, phase=Phase.WAITING, round=completed, selected=nobody, observers=nobody), ()
+        waiting = replace(
+            state,
+            phase=Phase.WAITING,
+            round=completed,
+            selected=nobody,
+            observers=nobody,
+            uploaded=nobody,
+            reported=nobody,
+        )
+        return waiting, ()
     evaluating = replace(
         state,
         phase=Phase.EVALUATING,

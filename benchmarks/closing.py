@@ -1,0 +1,59 @@
+"""Closing a round of a thousand clients against one numpy pass over the same bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.measurement import Measurement, interleaved_ratio
+from feddbp_common.config import DataConfig, RunConfig
+from feddbp_common.wire import encode
+from feddbp_lab.light_client import made_up_payload
+from feddbp_server.aggregation import Aggregator
+from feddbp_server.store import SqliteStore, Store, StoreThread, UploadRecord
+
+CLIENTS = 1000
+
+
+def measure() -> list[Measurement]:
+    config = RunConfig(clients=CLIENTS, data=DataConfig(dataset="cifar100"))
+    rules = config.method_spec.upload_rules(config.settings, config.exchange_shape)
+    encoded = encode(made_up_payload(rules, 0))
+    body, manifest = encoded.body(), encoded.manifest
+
+    def fill(store: Store) -> None:
+        for client in range(CLIENTS):
+            record = UploadRecord(
+                client_id=client, round=0, sha256=manifest.sha256, manifest=manifest.SerializeToString()
+            )
+            store.save_upload(record, body)
+
+    uploads = [np.frombuffer(bytearray(body), dtype=np.float32) for _ in range(CLIENTS)]
+
+    def numpy_pass() -> None:
+        total = np.zeros(len(body) // 4, dtype=np.float64)
+        for upload in uploads:
+            total += upload
+
+    with tempfile.TemporaryDirectory() as directory, asyncio.Runner() as runner:
+        thread = StoreThread(SqliteStore(Path(directory)))
+        runner.run(thread.run(fill))
+        aggregator = Aggregator(config, thread)
+        ratio, ours, theirs = interleaved_ratio(
+            lambda: runner.run(aggregator.close_round(0, lambda _: [1] * config.classes)),
+            numpy_pass,
+            repeats=5,
+            warm_up=1,
+        )
+        runner.run(thread.close())
+    return [
+        Measurement(
+            question="closing a round of 1,000 clients against one numpy pass over the same bytes, C=100",
+            value=ratio,
+            bar=2.0,
+            detail=f"{ours:.2f} s against {theirs:.2f} s for {CLIENTS * len(body) / 1e6:.0f} MB",
+        )
+    ]

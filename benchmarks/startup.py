@@ -1,0 +1,29 @@
+"""How long the server takes from its start to its first health answer."""
+
+from __future__ import annotations
+
+import time
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from benchmarks.measurement import Measurement
+from benchmarks.servers import running_server
+
+
+def measure() -> list[Measurement]:
+    times = []
+    for _ in range(5):
+        started = time.perf_counter()
+        with running_server() as server, grpc.insecure_channel(server.address) as channel:
+            health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+            times.append(time.perf_counter() - started)
+    return [
+        Measurement(
+            question="start of the server to its first health answer",
+            value=min(times),
+            bar=1.0,
+            unit="s",
+            detail=f"best of 5, worst {max(times):.2f} s",
+        )
+    ]

@@ -1,0 +1,40 @@
+"""Bytes that cross the wire against the bytes of the tensors in them, in both directions."""
+
+from __future__ import annotations
+
+import asyncio
+
+from benchmarks.measurement import Measurement
+from benchmarks.servers import running_server
+from feddbp_client.connection import Connection, upload_parts
+from feddbp_lab.light_client import LightClient
+
+
+async def _ratios(address: str) -> tuple[float, float]:
+    connection = Connection(address)
+    client = LightClient(0, connection)
+    await client.join()
+    contribution = client.contribution(0)
+    sent = sum(part.ByteSize() for part in upload_parts(client.session, 0, contribution))
+    await client.upload(0, contribution)
+    while True:
+        try:
+            received = await client.download(1)
+            break
+        except Exception:  # the round is still being closed
+            await asyncio.sleep(0.01)
+    await connection.close()
+    return (
+        sent / contribution.manifest.total_bytes,
+        received.message_bytes / received.encoded.manifest.total_bytes,
+    )
+
+
+def measure() -> list[Measurement]:
+    with running_server("--dataset", "cifar100", "--clients", 1, "--rounds", 2) as server:
+        up, down = asyncio.run(_ratios(server.address))
+    question = "bytes of messages against bytes of tensors, C=100"
+    return [
+        Measurement(question=f"{question}, upload", value=up, bar=1.01),
+        Measurement(question=f"{question}, download", value=down, bar=1.01),
+    ]

@@ -1,0 +1,1 @@
+"""The client: models, data, losses, trainers and the daemon. The torch side."""

@@ -1,0 +1,37 @@
+"""Waiting before trying again: longer each time, with jitter so that a thousand clients do not come back at once."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+
+@dataclass(kw_only=True)
+class Backoff:
+    """Delays between attempts, until `patience` has been spent since the last success."""
+
+    patience: timedelta
+    first: timedelta = timedelta(milliseconds=200)
+    longest: timedelta = timedelta(seconds=10)
+    clock: Callable[[], float]
+    jitter: Callable[[], float] = field(default=random.random)
+    _attempts: int = 0
+    _since: float | None = None
+
+    def succeeded(self) -> None:
+        self._attempts = 0
+        self._since = None
+
+    def next_delay(self) -> float | None:
+        """Seconds until the next attempt, or None when patience has run out."""
+        now = self.clock()
+        if self._since is None:
+            self._since = now
+        left = self.patience.total_seconds() - (now - self._since)
+        if left <= 0:
+            return None
+        ceiling = min(self.first.total_seconds() * 2.0**self._attempts, self.longest.total_seconds())
+        self._attempts += 1
+        return min(ceiling * (0.5 + 0.5 * self.jitter()), left)

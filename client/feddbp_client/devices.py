@@ -1,0 +1,86 @@
+"""Where a client trains: device, precision, and how its data gets there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from feddbp_common.errors import ConfigurationError
+
+_RESIDENT_BYTES: Final = 2 << 30
+"""Images up to this size live on the device; larger sets stay in pinned memory and are copied batch by batch."""
+
+
+def choose_device(*, gpu: int | None, device: str) -> torch.device:
+    """The device asked for, or one line that says why it cannot be had."""
+    if gpu is not None:
+        return _cuda(gpu, f"--gpu {gpu}")
+    if device == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError:
+        raise ConfigurationError(f"--device {device}: not a device; give cpu, cuda:N or mps") from None
+    if chosen.type == "cuda":
+        return _cuda(chosen.index or 0, f"--device {device}")
+    if chosen.type == "mps" and not torch.backends.mps.is_available():
+        raise ConfigurationError("--device mps: torch sees no Apple GPU here")
+    if chosen.type not in ("cpu", "mps"):
+        raise ConfigurationError(f"--device {device}: not supported; give cpu, cuda:N or mps")
+    return chosen
+
+
+def _cuda(index: int, asked: str) -> torch.device:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if index >= count:
+        seen = "no GPU" if count == 0 else f"{count} (0 to {count - 1})"
+        raise ConfigurationError(f"{asked}: torch sees {seen} here; use --device cpu to train without one")
+    return torch.device("cuda", index)
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Mixed precision, where it was asked for. Without it the same run gives the same bits on CPU."""
+
+    device: torch.device
+    amp: bool
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        half = self.device.type == "cuda" and not torch.cuda.is_bf16_supported()
+        return torch.float16 if half else torch.bfloat16
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self.device.type, dtype=self._dtype) if self.amp else nullcontext()
+
+    def scaler(self) -> torch.amp.GradScaler:
+        """Scales losses for float16, whose gradients underflow; does nothing for other types."""
+        return torch.amp.GradScaler(self.device.type, enabled=self.amp and self._dtype is torch.float16)
+
+
+def place(images: Tensor, device: torch.device) -> Tensor:
+    """Puts a client's images where batches are cheapest to take from."""
+    if device.type == "cpu":
+        return images
+    if images.numel() * images.element_size() <= _RESIDENT_BYTES:
+        return images.to(device)
+    return images.pin_memory() if device.type == "cuda" else images
+
+
+def take(images: Tensor, index: Tensor, device: torch.device) -> Tensor:
+    return images[index.to(images.device)].to(device, non_blocking=True)
+
+
+@contextmanager
+def freed_after_use(device: torch.device) -> Iterator[None]:
+    """Gives a GPU's memory back to others on the machine when the client is done with it."""
+    try:
+        yield
+    finally:
+        if device.type == "cuda":
+            torch.cuda.empty_cache()

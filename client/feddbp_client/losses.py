@@ -1,0 +1,157 @@
+"""Losses and distances between features and class prototypes: tensors in, tensors out.
+
+Prototypes come as a dense [C, d] with a mask `known` [C] of the classes that have one. The shapes then never depend on
+which classes are known, so a training step has no gather of varying size and, on a GPU, no wait for the host.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Reduction = Literal["mean", "sum"]
+ContrastiveForm = Literal["log", "ratio"]
+HardNegatives = Literal["reweight", "printed", "boundary", "none"]
+
+_SMALLEST_NORM: Final = 1e-12
+"""A shorter vector has no direction to speak of and counts as zero."""
+
+_SMALLEST_SQUARE: Final = 1e-14
+"""Unit vectors made from float32 are not told apart below a distance of 1e-7."""
+
+_NO_TARGET: Final = -100
+
+
+def prototype_alignment(z: Tensor, prototypes: Tensor, labels: Tensor, known: Tensor, reduction: Reduction) -> Tensor:
+    """L_s: squared distance to the prototype of the own class, averaged over the batch.
+
+    The reduction is the one over channels. A sample whose class has no prototype adds nothing and still counts in the
+    average.
+    """
+    offsets = (z - prototypes[labels]) * known[labels].unsqueeze(1)
+    samples, channels = z.shape
+    return offsets.square().sum() / (samples * channels if reduction == "mean" else samples)
+
+
+def squared_distances(a: Tensor, b: Tensor) -> Tensor:
+    """|a_i - b_j|^2 as [n, m], in float64 where the device has it."""
+    if not _has_float64(a):
+        return _squares_of_differences(a, b)
+    # One matrix product is many times faster than m differences per row, but subtracts numbers that nearly cancel
+    # when a distance is small. In float64 what is left of inputs that were float32 is exact enough.
+    a, b = a.double(), b.double()
+    squares = torch.linalg.vecdot(a, a).unsqueeze(1) + torch.linalg.vecdot(b, b)
+    return torch.addmm(squares, a, b.T, alpha=-2).clamp_min(0)
+
+
+def directions(vectors: Tensor) -> Tensor:
+    """Rows scaled to length one, in float64 where the device has it; a row without length stays zero."""
+    wide = vectors.double() if _has_float64(vectors) else vectors.float()
+    norms = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
+    # where() and not the clamp alone: the clamp passes a gradient of 1/1e-12 to a zero vector
+    return torch.where(norms > _SMALLEST_NORM, wide / norms.clamp_min(_SMALLEST_NORM), 0.0)
+
+
+def normalized_distances(z: Tensor, prototype_directions: Tensor) -> Tensor:
+    """d_ic, the distance between the direction of z_i and that of prototype c, in [0, 2].
+
+    Its gradient is taken as zero where it has none: at distance zero and for a zero vector. Prototypes stay the same
+    for many steps, so the caller takes their directions once.
+    """
+    squares = squared_distances(directions(z), prototype_directions)
+    apart = squares > _SMALLEST_SQUARE
+    # the root is never taken of what is masked out: an infinite slope times zero would be NaN
+    distances = torch.where(apart, squares, 1.0).sqrt() * apart
+    # half precision, in which features may come, is too coarse for a distance that is divided by tau
+    return distances.to(torch.promote_types(z.dtype, torch.float32))
+
+
+def contrastive_boundary(distances: Tensor, labels: Tensor, known: Tensor) -> Tensor:
+    """m, halfway between the mean positive and the mean negative distance of the batch; a constant to the gradient.
+
+    Samples whose class has no prototype are left out, so that they have no influence on the loss of the others.
+    """
+    positive, negative = _pairs(labels, known)
+    return (_mean_where(positive, distances.detach()) + _mean_where(negative, distances.detach())) / 2
+
+
+def contrastive(
+    z: Tensor,
+    prototype_directions: Tensor,
+    labels: Tensor,
+    known: Tensor,
+    *,
+    tau: float,
+    form: ContrastiveForm,
+    hard_negatives: HardNegatives,
+    boundary: Tensor | None = None,
+) -> Tensor:
+    """L_d, averaged over the batch; the boundary is that of the batch unless one is given.
+
+    A sample whose class has no prototype adds nothing and still counts in the average.
+    """
+    distances = normalized_distances(z, prototype_directions)
+    if boundary is None and hard_negatives != "none":
+        boundary = contrastive_boundary(distances, labels, known)
+    logits = _denominator_logits(distances, labels, known, tau, hard_negatives, boundary)
+    # With every addend of the denominator as a logit, -log(N/(S+M)) is a cross-entropy: the positive's own
+    # logit is among them, and no exponential is ever taken of anything above zero.
+    has_positive = known[labels]
+    targets = labels.where(has_positive, _NO_TARGET)
+    losses = F.cross_entropy(logits, targets, ignore_index=_NO_TARGET, reduction="none")
+    if form == "ratio":
+        losses = -torch.exp(-losses) * has_positive
+    return losses.sum() / len(z)
+
+
+def nearest_class(distances: Tensor, known: Tensor) -> Tensor:
+    """The class of the least distance [n, C] among the known ones, of which there must be one."""
+    return distances.masked_fill(~known, math.inf).argmin(dim=1)
+
+
+def _denominator_logits(
+    distances: Tensor,
+    labels: Tensor,
+    known: Tensor,
+    tau: float,
+    hard_negatives: HardNegatives,
+    boundary: Tensor | None,
+) -> Tensor:
+    """Logarithms of the addends of S_i + M_i; column c of the first C is that of exp(-d_ic / tau)."""
+    # finite, so that a row without any known class is harmless too
+    absent = torch.finfo(distances.dtype).min
+    logits = (distances / -tau).masked_fill(~known, absent)
+    if hard_negatives == "none" or boundary is None:
+        return logits
+    _, negative = _pairs(labels, known)
+    if hard_negatives == "reweight":
+        # a second addend of the same size is one of twice the size
+        return torch.where(negative & (distances < boundary), logits + math.log(2), logits)
+    depth = F.relu(boundary - distances) / tau
+    penalty = depth if hard_negatives == "boundary" else -depth
+    return torch.cat([logits, penalty.masked_fill(~negative, absent)], dim=1)
+
+
+def _pairs(labels: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+    """Which (sample, class) pairs are positives and which are negatives, [B, C] each."""
+    own = labels.unsqueeze(1) == torch.arange(len(known), device=known.device)
+    has_positive = known[labels].unsqueeze(1)
+    return own & has_positive, ~own & known & has_positive
+
+
+def _mean_where(mask: Tensor, values: Tensor) -> Tensor:
+    return (values * mask).sum() / mask.sum().clamp_min(1)
+
+
+def _squares_of_differences(a: Tensor, b: Tensor) -> Tensor:
+    """Slow, and takes n * m * d numbers of memory, but nothing cancels in float32."""
+    return (a.unsqueeze(1) - b).float().square().sum(dim=2)
+
+
+def _has_float64(tensor: Tensor) -> bool:
+    """Apple's GPUs have none."""
+    return tensor.device.type != "mps"

@@ -1,0 +1,182 @@
+"""FedDBP on the client: a shared branch that makes prototypes, a decision branch that is compared with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from feddbp_client.losses import (
+    contrastive,
+    directions,
+    nearest_class,
+    normalized_distances,
+    prototype_alignment,
+    squared_distances,
+)
+from feddbp_client.methods.base import NO_CLASS, LocalMethod, Objective, Task
+from feddbp_client.statistics import evaluation, prototypes_and_fisher
+from feddbp_common.methods.feddbp import FedDBPSettings
+from feddbp_common.wire import FisherScores, Payload, PrototypeSet, TopChannels
+from feddbp_common.wire.payload import ChannelArray, FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class _Prototypes:
+    vectors: Tensor
+    """[C, d], zero where the class has none."""
+    directions: Tensor
+    """The same at length one."""
+    known: Tensor
+    """bool [C]."""
+
+
+class FedDBP(LocalMethod[FedDBPSettings]):
+    """Two parallel branches after the backbone, and one head for both unless they have one each."""
+
+    inference_rules = ("prototype_normalized", "prototype", "head")
+
+    def __init__(
+        self, *, backbone: nn.Module, make_head: Callable[[], nn.Module], settings: FedDBPSettings, task: Task
+    ) -> None:
+        super().__init__(backbone=backbone, make_head=make_head, settings=settings, task=task)
+        ablated = {"shared": settings.without_share, "decision": settings.without_decision}
+        names = [name for name, removed in ablated.items() if not removed]
+        # The first entry of each serves the shared feature and the last the decision feature; where both are one, it
+        # is stored once, since a checkpoint holds no tensor twice.
+        self.branches = nn.ModuleDict({name: _branch(settings.branch, task.feature_dim) for name in names})
+        self.heads = nn.ModuleDict(
+            {name: make_head() for name in (names if settings.heads == "separate" else names[:1])}
+        )
+        self._weights = {
+            "ce_shared": 1.0,
+            "ce_decision": settings.lambda_1,
+            "l_s": settings.lambda_2,
+            "l_d": settings.lambda_3,
+        }
+        self._prototypes: _Prototypes | None = None
+
+    @property
+    def inference(self) -> str:
+        return self.settings.inference
+
+    def receive(self, payload: Payload, *, completed_rounds: int) -> None:
+        received = payload.prototypes
+        self._prototypes = self._dense(received) if received is not None and len(received) else None
+
+    def objective(self, images: Tensor, labels: Tensor) -> Objective:
+        terms = self._terms(images, labels)
+        total = torch.stack([self._weights[name] * term for name, term in terms.items()]).sum()
+        return Objective(total=total, terms={name: term.detach() for name, term in terms.items()})
+
+    def collect(self, images: Tensor, labels: Tensor, *, batch_size: int) -> Payload:
+        with evaluation(self):
+            found = prototypes_and_fisher(
+                self._shared_feature,
+                self._shared_head,
+                images,
+                labels,
+                width=self.task.feature_dim,
+                batch_size=batch_size,
+                device=self.device,
+            )
+        fisher: FisherScores | TopChannels = FisherScores(found.fisher)
+        if self.task.top_channels_only:
+            fisher = TopChannels(top_channels(found.fisher, self.settings.k_top))
+        prototypes = PrototypeSet(class_ids=found.class_ids, counts=found.counts, vectors=found.prototypes)
+        return Payload(prototypes=prototypes, fisher=fisher)
+
+    def predict(self, images: Tensor) -> Mapping[str, Tensor]:
+        with evaluation(self):
+            z_d = self._decision_branch(self.backbone(images))
+            by_head = self._decision_head(z_d).argmax(dim=1)
+            if self._prototypes is None:
+                nothing = torch.full_like(by_head, NO_CLASS)
+                return {"prototype_normalized": nothing, "prototype": nothing, "head": by_head}
+            angular = normalized_distances(z_d, self._prototypes.directions)
+            plain = squared_distances(z_d, self._prototypes.vectors)
+            return {
+                "prototype_normalized": nearest_class(angular, self._prototypes.known),
+                "prototype": nearest_class(plain, self._prototypes.known),
+                "head": by_head,
+            }
+
+    def _terms(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """The loss terms that apply: those of an ablated branch do not, nor do those of prototypes without any."""
+        hidden = self.backbone(images)
+        z_s = self._shared_branch(hidden)
+        ce_shared = F.cross_entropy(self._shared_head(z_s), labels)
+        terms = {"ce_shared": ce_shared}
+        if self._prototypes is not None and not self.settings.without_share:
+            terms["l_s"] = self._l_s(z_s, labels, self._prototypes)
+        if self.settings.without_decision:
+            return terms
+        if self.settings.without_share:
+            z_d, terms["ce_decision"] = z_s, ce_shared
+        else:
+            z_d = self._decision_branch(hidden)
+            terms["ce_decision"] = F.cross_entropy(self._decision_head(z_d), labels)
+        if self._prototypes is not None:
+            terms["l_d"] = self._l_d(z_d, labels, self._prototypes)
+        return terms
+
+    def _shared_feature(self, images: Tensor) -> Tensor:
+        feature: Tensor = self._shared_branch(self.backbone(images))
+        return feature
+
+    @property
+    def _shared_branch(self) -> nn.Module:
+        return next(iter(self.branches.values()))
+
+    @property
+    def _decision_branch(self) -> nn.Module:
+        return list(self.branches.values())[-1]
+
+    @property
+    def _shared_head(self) -> nn.Module:
+        return next(iter(self.heads.values()))
+
+    @property
+    def _decision_head(self) -> nn.Module:
+        return list(self.heads.values())[-1]
+
+    def _l_s(self, z_s: Tensor, labels: Tensor, prototypes: _Prototypes) -> Tensor:
+        return prototype_alignment(z_s, prototypes.vectors, labels, prototypes.known, self.settings.l_s_reduction)
+
+    def _l_d(self, z_d: Tensor, labels: Tensor, prototypes: _Prototypes) -> Tensor:
+        return contrastive(
+            z_d,
+            prototypes.directions,
+            labels,
+            prototypes.known,
+            tau=self.settings.tau,
+            form=self.settings.l_d_form,
+            hard_negatives=self.settings.hard_negatives,
+        )
+
+    def _dense(self, received: PrototypeSet) -> _Prototypes:
+        class_ids = torch.tensor(received.class_ids, dtype=torch.int64, device=self.device)
+        vectors = torch.zeros(self.task.classes, self.task.feature_dim, device=self.device)
+        vectors[class_ids] = torch.tensor(received.vectors, dtype=vectors.dtype, device=self.device)
+        known = torch.zeros(self.task.classes, dtype=torch.bool, device=self.device)
+        known[class_ids] = True
+        return _Prototypes(vectors, directions(vectors), known)
+
+
+def top_channels(scores: FloatArray, k_top: int) -> ChannelArray:
+    """The k_top channels of the largest score in each row, largest first; of equals the lower index."""
+    # a stable sort keeps equals in the order of their index
+    return np.argsort(-scores, axis=1, kind="stable")[:, :k_top].astype(np.uint16)
+
+
+def _branch(shape: str, width: int) -> nn.Module:
+    layers: list[nn.Module] = [nn.Linear(width, width)]
+    if shape != "linear":
+        layers.append(nn.ReLU())
+    if shape == "mlp":
+        layers.append(nn.Linear(width, width))
+    return nn.Sequential(*layers)

@@ -1,0 +1,36 @@
+"""The four-layer CNN of HtFLlib, without its head; also the small network that FedKD and FedMRL share."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from torch import nn
+
+from feddbp_client.models.errors import ModelError
+from feddbp_client.models.shapes import ImageShape
+
+_SMALLEST: Final = 16
+_WIDTH: Final = 512
+
+
+def cnn4(image_shape: ImageShape) -> nn.Module:
+    channels, height, width = image_shape
+    if min(height, width) < _SMALLEST:
+        raise ModelError(f"cnn4 needs images of at least {_SMALLEST}x{_SMALLEST}, these are {height}x{width}")
+    flattened = 64 * _after_two_blocks(height) * _after_two_blocks(width)
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, kernel_size=5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, kernel_size=5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(flattened, _WIDTH),
+        nn.ReLU(),
+    )
+
+
+def _after_two_blocks(size: int) -> int:
+    """Two times a 5x5 convolution without padding, then halved."""
+    return ((size - 4) // 2 - 4) // 2

@@ -1,0 +1,91 @@
+"""Architectures by name, and a user's own by reference. Adding one is a function and a line here."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from difflib import get_close_matches
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from feddbp_client.models import cnn, imagenet, mini, resnet_small, vit
+from feddbp_client.models.errors import ModelError
+from feddbp_client.models.pooling import FeaturePool
+from feddbp_client.models.shapes import ImageShape
+from feddbp_common.catalog import FEATURE_DIM
+
+Builder = Callable[[ImageShape], nn.Module]
+"""Builds a body that turns [B, channels, height, width] into [B, any width]."""
+
+_BUILDERS: Final[dict[str, Builder]] = {
+    "cnn4": cnn.cnn4,
+    "googlenet": imagenet.googlenet,
+    "mobilenet_v2": imagenet.mobilenet_v2,
+    **{f"resnet{depth}": imagenet.resnet(depth) for depth in (18, 34, 50, 101, 152)},
+    **{f"resnet{2 + 2 * stages}": resnet_small.resnet(stages) for stages in (1, 2, 3, 4)},
+    "vit_b_16": vit.vit_b(16),
+    "vit_b_32": vit.vit_b(32),
+    "mini_plain": mini.mini_plain,
+    "mini_residual": mini.mini_residual,
+    "mini_depthwise": mini.mini_depthwise,
+    "mini_inception": mini.mini_inception,
+    "mini_dense": mini.mini_dense,
+    "mini_squeeze": mini.mini_squeeze,
+    "mini_mixer": mini.mini_mixer,
+    "mini_dilated": mini.mini_dilated,
+}
+
+
+def architectures() -> tuple[str, ...]:
+    return tuple(_BUILDERS)
+
+
+def build_backbone(architecture: str, image_shape: ImageShape, *, feature_dim: int = FEATURE_DIM) -> nn.Module:
+    """A network from images to features of the common width, with fresh weights."""
+    if ":" in architecture:
+        body = _own_body(architecture, image_shape)
+    elif architecture in _BUILDERS:
+        body = _BUILDERS[architecture](image_shape)
+    else:
+        guess = get_close_matches(architecture, _BUILDERS, n=3)
+        hint = f"did you mean {' or '.join(guess)}?" if guess else f"there are: {', '.join(_BUILDERS)}"
+        raise ModelError(f"no architecture is called {architecture!r}; {hint}")
+    return nn.Sequential(body, FeaturePool(feature_dim))
+
+
+def _own_body(reference: str, image_shape: ImageShape) -> nn.Module:
+    """A user's model, tried on two blank images before anyone waits for it in a round."""
+    module_name, _, name = reference.partition(":")
+    try:
+        function = getattr(importlib.import_module(module_name), name)
+    except ImportError as error:
+        raise ModelError(f"--model {reference}: cannot import {module_name!r}: {error}") from error
+    except AttributeError:
+        raise ModelError(f"--model {reference}: {module_name} has no {name!r}") from None
+    if not callable(function):
+        raise ModelError(f"--model {reference}: {name} is not a function")
+    try:
+        body = function(image_shape)
+    except Exception as error:
+        raise ModelError(f"--model {reference}: {name}({image_shape}) failed: {error}") from error
+    if not isinstance(body, nn.Module):
+        raise ModelError(f"--model {reference}: {name} returned {type(body).__name__}, not a torch module")
+    _check_output(reference, body, image_shape)
+    return body
+
+
+def _check_output(reference: str, body: nn.Module, image_shape: ImageShape) -> None:
+    was_training = body.training
+    body.eval()
+    try:
+        with torch.no_grad():
+            features = body(torch.zeros(2, *image_shape))
+    except Exception as error:
+        raise ModelError(f"--model {reference}: does not take images of shape {image_shape}: {error}") from error
+    finally:
+        body.train(was_training)
+    if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 2:
+        found = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        raise ModelError(f"--model {reference}: two images gave {found}, not [2, features]")

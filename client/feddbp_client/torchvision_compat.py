@@ -1,0 +1,59 @@
+"""The one place that imports torchvision.
+
+torchvision's wheels are built against one build of torch. Beside another (its CUDA build beside a CPU torch, as plain
+pip makes them) the compiled library does not load, and the import fails with "operator torchvision::nms does not
+exist", because torchvision describes operators to torch that nobody declared. We use none of them, so we declare their schemas
+where they are missing, and the import works.
+"""
+
+from __future__ import annotations
+
+import functools
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+import torch
+
+from feddbp_common.errors import ConfigurationError
+
+_SCHEMAS: Final = {
+    "nms": "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms": "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+}
+_declared: list[torch.library.Library] = []
+"""Kept for as long as the process lives: a library that is collected takes its schemas with it."""
+
+
+@functools.cache
+def torchvision() -> ModuleType:
+    """The torchvision package, imported on first use: it takes a second."""
+    spec = find_spec("torchvision")
+    if spec is None or spec.origin is None:
+        raise ConfigurationError("this needs torchvision: pip install 'feddbp[client]'")
+    if not _compiled_library_loads(Path(spec.origin).parent):
+        _declare_missing_operators()
+    return import_module("torchvision")
+
+
+def _compiled_library_loads(package: Path) -> bool:
+    for library in package.glob("_C*.so"):
+        try:
+            torch.ops.load_library(str(library))
+        except OSError:
+            return False
+    return _is_declared("nms")
+
+
+def _declare_missing_operators() -> None:
+    for name, schema in _SCHEMAS.items():
+        if not _is_declared(name):
+            library = torch.library.Library("torchvision", "FRAGMENT")
+            library.define(schema)
+            _declared.append(library)
+
+
+def _is_declared(operator: str) -> bool:
+    return hasattr(torch.ops.torchvision, operator)

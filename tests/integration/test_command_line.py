@@ -1,0 +1,105 @@
+"""Mistakes on the command line: one clear line, the right exit code, no traceback."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from processes import Federation
+
+
+def run(module: str, *arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", module, *map(str, arguments)], capture_output=True, text=True, cwd=cwd, timeout=120
+    )
+
+
+def expect_one_line(result: subprocess.CompletedProcess[str], code: int, *fragments: str) -> None:
+    assert result.returncode == code, result.stderr
+    complaint = [line for line in result.stderr.splitlines() if " error: " in line]
+    assert len(complaint) == 1, result.stderr
+    assert "Traceback" not in result.stderr
+    for fragment in fragments:
+        assert fragment in complaint[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragments"),
+    [
+        (["--prot", "1"], ["--prot", "--help"]),
+        (["--port", "http"], ["--port", "'http'"]),
+        (["--port", "70000"], ["--port", "65535"]),
+        (["--rounds", "0"], ["--rounds", "greater than or equal to 1"]),
+        (["--method", "fedbdp"], ["'fedbdp'", "'feddbp'"]),
+        (["--dataset", "mnist"], ["'mnist'", "digits"]),
+        (["--set", "tau"], ["--set", "NAME=VALUE"]),
+        (["--set", "tua=1"], ["'tua'", "tau"]),
+        (["--set", "k_top=600"], ["600", "512"]),
+        (["--clients", "3", "--min-clients", "4"], ["--min-clients", "3 clients"]),
+        (["--round-deadline", "soon"], ["--round-deadline", "'soon'"]),
+        (["--config", "nowhere.toml"], ["nowhere.toml", "No such file"]),
+        (["--host", "0.0.0.0"], ["0.0.0.0", "--insecure"]),
+    ],
+)
+def test_a_mistake_in_the_servers_flags(arguments: list[str], fragments: list[str], tmp_path: Path) -> None:
+    expect_one_line(run("feddbp_server.cli", *arguments, cwd=tmp_path), 2, *fragments)
+
+
+def test_a_port_that_is_in_use(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        expect_one_line(run("feddbp_server.cli", "--port", port, cwd=tmp_path), 2, str(port), "in use")
+
+
+def test_a_state_directory_of_another_run(running_federation: Federation, tmp_path: Path) -> None:
+    running_federation.server("--rounds", 3).kill()
+    result = run("feddbp_server.cli", "--state-dir", running_federation.state_dir, "--rounds", 4, cwd=tmp_path)
+    expect_one_line(result, 2, "rounds is 3 there and 4 here")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "fragments"),
+    [
+        ([], 2, ["--id"]),
+        (["--id", "0", "--ids", "0-3"], 2, ["--id", "--ids"]),
+        (["--ids", "3-1"], 2, ["--ids", "3-1"]),
+        (["--id", "-1"], 2, ["--id"]),
+        (["--id", "0", "--gpu", "1"], 2, ["--gpu 1", "torch sees"]),
+        (["--id", "0", "--device", "tpu9"], 2, ["tpu9"]),
+        (["--id", "0", "--server", "127.0.0.1:1", "--patience", "1s"], 3, ["127.0.0.1:1 does not answer", "gave up after 1s"]),
+    ],
+)
+def test_a_mistake_in_the_clients_flags(
+    arguments: list[str], code: int, fragments: list[str], tmp_path: Path
+) -> None:
+    expect_one_line(run("feddbp_client.cli", *arguments, cwd=tmp_path), code, *fragments)
+
+
+@pytest.mark.parametrize(
+    ("content", "fragment"),
+    [(None, "images.npz"), (b"PK\x03\x04 this is no archive", "images.npz")],
+    ids=["missing", "corrupt"],
+)
+def test_private_data_that_cannot_be_read(
+    content: bytes | None, fragment: str, running_federation: Federation, tmp_path: Path
+) -> None:
+    running_federation.server()
+    path = tmp_path / "images.npz"
+    if content is not None:
+        path.write_bytes(content)
+    result = run(
+        "feddbp_client.cli", "--id", 0, "--server", running_federation.address, "--data", path, cwd=tmp_path
+    )
+    assert result.returncode == 1
+    expect_one_line(result, 1, fragment)
+
+
+def test_an_id_the_run_does_not_have(running_federation: Federation, tmp_path: Path) -> None:
+    running_federation.server("--clients", 4)
+    result = run("feddbp_client.cli", "--id", 4, "--server", running_federation.address, cwd=tmp_path)
+    expect_one_line(result, 2, "client id 4", "0 to 3")

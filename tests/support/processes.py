@@ -1,0 +1,158 @@
+"""The real commands as real processes, on loopback, with everything they write in a directory of the test."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PATIENCE = 90.0
+"""Seconds after which a wait in a test has failed; generous, because nothing is measured by it."""
+
+
+class GaveUpError(AssertionError):
+    """Something a test waits for did not happen."""
+
+
+def wait_until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.02)
+    raise GaveUpError(f"{what} did not happen within {seconds:g}s")
+
+
+@dataclass
+class Command:
+    """A running command whose output goes to a file."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log_path: Path
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    def wait(self, seconds: float = PATIENCE) -> int:
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise GaveUpError(f"{self.name} is still running after {seconds:g}s; its log:\n{self.log}") from None
+
+    def kill(self) -> None:
+        """As the kernel or a power cut would: no chance to say goodbye."""
+        self.process.kill()
+        self.process.wait()
+
+    def interrupt(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+    def terminate(self) -> None:
+        self.process.terminate()
+
+    def expect_exit(self, code: int, seconds: float = PATIENCE) -> None:
+        assert self.wait(seconds) == code, f"{self.name} exited with {self.process.returncode}; its log:\n{self.log}"
+
+
+class Federation:
+    """A server and its clients under one directory; whatever still runs is killed at the end of the test."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.commands: list[Command] = []
+        self.port = 0
+
+    @property
+    def state_dir(self) -> Path:
+        return self.directory / "server"
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start(self, module: str, *arguments: object, name: str, env: dict[str, str] | None = None) -> Command:
+        log_path = self.directory / f"{name}-{len(self.commands)}.log"
+        with log_path.open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", module, *map(str, arguments)],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(env or {})},
+                cwd=self.directory,
+            )
+        command = Command(name, process, log_path)
+        self.commands.append(command)
+        return command
+
+    def server(self, *options: object, env: dict[str, str] | None = None) -> Command:
+        """Starts the server and waits until it listens; on the same port if it was started before."""
+        endpoint = self.state_dir / "endpoint.json"
+        endpoint.unlink(missing_ok=True)
+        command = self.start(
+            "feddbp_server.cli", "--port", self.port, "--state-dir", self.state_dir, *options, name="server", env=env
+        )
+
+        def listening() -> bool:
+            if command.process.poll() is not None:
+                raise GaveUpError(f"the server ended with {command.process.returncode}:\n{command.log}")
+            return endpoint.exists()
+
+        wait_until(listening, "the server's start")
+        self.port = json.loads(endpoint.read_text())["port"]
+        return command
+
+    def client(self, ids: object, *options: object, env: dict[str, str] | None = None) -> Command:
+        return self.start(
+            "feddbp_client.cli",
+            "--ids",
+            ids,
+            "--server",
+            self.address,
+            "--state-dir",
+            self.directory / "clients",
+            "--device",
+            "cpu",
+            *options,
+            name=f"client-{ids}",
+            env=env,
+        )
+
+    def summary(self) -> dict[str, Any]:
+        loaded: dict[str, Any] = json.loads((self.state_dir / "summary.json").read_text())
+        return loaded
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The metrics file as it is now, without a line that is being written."""
+        text = (self.state_dir / "metrics.jsonl").read_text()
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+    def outcome(self) -> tuple[str, list[dict[str, Any]]]:
+        """What must be the same however a run was disturbed: the prototypes, and every result but the seconds."""
+        lines = [{key: value for key, value in line.items() if key != "seconds"} for line in self.metrics()]
+        return self.summary()["prototypes_sha256"], sorted(lines, key=lambda line: (line["round"], line["client"]))
+
+    def stop_all(self) -> None:
+        for command in self.commands:
+            if command.process.poll() is None:
+                command.kill()
+
+
+@contextmanager
+def federation(directory: Path) -> Iterator[Federation]:
+    directory.mkdir(parents=True, exist_ok=True)
+    running = Federation(directory)
+    try:
+        yield running
+    finally:
+        running.stop_all()
