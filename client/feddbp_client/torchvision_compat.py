@@ -2,8 +2,8 @@
 
 torchvision's wheels are built against one build of torch. Beside another (its CUDA build beside a CPU torch, as plain
 pip makes them) the compiled library does not load, and the import fails with "operator torchvision::nms does not
-exist", because torchvision describes operators to torch that nobody declared. We use none of them, so we declare their schemas
-where they are missing, and the import works.
+exist", because torchvision describes operators to torch that nobody declared. We use none of them, so we declare
+their schemas where they are missing, and the import works.
 """
 
 from __future__ import annotations

@@ -18,10 +18,12 @@ from feddbp_common.wire import WireType
 
 MAX_CLIENTS: Final = 100_000
 MAX_CLASSES: Final = 65_536
+_UINT32_MAX: Final = 2**32 - 1
+"""What the protocol can carry."""
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class FisherForm(StrEnum):
@@ -86,8 +88,8 @@ class DataConfig(_Frozen):
 class TrainingConfig(_Frozen):
     """Local training: what each client does in a round."""
 
-    local_epochs: int = Field(10, ge=1, description="passes over the local data per round")
-    batch_size: int = Field(32, ge=2, description="samples per step")
+    local_epochs: int = Field(10, ge=1, le=_UINT32_MAX, description="passes over the local data per round")
+    batch_size: int = Field(32, ge=2, le=_UINT32_MAX, description="samples per step")
     learning_rate: float = Field(0.01, gt=0, description="step size of SGD")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD, which starts afresh every round")
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty of SGD")
@@ -118,7 +120,7 @@ class RunConfig(_Frozen):
         {}, description="a setting of the method; may be repeated", json_schema_extra={"flag": "--set"}
     )
     clients: int = Field(20, ge=1, le=MAX_CLIENTS, description="client ids 0 to N-1, and shards of the data")
-    rounds: int = Field(100, ge=1, description="rounds of training")
+    rounds: int = Field(100, ge=1, le=_UINT32_MAX, description="rounds of training")
     seed: int = Field(0, ge=0, lt=2**32, description="every random choice derives from it")
     data: DataConfig = DataConfig()
     training: TrainingConfig = TrainingConfig()
@@ -222,8 +224,12 @@ def run_from_proto(message: pb.RunConfig) -> RunConfig:
                 wire_dtype=_REAL_FROM_PROTO[message.wire.dtype], fisher=_FISHER_FROM_PROTO[message.wire.fisher]
             ),
         )
-    except (ValidationError, KeyError) as error:
-        raise ConfigurationError(f"the server's run configuration cannot be used: {error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        fault = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    except KeyError:
+        fault = "wire: an element type or a form of Fisher scores this version does not know"
+    raise ConfigurationError(f"the server's run configuration cannot be used: {fault}")
 
 
 def _fields(message: pb.DataConfig | pb.TrainingConfig) -> dict[str, Any]:

@@ -18,15 +18,19 @@ def parse_duration(value: Any) -> Any:
         return value
     text = value.strip().lower()
     if re.fullmatch(r"\d+(\.\d+)?", text):
-        return timedelta(seconds=float(text))
+        text += "s"
     pieces = _PIECE.findall(text)
     if not pieces or "".join(number + unit for number, unit in pieces) != text:
         raise ValueError(f"{value!r} is not a duration such as 90s, 10m or 1h30m")
-    return timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in pieces))
+    try:
+        return timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in pieces))
+    except OverflowError:
+        raise ValueError(f"{value!r} is too long") from None
 
 
 def format_duration(duration: timedelta) -> str:
-    return f"{duration.total_seconds():g}s"
+    """Exact, and fit to be read again by `parse_duration`."""
+    return f"{duration.total_seconds():.6f}".rstrip("0").rstrip(".") + "s"
 
 
 Duration = Annotated[timedelta, BeforeValidator(parse_duration), PlainSerializer(format_duration, when_used="json")]

@@ -17,7 +17,7 @@ METHODS: Final = MappingProxyType({method.name: method for method in (FEDDBP, LO
 def method_named(name: str) -> Method:
     if name in METHODS:
         return METHODS[name]
-    guess = get_close_matches(name, METHODS, n=1)
+    guess = get_close_matches(name.lower(), METHODS, n=1)
     hint = f"did you mean {guess[0]!r}?" if guess else f"there are: {', '.join(METHODS)}"
     raise ConfigurationError(f"no method is called {name!r}; {hint}")
 

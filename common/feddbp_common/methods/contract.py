@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from feddbp_common.wire import PayloadRules
 
+CollectMode = Literal["post", "running", "last_epoch"]
+"""When class means are taken: after training, over the whole round's steps, or over the last epoch's."""
+
 
 class MethodSettings(BaseModel):
     """Base of every method's hyper-parameters; fields carry a description and the paper's default."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -134,7 +134,9 @@ def wire_type_of(tensor: pb.Tensor) -> WireType:
     try:
         return _FROM_PROTO[tensor.dtype]
     except KeyError:
-        raise PayloadError(tensor.name, f"dtype {tensor.dtype} is not one this protocol knows") from None
+        # no rule has seen the name yet: it must not break out of a line of the log
+        name = tensor.name[:64] if tensor.name and tensor.name.isprintable() else repr(tensor.name[:64])
+        raise PayloadError(name, f"dtype {tensor.dtype} is not one this protocol knows") from None
 
 
 def tensor_bytes(tensor: pb.Tensor) -> int:
@@ -197,7 +199,8 @@ def _to_bfloat16(_: str, array: FloatArray) -> AnyArray:
     bits = np.ascontiguousarray(array, dtype="<f4").view("<u4")
     # round half to even on the 16 bits that are dropped
     rounded: AnyArray = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
-    return rounded
+    # the bits of some NaNs, CUDA's among them, would carry over into the sign and come out as zero
+    return np.where(np.isnan(array), np.uint16(0x7FC0), rounded)
 
 
 _WRITERS: Final[dict[WireType, Callable[[str, FloatArray], AnyArray]]] = {
@@ -211,7 +214,7 @@ def _from_wire(tensor: pb.Tensor, data: memoryview) -> AnyArray:
     wire_type = wire_type_of(tensor)
     array = np.frombuffer(data, dtype=_STORAGE[wire_type]).reshape(tuple(tensor.shape))
     if wire_type is WireType.BFLOAT16:
-        return (array.astype("<u4") << 16).view("<f4")
+        return np.asarray(array.astype("<u4") << 16).view("<f4")
     if wire_type is WireType.FLOAT16:
         return array.astype(np.float32)
     return array
