@@ -57,16 +57,21 @@ async def _run(config: ClientConfig) -> int:
             amp=config.compute.amp,
         ),
     )
-    connection = Connection(config.identity.server)
-    slot = asyncio.Semaphore(1)
+    identity = config.identity
+    connections = {
+        client_id: Connection(identity.server, client_id=client_id, access=identity.access)
+        for client_id in identity.client_ids
+    }
+    slot = asyncio.Semaphore(1)  # one client trains at a time: torch's generator and the cores are shared
     daemons = [
-        ClientDaemon(client_id, connection, options, training_slot=slot) for client_id in config.identity.client_ids
+        ClientDaemon(client_id, connection, options, training_slot=slot)
+        for client_id, connection in connections.items()
     ]
     with freed_after_use(device):
         try:
             return await _until_done_or_told_to_stop(daemons)
         finally:
-            await connection.close()
+            await asyncio.gather(*(connection.close() for connection in connections.values()))
 
 
 async def _until_done_or_told_to_stop(daemons: Sequence[ClientDaemon]) -> int:

@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from feddbp_common.durations import Duration
 from feddbp_common.errors import ConfigurationError
+from feddbp_common.ids import parse_ids
+from feddbp_common.tls import Access, check_exposure
 
 
 class _Frozen(BaseModel):
@@ -22,6 +24,9 @@ class IdentityConfig(_Frozen):
     id: int | None = Field(None, ge=0, description="this client's id")
     ids: str | None = Field(None, description="several clients in one process, e.g. 0-19 or 0,3,5-7")
     server: str = Field("127.0.0.1:50051", description="address of the server, HOST:PORT")
+    certs: Path | None = Field(None, description="directory made by `feddbp certs`, with this client's certificate")
+    token_file: Path | None = Field(None, description="file with this client's token")
+    insecure: bool = Field(False, description="talk to another machine without TLS")
     state_dir: Path = Field(Path("feddbp-state/clients"), description="checkpoints, by run and client")
     patience: Duration = Field(
         timedelta(minutes=5), ge=timedelta(0), description="how long to keep trying when the server is away"
@@ -34,7 +39,12 @@ class IdentityConfig(_Frozen):
     def _one_way_to_say_who(self) -> Self:
         if (self.id is None) == (self.ids is None):
             raise ConfigurationError("say who this client is: either --id N or --ids 0-19")
+        check_exposure(self.server, certs=self.certs, insecure=self.insecure)
         return self
+
+    @property
+    def access(self) -> Access:
+        return Access(certs=self.certs, token_file=self.token_file)
 
     @property
     def client_ids(self) -> tuple[int, ...]:
@@ -71,17 +81,3 @@ class ClientConfig(_Frozen):
             raise ConfigurationError("give --gpu or --device, not both")
         parse_ids(self.identity.ids or "0")
         return self
-
-
-def parse_ids(text: str) -> tuple[int, ...]:
-    """Client ids from a list of numbers and ranges."""
-    ids: set[int] = set()
-    for piece in text.split(","):
-        first, dash, last = piece.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise ConfigurationError(f"--ids: {text!r} is not a list such as 0-19 or 0,3,5-7")
-        low, high = int(first), int(last) if dash else int(first)
-        if high < low or high - low > 10_000:
-            raise ConfigurationError(f"--ids: {piece.strip()!r} is not a range of clients")
-        ids.update(range(low, high + 1))
-    return tuple(sorted(ids))

@@ -13,6 +13,7 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_common.errors import ExitCode, FedDBPError, PayloadError
 from feddbp_common.refusals import refusal_in
+from feddbp_common.tls import Access, client_subject
 from feddbp_common.version import VERSION
 from feddbp_common.wire import (
     BodyAssembler,
@@ -63,11 +64,12 @@ class Download:
 
 
 class Connection:
-    """A channel to one server; many clients of a process may share it."""
+    """A channel to one server, under one client's name."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, client_id: int = 0, access: Access = Access()) -> None:  # noqa: B008 - frozen
         self.address = address
-        self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        self._channel = access.channel(address, client_subject(client_id), _CHANNEL_OPTIONS)
+        self._metadata = access.metadata()
         self._stub: pb_grpc.FederationAsyncStub = pb_grpc.FederationStub(self._channel)
 
     async def close(self) -> None:
@@ -75,35 +77,43 @@ class Connection:
 
     async def get_run(self) -> pb.GetRunResponse:
         with self._translated():
-            return await self._stub.GetRun(pb.GetRunRequest(software_version=VERSION), timeout=_CALL_SECONDS)
+            return await self._stub.GetRun(
+                pb.GetRunRequest(software_version=VERSION), timeout=_CALL_SECONDS, metadata=self._metadata
+            )
 
     async def join(self, request: pb.JoinRequest) -> pb.JoinResponse:
         with self._translated():
-            return await self._stub.Join(request, timeout=_CALL_SECONDS)
+            return await self._stub.Join(request, timeout=_CALL_SECONDS, metadata=self._metadata)
 
     async def follow(self, session: str) -> AsyncIterator[pb.RoundEvent]:
         with self._translated():
-            async for event in self._stub.Follow(pb.FollowRequest(session=session)):
+            async for event in self._stub.Follow(pb.FollowRequest(session=session), metadata=self._metadata):
                 yield event
 
     async def download(self, session: str, round_number: int, rules: PayloadRules) -> Download:
         with self._translated():
             parts = self._stub.Download(
-                pb.DownloadRequest(session=session, round=round_number), timeout=_IDLE_SECONDS * 10
+                pb.DownloadRequest(session=session, round=round_number),
+                timeout=_IDLE_SECONDS * 10,
+                metadata=self._metadata,
             )
             return await _receive(parts, rules)
 
     async def upload(self, session: str, round_number: int, encoded: Encoded) -> pb.UploadReceipt:
         with self._translated():
-            return await self._stub.Upload(upload_parts(session, round_number, encoded), timeout=_IDLE_SECONDS * 10)
+            return await self._stub.Upload(
+                upload_parts(session, round_number, encoded), timeout=_IDLE_SECONDS * 10, metadata=self._metadata
+            )
 
     async def report(self, request: pb.ReportRequest) -> None:
         with self._translated():
-            await self._stub.Report(request, timeout=_CALL_SECONDS)
+            await self._stub.Report(request, timeout=_CALL_SECONDS, metadata=self._metadata)
 
     async def leave(self, session: str, reason: str) -> None:
         with self._translated():
-            await self._stub.Leave(pb.LeaveRequest(session=session, reason=reason), timeout=_CALL_SECONDS)
+            await self._stub.Leave(
+                pb.LeaveRequest(session=session, reason=reason), timeout=_CALL_SECONDS, metadata=self._metadata
+            )
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

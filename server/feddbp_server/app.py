@@ -20,9 +20,11 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.files import replace_text
+from feddbp_common.tls import CertificateDirectory
 from feddbp_server.config import ServerConfig
 from feddbp_server.control import ControlService
 from feddbp_server.coordinator import Coordinator
+from feddbp_server.identity import AnyoneMay, CertificateNames, Identity, TokenOpens
 from feddbp_server.ingest import UploadLimits
 from feddbp_server.results import Results
 from feddbp_server.rounds import Phase
@@ -66,14 +68,16 @@ class Server:
             await self._shut_down()
 
     async def _listen(self) -> None:
-        pb_grpc.add_FederationServicer_to_server(FederationService(self.coordinator, limits=UploadLimits()), self._grpc)
-        pb_grpc.add_ControlServicer_to_server(ControlService(self.coordinator), self._grpc)
+        identity = self._identity()
+        federation = FederationService(self.coordinator, identity=identity, limits=UploadLimits())
+        pb_grpc.add_FederationServicer_to_server(federation, self._grpc)
+        pb_grpc.add_ControlServicer_to_server(ControlService(self.coordinator, identity=identity), self._grpc)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
         if self._config.listen.reflection:
             self._add_reflection()
         address = f"{self._config.listen.host}:{self._config.listen.port}"
         try:
-            self.port = self._grpc.add_insecure_port(address)
+            self.port = self._add_port(address)
         except RuntimeError:
             raise ConfigurationError(
                 f"cannot listen on {address}: the port is in use or the address is not ours"
@@ -82,6 +86,21 @@ class Server:
         await self._tell_health()
         self._write_endpoint()
         log.info("listening on %s:%d", self._config.listen.host, self.port)
+
+    def _identity(self) -> Identity:
+        listen = self._config.listen
+        if listen.token_file is not None:
+            return TokenOpens.from_file(listen.token_file)
+        return CertificateNames() if listen.certs is not None else AnyoneMay()
+
+    def _add_port(self, address: str) -> int:
+        listen = self._config.listen
+        if listen.certs is None:
+            return self._grpc.add_insecure_port(address)
+        credentials = CertificateDirectory(listen.certs).server_credentials(
+            clients_have_certificates=listen.token_file is None
+        )
+        return self._grpc.add_secure_port(address, credentials)
 
     def _write_endpoint(self) -> None:
         """Tells whoever started the server with port 0 where it ended up."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from datetime import timedelta
 from pathlib import Path
 from typing import Literal, Self
@@ -12,16 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from feddbp_common.config import RunConfig
 from feddbp_common.durations import Duration
 from feddbp_common.errors import ConfigurationError
+from feddbp_common.tls import check_exposure
 from feddbp_server.rounds import RoundPolicy
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 class _Frozen(BaseModel):
@@ -31,8 +22,10 @@ class _Frozen(BaseModel):
 class ListenConfig(_Frozen):
     """Server: where it listens and where its state lives."""
 
-    host: str = Field("127.0.0.1", description="address to listen on; anything but loopback needs --insecure")
+    host: str = Field("127.0.0.1", description="address to listen on; anything but loopback needs --certs")
     port: int = Field(50051, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    certs: Path | None = Field(None, description="directory made by `feddbp certs`: TLS, and clients need certificates")
+    token_file: Path | None = Field(None, description="lines of NAME TOKEN; tokens take the place of certificates")
     insecure: bool = Field(False, description="listen without TLS on an address other machines can reach")
     state_dir: Path = Field(Path("feddbp-state/server"), description="database, metrics.jsonl and summary.json")
     linger: Duration = Field(
@@ -45,11 +38,7 @@ class ListenConfig(_Frozen):
 
     @model_validator(mode="after")
     def _exposed_only_on_purpose(self) -> Self:
-        if not self.insecure and not _is_loopback(self.host):
-            raise ConfigurationError(
-                f"{self.host} can be reached from other machines and the connection is not encrypted; "
-                "listen on 127.0.0.1, or say --insecure"
-            )
+        check_exposure(self.host, certs=self.certs, insecure=self.insecure)
         return self
 
 

@@ -12,6 +12,7 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_server.answering import answers, streams
 from feddbp_server.coordinator import Coordinator
+from feddbp_server.identity import Identity, operator_may
 from feddbp_server.rounds import PauseAsked, ResumeAsked, StopAsked
 from feddbp_server.status import status_of
 
@@ -23,15 +24,18 @@ _LEAST_INTERVAL: Final = 0.1
 class ControlService(pb_grpc.ControlServicer):
     """What operators call."""
 
-    def __init__(self, coordinator: Coordinator) -> None:
+    def __init__(self, coordinator: Coordinator, *, identity: Identity) -> None:
         self.coordinator = coordinator
+        self._identity = identity
 
     @answers
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.RunStatus:
+        operator_may(self._identity, context)
         return status_of(self.coordinator)
 
     @streams
     async def WatchStatus(self, request: pb.WatchStatusRequest, context: Context) -> AsyncIterator[pb.RunStatus]:
+        operator_may(self._identity, context)
         while True:
             changed = self.coordinator.status_changed.upcoming()
             yield status_of(self.coordinator)
@@ -42,15 +46,18 @@ class ControlService(pb_grpc.ControlServicer):
 
     @answers
     async def Pause(self, request: pb.PauseRequest, context: Context) -> pb.RunStatus:
+        operator_may(self._identity, context)
         await self.coordinator.operate(PauseAsked())
         return status_of(self.coordinator)
 
     @answers
     async def Resume(self, request: pb.ResumeRequest, context: Context) -> pb.RunStatus:
+        operator_may(self._identity, context)
         await self.coordinator.operate(ResumeAsked())
         return status_of(self.coordinator)
 
     @answers
     async def Stop(self, request: pb.StopRequest, context: Context) -> pb.RunStatus:
+        operator_may(self._identity, context)
         await self.coordinator.operate(StopAsked(request.reason[:500] or "stopped by an operator"))
         return status_of(self.coordinator)

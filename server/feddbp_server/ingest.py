@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -29,10 +29,14 @@ class UploadLimits:
 
 
 async def receive_upload(
-    parts: AsyncIterator[pb.UploadPart], coordinator: Coordinator, limits: UploadLimits
+    parts: AsyncIterator[pb.UploadPart],
+    caller: Callable[[str], Client],
+    coordinator: Coordinator,
+    limits: UploadLimits,
 ) -> pb.UploadReceipt:
+    """`caller` finds whose session it is, or refuses."""
     header = await _header(parts, limits)
-    client = coordinator.sessions.by_session(header.session)
+    client = caller(header.session)
     earlier = await coordinator.earlier_receipt(client, header.round, header.manifest.sha256)
     if earlier is not None:
         return earlier

@@ -14,8 +14,10 @@ from feddbp_common.config import run_to_proto
 from feddbp_common.wire import chunked
 from feddbp_server.answering import answers, streams
 from feddbp_server.coordinator import Coordinator
+from feddbp_server.identity import Identity, client_may
 from feddbp_server.ingest import UploadLimits, receive_upload
 from feddbp_server.refusals import RefusedError
+from feddbp_server.sessions import Client
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -23,9 +25,16 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class FederationService(pb_grpc.FederationServicer):
     """What clients call."""
 
-    def __init__(self, coordinator: Coordinator, *, limits: UploadLimits) -> None:
+    def __init__(self, coordinator: Coordinator, *, identity: Identity, limits: UploadLimits) -> None:
         self.coordinator = coordinator
+        self._identity = identity
         self._limits = limits
+
+    def _caller(self, session: str, context: Context) -> Client:
+        """Whose session it is; a session is of no use to whoever else got hold of it."""
+        client = self.coordinator.sessions.by_session(session)
+        client_may(self._identity, context, client.client_id)
+        return client
 
     @answers
     async def GetRun(self, request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:
@@ -34,6 +43,7 @@ class FederationService(pb_grpc.FederationServicer):
 
     @answers
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:
+        client_may(self._identity, context, request.client_id)
         client, secret = await self.coordinator.join(request)
         response = pb.JoinResponse(session=secret, epoch=client.epoch)
         response.lease.FromTimedelta(self.coordinator.sessions.lease)
@@ -41,13 +51,13 @@ class FederationService(pb_grpc.FederationServicer):
 
     @streams
     async def Follow(self, request: pb.FollowRequest, context: Context) -> AsyncIterator[pb.RoundEvent]:
-        client = self.coordinator.sessions.by_session(request.session)
+        client = self._caller(request.session, context)
         async for event in self.coordinator.follow(client):
             yield event
 
     @streams
     async def Download(self, request: pb.DownloadRequest, context: Context) -> AsyncIterator[pb.DownloadPart]:
-        client = self.coordinator.sessions.by_session(request.session)
+        client = self._caller(request.session, context)
         encoded = await self.coordinator.download(client, request.round)
         yield pb.DownloadPart(manifest=encoded.manifest)
         for piece in chunked(encoded.segments):
@@ -55,11 +65,14 @@ class FederationService(pb_grpc.FederationServicer):
 
     @answers
     async def Upload(self, request_iterator: AsyncIterator[pb.UploadPart], context: Context) -> pb.UploadReceipt:
-        return await receive_upload(request_iterator, self.coordinator, self._limits)
+        def caller(session: str) -> Client:
+            return self._caller(session, context)
+
+        return await receive_upload(request_iterator, caller, self.coordinator, self._limits)
 
     @answers
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportResponse:
-        client = self.coordinator.sessions.by_session(request.session)
+        client = self._caller(request.session, context)
         match request.WhichOneof("report"):
             case "progress":
                 self.coordinator.report_progress(client, request.progress)
@@ -73,7 +86,7 @@ class FederationService(pb_grpc.FederationServicer):
 
     @answers
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveResponse:
-        client = self.coordinator.sessions.by_session(request.session)
+        client = self._caller(request.session, context)
         await self.coordinator.leave(client, request.reason)
         return pb.LeaveResponse()
 

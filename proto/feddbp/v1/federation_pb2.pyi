@@ -239,6 +239,8 @@ class _RefusalReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Refusal
     """The run is over."""
     REFUSAL_REASON_INVALID_REQUEST: _RefusalReason.ValueType  # 12
     """A message lacks something or says something impossible."""
+    REFUSAL_REASON_NOT_AUTHORISED: _RefusalReason.ValueType  # 13
+    """The caller's certificate or token is not that of the party it acts as."""
 
 class RefusalReason(_RefusalReason, metaclass=_RefusalReasonEnumTypeWrapper):
     """-------------------------------------------------------------------------------------------------------------- refusals
@@ -272,6 +274,8 @@ REFUSAL_REASON_RUN_ENDED: RefusalReason.ValueType  # 11
 """The run is over."""
 REFUSAL_REASON_INVALID_REQUEST: RefusalReason.ValueType  # 12
 """A message lacks something or says something impossible."""
+REFUSAL_REASON_NOT_AUTHORISED: RefusalReason.ValueType  # 13
+"""The caller's certificate or token is not that of the party it acts as."""
 Global___RefusalReason: _TypeAlias = RefusalReason  # noqa: Y015
 
 @_typing.final
@@ -738,25 +742,27 @@ class RoundOpened(_message.Message):
 
     ROUND_FIELD_NUMBER: _builtins.int
     SELECTED_FIELD_NUMBER: _builtins.int
-    TIME_LEFT_FIELD_NUMBER: _builtins.int
+    DEADLINE_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """Its number, from 0."""
     selected: _builtins.bool
     """Whether this client is chosen to train in it."""
     @_builtins.property
-    def time_left(self) -> _duration_pb2.Duration:
-        """Time left until the round may close without this client; absent if it waits for everyone."""
+    def deadline(self) -> _duration_pb2.Duration:
+        """How long a round stays open before it may close without this client; absent if it waits for everyone. The whole
+        span, not what is left of it, so that the event is the same whenever it is asked for.
+        """
 
     def __init__(
         self,
         *,
         round: _builtins.int = ...,
         selected: _builtins.bool = ...,
-        time_left: _duration_pb2.Duration | None = ...,
+        deadline: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["time_left", b"time_left"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["deadline", b"deadline"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["round", b"round", "selected", b"selected", "time_left", b"time_left"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline", b"deadline", "round", b"round", "selected", b"selected"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1535,6 +1541,26 @@ class RunStatus(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class RefusalsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     RUN_ID_FIELD_NUMBER: _builtins.int
     METHOD_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
@@ -1549,6 +1575,7 @@ class RunStatus(_message.Message):
     BYTES_UP_FIELD_NUMBER: _builtins.int
     BYTES_DOWN_FIELD_NUMBER: _builtins.int
     INCIDENTS_FIELD_NUMBER: _builtins.int
+    REFUSALS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run's identity."""
     method: _builtins.str
@@ -1585,6 +1612,10 @@ class RunStatus(_message.Message):
     def incidents(self) -> _containers.RepeatedCompositeFieldContainer[Global___Incident]:
         """The newest refusals and failures, oldest first."""
 
+    @_builtins.property
+    def refusals(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Calls refused since the server started, by reason."""
+
     def __init__(
         self,
         *,
@@ -1602,10 +1633,11 @@ class RunStatus(_message.Message):
         bytes_up: _builtins.int = ...,
         bytes_down: _builtins.int = ...,
         incidents: _abc.Iterable[Global___Incident] | None = ...,
+        refusals: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_mean_accuracy", b"_mean_accuracy", "mean_accuracy", b"mean_accuracy", "time_left", b"time_left"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_mean_accuracy", b"_mean_accuracy", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "clients", b"clients", "incidents", b"incidents", "mean_accuracy", b"mean_accuracy", "method", b"method", "min_clients", b"min_clients", "missing", b"missing", "phase", b"phase", "reason", b"reason", "round", b"round", "rounds", b"rounds", "run_id", b"run_id", "time_left", b"time_left"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_mean_accuracy", b"_mean_accuracy", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "clients", b"clients", "incidents", b"incidents", "mean_accuracy", b"mean_accuracy", "method", b"method", "min_clients", b"min_clients", "missing", b"missing", "phase", b"phase", "reason", b"reason", "refusals", b"refusals", "round", b"round", "rounds", b"rounds", "run_id", b"run_id", "time_left", b"time_left"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__mean_accuracy: _TypeAlias = _typing.Literal["mean_accuracy"]  # noqa: Y015
     _WhichOneofArgType__mean_accuracy: _TypeAlias = _typing.Literal["_mean_accuracy", b"_mean_accuracy"]  # noqa: Y015

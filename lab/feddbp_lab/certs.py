@@ -1,0 +1,95 @@
+"""The command `feddbp certs`: certificates and tokens for a federation across machines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+
+from feddbp_common.cli import Parser
+from feddbp_common.durations import parse_duration
+from feddbp_common.errors import ConfigurationError, ExitCode
+from feddbp_common.ids import parse_ids
+from feddbp_common.tls import OPERATOR, client_subject
+from feddbp_lab.certificates import PARTY_LIFETIME, Authority, new_token, write_secret
+
+TOKENS_NAME = "tokens.txt"
+
+
+def command(argv: Sequence[str]) -> int:
+    flags = _parser().parse_args(argv)
+    make: Callable[..., list[Path]] = flags.make
+    given = {name: value for name, value in vars(flags).items() if name not in ("make", "directory")}
+    for path in make(flags.directory, **given):
+        print(path)
+    return ExitCode.OK
+
+
+def _init(directory: Path) -> list[Path]:
+    Authority.create(directory)
+    return [directory / "ca.pem", directory / "ca.key"]
+
+
+def _server(directory: Path, host: list[str], lifetime: timedelta) -> list[Path]:
+    return [Authority.load(directory).issue_server(host, lifetime=lifetime)]
+
+
+def _client(directory: Path, ids: str, lifetime: timedelta) -> list[Path]:
+    authority = Authority.load(directory)
+    return [authority.issue_party(client_subject(number), lifetime=lifetime) for number in parse_ids(ids)]
+
+
+def _operator(directory: Path, lifetime: timedelta) -> list[Path]:
+    return [Authority.load(directory).issue_party(OPERATOR, lifetime=lifetime)]
+
+
+def _tokens(directory: Path, ids: str) -> list[Path]:
+    """The server's list, and a file for each party to be given."""
+    names = [*map(client_subject, parse_ids(ids)), OPERATOR]
+    tokens = {name: new_token() for name in names}
+    listed = "".join(f"{name} {token}\n" for name, token in tokens.items())
+    written = [directory / TOKENS_NAME]
+    write_secret(written[0], listed.encode())
+    for name, token in tokens.items():
+        written.append(directory / f"{name}.token")
+        write_secret(written[-1], f"{token}\n".encode())
+    return written
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="feddbp certs", description="Makes certificates (or tokens) for a federation.")
+    kinds = parser.add_subparsers(title="kinds", metavar="KIND", required=True)
+
+    def kind(name: str, summary: str, make: Callable[..., list[Path]], *, expires: bool = True) -> Parser:
+        added: Parser = kinds.add_parser(name, help=summary, description=summary)
+        added.add_argument("directory", type=Path, metavar="DIR", help="where certificates and keys are kept")
+        added.set_defaults(make=make)
+        if expires:
+            added.add_argument(
+                "--lifetime", type=_lifetime, default=PARTY_LIFETIME, help="how long it is valid (default: 365d)"
+            )
+        return added
+
+    kind("init", "make the authority that everyone trusts", _init, expires=False)
+    server = kind("server", "make the server's certificate", _server)
+    server.add_argument(
+        "--host",
+        action="append",
+        required=True,
+        help="name or address under which clients reach the server; may be repeated",
+    )
+    client = kind("client", "make certificates for clients", _client)
+    client.add_argument("--id", "--ids", dest="ids", required=True, help="client ids, e.g. 3 or 0-19")
+    kind("operator", "make the certificate for `feddbp status` and its like", _operator)
+    tokens = kind("tokens", "make tokens, the lighter alternative", _tokens, expires=False)
+    tokens.add_argument("--id", "--ids", dest="ids", required=True, help="client ids, e.g. 3 or 0-19")
+    return parser
+
+
+def _lifetime(text: str) -> timedelta:
+    try:
+        parsed = parse_duration(text)
+    except ValueError as error:
+        raise ConfigurationError(f"--lifetime: {error}") from None
+    assert isinstance(parsed, timedelta)
+    return parsed

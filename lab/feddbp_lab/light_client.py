@@ -1,0 +1,125 @@
+"""Clients without a model: they speak the whole protocol and upload made-up prototypes.
+
+For load, soak and fault tests of the server, where a thousand real trainings would only be in the way. What a light client
+uploads depends on the run seed, its id and the round alone, so runs can be compared bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_client.connection import Connection, Download, upload_parts
+from feddbp_client.inbox import Inbox
+from feddbp_common.config import RunConfig, run_from_proto
+from feddbp_common.seeding import derive_seed
+from feddbp_common.wire import Encoded, FisherScores, Payload, PayloadRules, PrototypeSet, encode
+
+OnEvent = Callable[[pb.RoundEvent], Awaitable[None]]
+
+
+def made_up_payload(rules: PayloadRules, seed: int) -> Payload:
+    """A payload that satisfies the rules of a prototype method, holding every class."""
+    if rules.prototypes is None:
+        return Payload()
+    classes, width = rules.prototypes.classes, rules.prototypes.width
+    random = np.random.default_rng(seed)
+    return Payload(
+        prototypes=PrototypeSet(
+            class_ids=np.arange(classes, dtype=np.int32),
+            counts=np.ones(classes, dtype=np.int32),
+            vectors=random.standard_normal((classes, width), dtype=np.float32),
+        ),
+        fisher=FisherScores(random.random((classes, width), dtype=np.float32)) if rules.fisher_scores else None,
+    )
+
+
+class LightClient:
+    """One client of a run, as far as the server can tell."""
+
+    def __init__(self, client_id: int, connection: Connection) -> None:
+        self.client_id = client_id
+        self.session = ""
+        self.rounds_done = 0
+        self._connection = connection
+        self._config: RunConfig | None = None
+
+    async def join(self) -> RunConfig:
+        described = await self._connection.get_run()
+        config = run_from_proto(described.config)
+        joined = await self._connection.join(
+            pb.JoinRequest(
+                run_id=described.run_id,
+                client_id=self.client_id,
+                previous_session=self.session,
+                data=pb.DataSummary(label_counts=[1] * config.classes, test_samples=1),
+                capabilities=pb.Capabilities(architecture="light", device="none"),
+            )
+        )
+        self.session, self._config = joined.session, config
+        return config
+
+    async def run(self, on_event: OnEvent | None = None) -> pb.RunEnded:
+        """Takes part until the run ends."""
+        await self.join()
+
+        async def act(event: pb.RoundEvent) -> pb.RunEnded | None:
+            if on_event is not None:
+                await on_event(event)
+            return await self._act(event)
+
+        async with Inbox(self._connection.follow(self.session)) as inbox:
+            while (ended := await inbox.act_on_newest(act)) is None:
+                pass
+        return ended
+
+    async def download(self, round_number: int) -> Download:
+        config = self._joined()
+        rules = config.method_spec.download_rules(config.settings, config.exchange_shape)
+        return await self._connection.download(self.session, round_number, rules)
+
+    def contribution(self, round_number: int) -> Encoded:
+        config = self._joined()
+        rules = config.method_spec.upload_rules(config.settings, config.exchange_shape)
+        seed = derive_seed(config.seed, "light", self.client_id, round_number)
+        return encode(made_up_payload(rules, seed), real_type=config.wire_type)
+
+    async def upload(self, round_number: int, contribution: Encoded) -> pb.UploadReceipt:
+        return await self._connection.upload(self.session, round_number, contribution)
+
+    async def report(self, round_number: int, *, bytes_down: int, bytes_up: int) -> None:
+        metrics = pb.RoundMetrics(
+            accuracies=[pb.Accuracy(rule="none", correct=0)],
+            inference="none",
+            test_samples=1,
+            bytes_down=bytes_down,
+            bytes_up=bytes_up,
+        )
+        await self._connection.report(pb.ReportRequest(session=self.session, round=round_number, metrics=metrics))
+
+    async def _act(self, event: pb.RoundEvent) -> pb.RunEnded | None:
+        match event.WhichOneof("event"):
+            case "round_opened":
+                await self._do_round(event.round_opened.round, train=event.round_opened.selected)
+            case "final_evaluation":
+                await self._do_round(event.final_evaluation.round, train=False)
+            case "run_ended":
+                return event.run_ended
+        return None
+
+    async def _do_round(self, round_number: int, *, train: bool) -> None:
+        received = await self.download(round_number)
+        bytes_up = 0
+        if train:
+            contribution = self.contribution(round_number)
+            bytes_up = sum(part.ByteSize() for part in upload_parts(self.session, round_number, contribution))
+        await self.report(round_number, bytes_down=received.message_bytes, bytes_up=bytes_up)
+        if train:
+            await self.upload(round_number, contribution)
+        self.rounds_done += 1
+
+    def _joined(self) -> RunConfig:
+        assert self._config is not None, "join first"
+        return self._config

@@ -1,0 +1,83 @@
+"""Who a caller is allowed to be, by the certificate of its connection or the token of its call."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import grpc
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.errors import ConfigurationError
+from feddbp_common.tls import AUTHORIZATION_KEY, BEARER, OPERATOR, client_subject
+from feddbp_server.refusals import RefusedError
+
+
+class Identity(Protocol):
+    """Holds a caller to the name it claims."""
+
+    def check(self, context: grpc.aio.ServicerContext[Any, Any], subject: str) -> None:
+        """Refuses a caller that may not act as `subject`."""
+
+
+class AnyoneMay:
+    """No check: for loopback, and where somebody said --insecure."""
+
+    def check(self, context: grpc.aio.ServicerContext[Any, Any], subject: str) -> None:
+        pass
+
+
+class CertificateNames:
+    """The subject of the caller's certificate must be the name it acts under."""
+
+    def check(self, context: grpc.aio.ServicerContext[Any, Any], subject: str) -> None:
+        names = [name.decode(errors="replace") for name in context.auth_context().get("x509_common_name", ())]
+        if names != [subject]:
+            shown = names[0][:64] if names else "no certificate"
+            raise _not_authorised(f"{shown!r} may not act as {subject!r}")
+
+
+class TokenOpens:
+    """Every party has a token of its own; the server has the list of them."""
+
+    def __init__(self, tokens: Mapping[str, str]) -> None:
+        self._tokens = tokens
+
+    @classmethod
+    def from_file(cls, path: Path) -> TokenOpens:
+        """Reads lines of `NAME TOKEN`, e.g. `client-3 6f1c...`; empty lines and # comments are passed over."""
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"--token-file {path}: {getattr(error, 'strerror', None) or error}") from None
+        tokens: dict[str, str] = {}
+        for number, line in enumerate(lines, start=1):
+            words = line.split("#")[0].split()
+            if words and (len(words) != 2 or words[0] in tokens):
+                raise ConfigurationError(f"--token-file {path}: line {number} is not a new NAME and its TOKEN")
+            if words:
+                tokens[words[0]] = words[1]
+        if not tokens:
+            raise ConfigurationError(f"--token-file {path}: holds no tokens")
+        return cls(tokens)
+
+    def check(self, context: grpc.aio.ServicerContext[Any, Any], subject: str) -> None:
+        given = dict(context.invocation_metadata() or ()).get(AUTHORIZATION_KEY, "")
+        token = str(given).removeprefix(BEARER)
+        expected = self._tokens.get(subject)
+        if expected is None or not hmac.compare_digest(token.encode(), expected.encode()):
+            raise _not_authorised(f"the token is not that of {subject!r}")
+
+
+def client_may(identity: Identity, context: grpc.aio.ServicerContext[Any, Any], client_id: int) -> None:
+    identity.check(context, client_subject(client_id))
+
+
+def operator_may(identity: Identity, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    identity.check(context, OPERATOR)
+
+
+def _not_authorised(message: str) -> RefusedError:
+    return RefusedError(pb.REFUSAL_REASON_NOT_AUTHORISED, message)
