@@ -12,6 +12,7 @@ import grpc
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_common.errors import ExitCode, FedDBPError, PayloadError
+from feddbp_common.faults import reach
 from feddbp_common.refusals import refusal_in
 from feddbp_common.tls import Access, client_subject
 from feddbp_common.version import VERSION
@@ -102,7 +103,7 @@ class Connection:
     async def upload(self, session: str, round_number: int, encoded: Encoded) -> pb.UploadReceipt:
         with self._translated():
             return await self._stub.Upload(
-                upload_parts(session, round_number, encoded), timeout=_IDLE_SECONDS * 10, metadata=self._metadata
+                _sent(upload_parts(session, round_number, encoded)), timeout=_IDLE_SECONDS * 10, metadata=self._metadata
             )
 
     async def report(self, request: pb.ReportRequest) -> None:
@@ -136,6 +137,12 @@ def upload_parts(session: str, round_number: int, encoded: Encoded) -> Iterator[
         yield pb.UploadPart(chunk=pb.Chunk(data=piece))
 
 
+def _sent(parts: Iterator[pb.UploadPart]) -> Iterator[pb.UploadPart]:
+    yield next(parts)
+    reach("client.upload.sending")
+    yield from parts
+
+
 async def _receive(parts: AsyncIterable[pb.DownloadPart], rules: PayloadRules) -> Download:
     """Checks what the server sends as strictly as the server checks clients."""
     manifest: pb.Manifest | None = None
@@ -147,6 +154,7 @@ async def _receive(parts: AsyncIterable[pb.DownloadPart], rules: PayloadRules) -
             manifest = part.manifest
             check_manifest(manifest, rules, max_bytes=MAX_DOWNLOAD_BYTES)
             assembler = BodyAssembler(manifest.total_bytes)
+            reach("client.download.receiving")
         else:
             assembler.add(part.chunk.data)
     if manifest is None:

@@ -23,6 +23,7 @@ from feddbp_client.preparation import LocalOptions, Prepared, prepare, resume
 from feddbp_client.training import OnEpoch, RoundResult, TrainingError
 from feddbp_common.config import run_from_proto
 from feddbp_common.errors import ExitCode
+from feddbp_common.faults import reach
 from feddbp_common.wire import Encoded, PayloadRules, decode, encode
 
 log = logging.getLogger("feddbp.client")
@@ -104,6 +105,7 @@ class ClientDaemon:
         prepared = await self._prepare()
         directory = self._directory
         assert directory is not None
+        reach("client.join.calling")
         joined = await self._connection.join(
             pb.JoinRequest(
                 run_id=prepared.run_id,
@@ -113,6 +115,7 @@ class ClientDaemon:
                 capabilities=prepared.capabilities(),
             )
         )
+        reach("client.join.answered")
         self._session = joined.session
         directory.save_session(joined.session)
         self._backoff.succeeded()
@@ -167,6 +170,7 @@ class ClientDaemon:
             await self._connection.report(pb.ReportRequest(session=self._session, round=number, metrics=work.metrics))
             if work.contribution is not None and train:
                 await self._connection.upload(self._session, number, work.contribution)
+                reach("client.upload.receipt")
                 log.info("client %d has uploaded round %d", self.client_id, number)
         except RefusedError as error:
             if error.reason not in _GOES_ON:
@@ -211,12 +215,14 @@ class ClientDaemon:
             else:
                 result = await asyncio.to_thread(prepared.local.observe, payload, number)
         work = self._finished(number, result, bytes_down)
+        reach("client.work.done")
         if train or number == prepared.config.rounds:
             checkpoint = replace(
                 prepared.checkpoint(number, work.metrics), contribution=work.contribution, received=received
             )
             assert self._directory is not None
             await asyncio.to_thread(checkpoint.save, self._directory.checkpoint)
+            reach("client.work.saved")
         return work
 
     def _finished(self, number: int, result: RoundResult, bytes_down: int) -> Work:

@@ -128,6 +128,8 @@ def build_method(
             feature_dim=width,
             rounds=config.rounds,
             top_channels_only=shape.top_channels_only,
+            seed=config.seed,
+            image_shape=image_shape,
         ),
     )
     return method

@@ -152,6 +152,7 @@ class RunConfig(_Frozen):
         return ExchangeShape(
             classes=self.classes,
             feature_dim=self.training.feature_dim,
+            clients=self.clients,
             top_channels_only=self.wire.fisher is FisherForm.TOP_CHANNELS,
         )
 

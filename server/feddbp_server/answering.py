@@ -9,6 +9,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 import grpc
 
+from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.errors import PayloadError
 from feddbp_common.refusals import REFUSAL_METADATA_KEY
 from feddbp_server.coordinator import Coordinator
@@ -35,7 +36,7 @@ def answers(method: Unary[ServicerT, RequestT, ResponseT]) -> Unary[ServicerT, R
         try:
             return await method(self, request, context)
         except Exception as error:
-            await _abort(self, method.__name__, error, context)
+            await _abort(self, method.__name__, error, request, context)
 
     return guarded
 
@@ -47,12 +48,12 @@ def streams(method: Streaming[ServicerT, RequestT, ResponseT]) -> Streaming[Serv
             async for response in method(self, request, context):
                 yield response
         except Exception as error:
-            await _abort(self, method.__name__, error, context)
+            await _abort(self, method.__name__, error, request, context)
 
     return guarded
 
 
-async def _abort(servicer: _Servicer, call: str, error: Exception, context: Context) -> NoReturn:
+async def _abort(servicer: _Servicer, call: str, error: Exception, request: object, context: Context) -> NoReturn:
     if isinstance(error, grpc.aio.AbortError):
         raise error
     refusal = as_refusal(error) if isinstance(error, PayloadError) else error
@@ -60,7 +61,8 @@ async def _abort(servicer: _Servicer, call: str, error: Exception, context: Cont
         log.error("%s failed", call, exc_info=error)
         servicer.coordinator.note_incident(None, f"{call} failed: {type(error).__name__}")
         await context.abort(grpc.StatusCode.INTERNAL, f"the server failed to answer {call}; its log says why")
-    log.warning("refused %s (%s): %s", call, refusal.reason_name, refusal)
-    servicer.coordinator.note_incident(None, f"refused {call} ({refusal.reason_name}): {refusal}")
+    if refusal.client_id is None and isinstance(request, pb.JoinRequest):
+        refusal.of(request.client_id)
+    servicer.coordinator.note_refusal(call, refusal, peer=context.peer())
     details: Any = ((REFUSAL_METADATA_KEY, refusal.details.SerializeToString()),)
     await context.abort(refusal.status, str(refusal), trailing_metadata=details)

@@ -21,14 +21,15 @@ from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.files import replace_text
 from feddbp_common.tls import CertificateDirectory
+from feddbp_server.audit import Audit
 from feddbp_server.config import ServerConfig
 from feddbp_server.control import ControlService
 from feddbp_server.coordinator import Coordinator
 from feddbp_server.identity import AnyoneMay, CertificateNames, Identity, TokenOpens
-from feddbp_server.ingest import UploadLimits
+from feddbp_server.ingest import Ingest, UploadLimits
 from feddbp_server.results import Results
 from feddbp_server.rounds import Phase
-from feddbp_server.service import FederationService, keepalive_options
+from feddbp_server.service import FederationService, server_options
 from feddbp_server.store import SqliteStore, StoreThread
 
 log = logging.getLogger("feddbp.server")
@@ -47,15 +48,17 @@ class Server:
         self._stop_signal: int | None = None
         self._stopping = asyncio.Event()
         self._store = StoreThread(SqliteStore(config.listen.state_dir))
+        self._audit = Audit(config.listen.state_dir)
         self.coordinator = Coordinator(
             config=config.run,
             policy=config.policy,
             store=self._store,
             results=Results(config.listen.state_dir),
+            audit=self._audit,
             lease=config.rounds.lease,
         )
         self._health = health_aio.HealthServicer()
-        self._grpc = grpc.aio.server(options=keepalive_options())
+        self._grpc = grpc.aio.server(options=server_options())
         self.port = 0
 
     async def serve(self) -> ExitCode:
@@ -69,7 +72,9 @@ class Server:
 
     async def _listen(self) -> None:
         identity = self._identity()
-        federation = FederationService(self.coordinator, identity=identity, limits=UploadLimits())
+        federation = FederationService(
+            self.coordinator, identity=identity, ingest=Ingest(self.coordinator, UploadLimits())
+        )
         pb_grpc.add_FederationServicer_to_server(federation, self._grpc)
         pb_grpc.add_ControlServicer_to_server(ControlService(self.coordinator, identity=identity), self._grpc)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
@@ -144,6 +149,7 @@ class Server:
         await self._grpc.stop(_GRACE.total_seconds())
         await self.coordinator.drain()  # streams that ended just now have left a last note
         await self._store.close()
+        self._audit.close()
 
     def _exit_code(self) -> ExitCode:
         if self.coordinator.state.phase is Phase.FINISHED:

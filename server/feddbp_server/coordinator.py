@@ -18,10 +18,12 @@ from typing import Final
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config import RunConfig
+from feddbp_common.faults import reach
 from feddbp_common.wire import Encoded, Payload, PayloadRules
 from feddbp_server.admission import check_download, check_join, check_report, check_upload
 from feddbp_server.aggregation import Aggregator
 from feddbp_server.announcements import changes_announcements, event_for
+from feddbp_server.audit import Audit
 from feddbp_server.broadcast import Broadcast
 from feddbp_server.progress import Progress, differs
 from feddbp_server.refusals import RefusedError
@@ -55,6 +57,8 @@ from feddbp_server.store import AggregateRecord, ReportRecord, Store, StoreThrea
 log = logging.getLogger("feddbp.server")
 
 _KEPT_INCIDENTS: Final = 20
+_MAX_STREAMS: Final = 4
+"""Event streams a session may have open: one, and those of lost connections that were not noticed yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +80,7 @@ class Coordinator:
         policy: RoundPolicy,
         store: StoreThread,
         results: Results,
+        audit: Audit,
         lease: timedelta,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -88,6 +93,7 @@ class Coordinator:
         self.aggregator = Aggregator(config, store)
         self.upload_rules: PayloadRules = config.method_spec.upload_rules(config.settings, config.exchange_shape)
         self.results = results
+        self.audit = audit
         self.incidents: deque[Incident] = deque(maxlen=_KEPT_INCIDENTS)
         self.run_changed = Broadcast()
         self.status_changed = Broadcast()
@@ -171,7 +177,9 @@ class Coordinator:
         async with self._joining:  # of two that claim an id at once, one comes first
             client, secret = self.sessions.open(request, self._clock())
             await self._store.run(lambda store: store.save_client(client.record()))
+            reach("server.join.committed")
             superseded = self.sessions.enter(client)
+        self.audit.note("joined", client=client.client_id, epoch=client.epoch)
         log.info(
             "client %d joins with %s on %s (session %d)",
             client.client_id,
@@ -186,6 +194,8 @@ class Coordinator:
 
     async def follow(self, client: Client) -> AsyncIterator[pb.RoundEvent]:
         """What the client has to know: where the run stands, and then every change of that."""
+        if client.streams >= _MAX_STREAMS:
+            raise RefusedError(pb.REFUSAL_REASON_BUSY, "this session has too many event streams open")
         client.streams += 1
         told: pb.RoundEvent | None = None
         try:
@@ -239,10 +249,15 @@ class Coordinator:
             sha256=manifest.sha256,
             manifest=manifest.SerializeToString(),
         )
+        reach("server.upload.received")
         before = await self._store.run(lambda store: _save_once(store, record, body))
+        reach("server.upload.committed")
         if before is not None:
             return self._receipt_again(before, manifest.sha256)
         client.last_seen = self._clock()
+        self.audit.note(
+            "accepted", client=client.client_id, round=round_number, sha256=manifest.sha256.hex(), bytes=len(body)
+        )
         await self._apply(Uploaded(client.client_id, round_number))
         return pb.UploadReceipt(round=round_number, sha256=manifest.sha256)
 
@@ -270,13 +285,20 @@ class Coordinator:
     def report_failure(self, client: Client, round_number: int, cause: str) -> None:
         shown = cause[:500]
         log.warning("client %d could not do round %d: %s", client.client_id, round_number, shown)
+        self.audit.note("failed", client=client.client_id, round=round_number, cause=shown)
         self.note_incident(client.client_id, f"could not do round {round_number}: {shown}")
 
     async def leave(self, client: Client, reason: str) -> None:
         log.info("client %d left: %s", client.client_id, reason[:200] or "no reason given")
+        self.audit.note("left", client=client.client_id, reason=reason[:200])
         self.sessions.close(client)
         await self._apply(Left(client.client_id))
         self.run_changed.publish()
+
+    def note_refusal(self, call: str, refusal: RefusedError, *, peer: str) -> None:
+        log.warning("refused %s (%s): %s", call, refusal.reason_name, refusal)
+        self.audit.note_refusal(call, refusal, client=refusal.client_id, peer=peer)
+        self.note_incident(refusal.client_id, f"refused {call} ({refusal.reason_name}): {refusal}")
 
     def note_incident(self, client_id: int | None, message: str) -> None:
         self.incidents.append(Incident(at=time.time(), client_id=client_id, message=message))
@@ -303,7 +325,9 @@ class Coordinator:
             if learnt is not None:
                 aggregate = self.aggregator.record(learnt, state.round)
                 progress = self._progress(state)
+                reach("server.close.aggregated")
                 await self._store.run(lambda store: _close_in_store(store, aggregate, progress))
+                reach("server.close.committed")
                 self.aggregator.adopt(learnt)
             elif differs(before, state):
                 progress = self._progress(state)
@@ -347,6 +371,7 @@ class Coordinator:
             case FinalEvaluationOpened(_):
                 log.info("all rounds are done; clients evaluate once more")
             case RunEnded(phase, reason):
+                self.audit.note("ended", phase=phase.value, reason=reason)
                 log.log(
                     logging.INFO if phase is Phase.FINISHED else logging.ERROR, "the run %s: %s", phase.value, reason
                 )

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.errors import PayloadError
+from feddbp_common.faults import reach
 from feddbp_common.wire import BodyAssembler, check_manifest, check_values, decode, digest_of
 from feddbp_server.coordinator import Coordinator
 from feddbp_server.refusals import RefusedError, as_refusal
@@ -22,74 +24,102 @@ _CHECK_INLINE_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class UploadLimits:
-    """How much of the server one upload may take."""
+    """How much of the server uploads may take."""
 
     max_bytes: int = 64 << 20
+    """Of one upload."""
+    bytes_in_flight: int = 512 << 20
+    """Of all uploads that are being received; bounds what they can make the server hold in memory."""
+    header_wait: timedelta = timedelta(seconds=10)
+    """For the header: until it is here, nobody knows who is calling."""
     idle: timedelta = timedelta(seconds=30)
+    """Between two chunks."""
 
 
-async def receive_upload(
-    parts: AsyncIterator[pb.UploadPart],
-    caller: Callable[[str], Client],
-    coordinator: Coordinator,
-    limits: UploadLimits,
-) -> pb.UploadReceipt:
-    """`caller` finds whose session it is, or refuses."""
-    header = await _header(parts, limits)
-    client = caller(header.session)
-    earlier = await coordinator.earlier_receipt(client, header.round, header.manifest.sha256)
-    if earlier is not None:
-        return earlier
-    coordinator.admit_upload(client, header.round)
+class Ingest:
+    """Receives uploads, within limits."""
+
+    def __init__(self, coordinator: Coordinator, limits: UploadLimits) -> None:
+        self._coordinator = coordinator
+        self._limits = limits
+        self._bytes_in_flight = 0
+        self._uploading: set[int] = set()
+
+    async def receive(self, parts: AsyncIterator[pb.UploadPart], caller: Callable[[str], Client]) -> pb.UploadReceipt:
+        """`caller` finds whose session it is, or refuses."""
+        header = await self._header(parts)
+        client = caller(header.session)
+        try:
+            return await self._receive_from(client, header, parts)
+        except PayloadError as error:
+            raise as_refusal(error).of(client.client_id) from error
+        except RefusedError as error:
+            raise error.of(client.client_id) from None
+
+    async def _receive_from(
+        self, client: Client, header: pb.UploadHeader, parts: AsyncIterator[pb.UploadPart]
+    ) -> pb.UploadReceipt:
+        coordinator, manifest = self._coordinator, header.manifest
+        earlier = await coordinator.earlier_receipt(client, header.round, manifest.sha256)
+        if earlier is not None:
+            return earlier
+        coordinator.admit_upload(client, header.round)
+        check_manifest(
+            manifest, coordinator.upload_rules, max_bytes=self._limits.max_bytes, label_counts=client.data.label_counts
+        )
+        with self._room_for(client, manifest.total_bytes):
+            body = await self._body(parts, manifest)
+            return await coordinator.accept_upload(client, header.round, manifest, body)
+
+    @contextmanager
+    def _room_for(self, client: Client, size: int) -> Iterator[None]:
+        if client.client_id in self._uploading:
+            raise RefusedError(pb.REFUSAL_REASON_BUSY, f"client {client.client_id} is uploading already")
+        if self._bytes_in_flight + size > self._limits.bytes_in_flight:
+            raise RefusedError(pb.REFUSAL_REASON_BUSY, "too many uploads at once; try again in a moment")
+        self._uploading.add(client.client_id)
+        self._bytes_in_flight += size
+        try:
+            yield
+        finally:
+            self._uploading.discard(client.client_id)
+            self._bytes_in_flight -= size
+
+    async def _header(self, parts: AsyncIterator[pb.UploadPart]) -> pb.UploadHeader:
+        first = await _next(parts, self._limits.header_wait)
+        if first is None or first.WhichOneof("part") != "header":
+            raise RefusedError(
+                pb.REFUSAL_REASON_INVALID_REQUEST, "an upload has to begin with its header", field="header"
+            )
+        return first.header
+
+    async def _body(self, parts: AsyncIterator[pb.UploadPart], manifest: pb.Manifest) -> bytes:
+        assembler = BodyAssembler(manifest.total_bytes)
+        while (part := await _next(parts, self._limits.idle)) is not None:
+            if part.WhichOneof("part") != "chunk":
+                raise PayloadError("chunk", "only chunks may follow the header")
+            assembler.add(part.chunk.data)
+            reach("server.upload.receiving")
+        body = assembler.body()
+        if len(body) <= _CHECK_INLINE_BYTES:
+            self._check(manifest, body)
+        else:
+            await asyncio.to_thread(self._check, manifest, body)
+        return body
+
+    def _check(self, manifest: pb.Manifest, body: bytes) -> None:
+        if not hmac.compare_digest(digest_of(manifest, [body]), manifest.sha256):
+            raise PayloadError("sha256", "does not match what was received")
+        check_values(decode(manifest, body), self._coordinator.upload_rules)
+
+
+async def _next(parts: AsyncIterator[pb.UploadPart], patience: timedelta) -> pb.UploadPart | None:
     try:
-        body = await _body(parts, header.manifest, client, coordinator, limits)
-    except PayloadError as error:
-        raise as_refusal(error) from error
-    return await coordinator.accept_upload(client, header.round, header.manifest, body)
-
-
-async def _header(parts: AsyncIterator[pb.UploadPart], limits: UploadLimits) -> pb.UploadHeader:
-    first = await _next(parts, limits)
-    if first is None or first.WhichOneof("part") != "header":
-        raise RefusedError(pb.REFUSAL_REASON_INVALID_REQUEST, "an upload has to begin with its header", field="header")
-    return first.header
-
-
-async def _body(
-    parts: AsyncIterator[pb.UploadPart],
-    manifest: pb.Manifest,
-    client: Client,
-    coordinator: Coordinator,
-    limits: UploadLimits,
-) -> bytes:
-    check_manifest(
-        manifest, coordinator.upload_rules, max_bytes=limits.max_bytes, label_counts=client.data.label_counts
-    )
-    assembler = BodyAssembler(manifest.total_bytes)
-    while (part := await _next(parts, limits)) is not None:
-        if part.WhichOneof("part") != "chunk":
-            raise PayloadError("chunk", "only chunks may follow the header")
-        assembler.add(part.chunk.data)
-    body = assembler.body()
-    if len(body) <= _CHECK_INLINE_BYTES:
-        _check(manifest, body, coordinator)
-    else:
-        await asyncio.to_thread(_check, manifest, body, coordinator)
-    return body
-
-
-def _check(manifest: pb.Manifest, body: bytes, coordinator: Coordinator) -> None:
-    if not hmac.compare_digest(digest_of(manifest, [body]), manifest.sha256):
-        raise PayloadError("sha256", "does not match what was received")
-    check_values(decode(manifest, body), coordinator.upload_rules)
-
-
-async def _next(parts: AsyncIterator[pb.UploadPart], limits: UploadLimits) -> pb.UploadPart | None:
-    try:
-        return await asyncio.wait_for(anext(parts), timeout=limits.idle.total_seconds())
+        async with asyncio.timeout(patience.total_seconds()):
+            return await anext(parts)
     except StopAsyncIteration:
         return None
     except TimeoutError:
         raise RefusedError(
-            pb.REFUSAL_REASON_INVALID_REQUEST, f"nothing arrived for {limits.idle.total_seconds():g}s", field="chunk"
+            pb.REFUSAL_REASON_INVALID_REQUEST, f"nothing arrived for {patience.total_seconds():g}s", field="chunk"
         ) from None

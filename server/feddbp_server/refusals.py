@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Self
 
 import grpc
 
@@ -33,7 +33,13 @@ class RefusedError(FedDBPError):
         self, reason: pb.RefusalReason.ValueType, message: str, *, field: str = "", current_round: int | None = None
     ) -> None:
         super().__init__(message)
+        self.client_id: int | None = None
         self.details = pb.Refusal(reason=reason, field=field, current_round=current_round)
+
+    def of(self, client_id: int) -> Self:
+        """The same refusal, with whose call it was."""
+        self.client_id = client_id
+        return self
 
     @property
     def status(self) -> grpc.StatusCode:

@@ -11,11 +11,12 @@ import grpc
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_common.config import run_to_proto
+from feddbp_common.faults import reach
 from feddbp_common.wire import chunked
 from feddbp_server.answering import answers, streams
 from feddbp_server.coordinator import Coordinator
 from feddbp_server.identity import Identity, client_may
-from feddbp_server.ingest import UploadLimits, receive_upload
+from feddbp_server.ingest import Ingest
 from feddbp_server.refusals import RefusedError
 from feddbp_server.sessions import Client
 
@@ -25,15 +26,18 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class FederationService(pb_grpc.FederationServicer):
     """What clients call."""
 
-    def __init__(self, coordinator: Coordinator, *, identity: Identity, limits: UploadLimits) -> None:
+    def __init__(self, coordinator: Coordinator, *, identity: Identity, ingest: Ingest) -> None:
         self.coordinator = coordinator
         self._identity = identity
-        self._limits = limits
+        self._ingest = ingest
 
     def _caller(self, session: str, context: Context) -> Client:
         """Whose session it is; a session is of no use to whoever else got hold of it."""
         client = self.coordinator.sessions.by_session(session)
-        client_may(self._identity, context, client.client_id)
+        try:
+            client_may(self._identity, context, client.client_id)
+        except RefusedError as error:
+            raise error.of(client.client_id) from None
         return client
 
     @answers
@@ -60,6 +64,7 @@ class FederationService(pb_grpc.FederationServicer):
         client = self._caller(request.session, context)
         encoded = await self.coordinator.download(client, request.round)
         yield pb.DownloadPart(manifest=encoded.manifest)
+        reach("server.download.sending")
         for piece in chunked(encoded.segments):
             yield pb.DownloadPart(chunk=pb.Chunk(data=piece))
 
@@ -68,7 +73,7 @@ class FederationService(pb_grpc.FederationServicer):
         def caller(session: str) -> Client:
             return self._caller(session, context)
 
-        return await receive_upload(request_iterator, caller, self.coordinator, self._limits)
+        return await self._ingest.receive(request_iterator, caller)
 
     @answers
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportResponse:
@@ -91,8 +96,8 @@ class FederationService(pb_grpc.FederationServicer):
         return pb.LeaveResponse()
 
 
-def keepalive_options(interval: timedelta = timedelta(seconds=20)) -> list[tuple[str, int]]:
-    """Pings that notice a peer whose machine or network went away without a word."""
+def server_options(interval: timedelta = timedelta(seconds=20)) -> list[tuple[str, int]]:
+    """Pings that notice a peer whose machine or network went away without a word, and limits on messages."""
     milliseconds = int(interval.total_seconds() * 1000)
     return [
         ("grpc.keepalive_time_ms", milliseconds),
@@ -100,6 +105,9 @@ def keepalive_options(interval: timedelta = timedelta(seconds=20)) -> list[tuple
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", milliseconds // 4),
         ("grpc.http2.max_ping_strikes", 0),
+        # a chunk is 256 KiB and every other message smaller; metadata holds a token at most
+        ("grpc.max_receive_message_length", 1 << 20),
+        ("grpc.max_metadata_size", 16 << 10),
         # never share a port with a second server: a bind error has to be an error
         ("grpc.so_reuseport", 0),
     ]

@@ -38,6 +38,7 @@ def status_of(coordinator: Coordinator) -> pb.RunStatus:
         mean_accuracy=results.newest_accuracy(len(state.members)),
         bytes_up=results.bytes_up,
         bytes_down=results.bytes_down,
+        refusals=coordinator.audit.refusals,
     )
     left = coordinator.time_left()
     if left is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from feddbp_common.wire import PayloadRules
 
@@ -21,12 +21,24 @@ class MethodSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+class CollectingSettings(MethodSettings):
+    """Settings of a method whose clients upload means by class."""
+
+    collect: CollectMode = Field(
+        "post",
+        description="class means are taken after training in eval mode, or in train mode over the whole round's "
+        "steps (running) or the last epoch's, as some published code does",
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExchangeShape:
     """What of a run decides how large its payloads are."""
 
     classes: int
     feature_dim: int
+    clients: int = 1
+    """Bounds what the server may pass on of several clients; the default is the narrowest bound."""
     top_channels_only: bool = False
     """Fisher scores travel as the indices of the most important channels."""
 

@@ -69,7 +69,9 @@ class MemoryStore(Store):
         pass
 
     def save_report(self, record: ReportRecord) -> bool:
-        return self._reports.setdefault((record.round, record.client_id), record) is record
+        is_first = (record.round, record.client_id) not in self._reports
+        self._reports.setdefault((record.round, record.client_id), record)
+        return is_first
 
     def reports(self) -> Iterator[ReportRecord]:
         return iter([self._reports[key] for key in sorted(self._reports)])

@@ -58,6 +58,8 @@ class SqliteStore(Store):
         if fresh:
             # large pages: a contribution is hundreds of kilobytes, and a page chain is walked to read it
             self._db.execute("PRAGMA page_size = 16384")
+        else:
+            self._check_format()  # before anything is written: the file may be somebody else's
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
         # moving the log into the database is left to `tidy`: nobody should wait for it in the middle of a round
@@ -68,6 +70,8 @@ class SqliteStore(Store):
                     self._db.execute(statement.removesuffix(";"))
                 self._db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
                 self._db.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+
+    def _check_format(self) -> None:
         if self._pragma("application_id") != _APPLICATION_ID:
             raise StoreError(f"{self._path} is not a run of this server; move it away or give another --state-dir")
         version = self._pragma("user_version")
@@ -92,13 +96,13 @@ class SqliteStore(Store):
         self._db.execute("SAVEPOINT step" if nested else "BEGIN IMMEDIATE")
         try:
             yield
+            self._db.execute("RELEASE step" if nested else "COMMIT")
         except BaseException:
+            # also after a commit that failed: left open, it would swallow everything that follows
             if self._db.in_transaction:  # SQLite ends it itself on some errors, e.g. a full disk
                 for statement in ("ROLLBACK TO step", "RELEASE step") if nested else ("ROLLBACK",):
                     self._db.execute(statement)
             raise
-        else:
-            self._db.execute("RELEASE step" if nested else "COMMIT")
 
     def progress(self) -> str | None:
         row = self._db.execute("SELECT progress FROM run").fetchone()

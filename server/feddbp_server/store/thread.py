@@ -7,6 +7,7 @@ for the disk. A job's future is done only once that transaction is: what it wrot
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 import threading
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from typing import Any, Final, TypeVar
 from feddbp_server.store.base import Store
 
 T = TypeVar("T")
+log = logging.getLogger("feddbp.server")
 _MAX_GROUP: Final = 64
 
 
@@ -72,7 +74,10 @@ class StoreThread:
                 self._commit(group)
             if self._tidy_up.is_set() and self._jobs.empty():
                 self._tidy_up.clear()
-                self._store.tidy()
+                try:
+                    self._store.tidy()
+                except Exception:  # whoever has jobs must not suffer for it; the next round tries again
+                    log.exception("the store could not be tidied up")
         self._store.close()
 
     def _next_group(self) -> tuple[list[_Job], bool]:

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from feddbp_common.wire import PrototypeSet
+from feddbp_server.strategies.base import Upload
 
 
 class PrototypeMean:
-    """A running mean per class. Sums are float64 and rounded once, in the order in which sets are added."""
+    """A running mean per class. Sums are float64 and rounded once, in the order in which sets are added.
 
-    def __init__(self, classes: int, width: int) -> None:
+    Clients count equally, or each class of a client by its number of samples.
+    """
+
+    def __init__(self, classes: int, width: int, *, by_samples: bool = False) -> None:
         self._sums = np.zeros((classes, width), dtype=np.float64)
         self._weights = np.zeros(classes, dtype=np.float64)
+        self._by_samples = by_samples
 
     def add(self, prototypes: PrototypeSet) -> None:
         rows = _rows(prototypes)
-        self._sums[rows] += prototypes.vectors
-        self._weights[rows] += 1.0
+        if self._by_samples and len(prototypes):
+            assert prototypes.counts is not None  # the rules at the door ask for them
+            self._sums[rows] += prototypes.vectors * prototypes.counts[:, None].astype(np.float64)
+            self._weights[rows] += prototypes.counts
+        else:
+            self._sums[rows] += prototypes.vectors
+            self._weights[rows] += 1.0
 
     def result(self, previous: PrototypeSet | None) -> PrototypeSet:
         """The means; a class nobody sent keeps its previous prototype."""
@@ -35,12 +45,23 @@ class PrototypeMean:
 
 
 def mean_prototypes(
-    sets: Iterable[PrototypeSet], *, classes: int, width: int, previous: PrototypeSet | None
+    sets: Iterable[PrototypeSet],
+    *,
+    classes: int,
+    width: int,
+    previous: PrototypeSet | None,
+    by_samples: bool = False,
 ) -> PrototypeSet:
-    mean = PrototypeMean(classes, width)
+    mean = PrototypeMean(classes, width, by_samples=by_samples)
     for prototypes in sets:
         mean.add(prototypes)
     return mean.result(previous)
+
+
+def uploaded_prototypes(uploads: Iterable[Upload]) -> Iterator[PrototypeSet]:
+    for upload in uploads:
+        assert upload.payload.prototypes is not None  # the rules at the door ask for them
+        yield upload.payload.prototypes
 
 
 def _rows(prototypes: PrototypeSet) -> slice | np.ndarray[tuple[int], np.dtype[np.int32]]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
 
 from feddbp_common.methods.feddbp import FedDBPSettings
 from feddbp_common.wire import FisherScores, Payload, PrototypeSet, TopChannels
-from feddbp_server.strategies.averaging import mean_prototypes
+from feddbp_server.strategies.averaging import mean_prototypes, uploaded_prototypes
 from feddbp_server.strategies.base import Strategy, Upload
 
 
@@ -23,7 +23,10 @@ class FedDBPStrategy(Strategy[FedDBPSettings]):
         shape = self.facts.shape
         return Payload(
             prototypes=mean_prototypes(
-                _prototypes(uploads), classes=shape.classes, width=shape.feature_dim, previous=known.prototypes
+                uploaded_prototypes(uploads),
+                classes=shape.classes,
+                width=shape.feature_dim,
+                previous=known.prototypes,
             )
         )
 
@@ -66,9 +69,3 @@ def _important(upload: Payload, k: int) -> npt.NDArray[np.bool_]:
     marks = np.zeros(upload.prototypes.vectors.shape, dtype=bool)
     np.put_along_axis(marks, upload.fisher.channels.astype(np.intp), True, axis=1)
     return marks
-
-
-def _prototypes(uploads: Iterable[Upload]) -> Iterator[PrototypeSet]:
-    for upload in uploads:
-        assert upload.payload.prototypes is not None  # the rules at the door ask for them
-        yield upload.payload.prototypes

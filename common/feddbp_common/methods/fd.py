@@ -1,0 +1,49 @@
+"""FD, federated distillation: clients exchange mean logits per class."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from feddbp_common.methods.contract import CollectingSettings, ExchangeShape, Method
+from feddbp_common.wire import PayloadRules, PrototypeRule
+
+
+class FDSettings(CollectingSettings):
+    """The weight of distillation, and which of three readings of its target is meant."""
+
+    gamma: float = Field(1.0, ge=0, description="weight of the distillation term")
+    target: Literal["softmax_of_mean", "mean_of_softmax", "raw_logits"] = Field(
+        "softmax_of_mean",
+        description="what is distilled: softmax of the mean logits; the mean of softmax outputs, as the paper may "
+        "mean it (unconfirmed); or mean logits used as if they were probabilities, only to compare with other code",
+    )
+    leave_one_out: bool = Field(
+        False, description="a client receives the mean over the other clients only (unconfirmed reading of the paper)"
+    )
+
+
+def _logits(shape: ExchangeShape) -> PrototypeRule:
+    """One row of logits, or of probabilities, per class."""
+    return PrototypeRule(classes=shape.classes, width=shape.classes)
+
+
+def _upload_rules(_: FDSettings, shape: ExchangeShape) -> PayloadRules:
+    return PayloadRules(prototypes=_logits(shape))
+
+
+def _download_rules(_: FDSettings, shape: ExchangeShape) -> PayloadRules:
+    return PayloadRules(prototypes=_logits(shape), prototypes_required=False)
+
+
+FD = Method(
+    name="fd",
+    title="FD",
+    reference="Jeong et al., 2018 (arXiv 1811.11479)",
+    settings=FDSettings,
+    upload_rules=_upload_rules,
+    download_rules=_download_rules,
+    strategy="feddbp_server.strategies.fd:FDStrategy",
+    trainer="feddbp_client.methods.fd:FD",
+)

@@ -1,0 +1,104 @@
+"""FedGen: the server trains a generator of features from the clients' heads, and clients train their heads on it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pydantic import Field
+
+from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings
+from feddbp_common.methods.linear_head import head_rules
+from feddbp_common.wire import Dim, PayloadRules, TensorRule, WireType
+
+HIDDEN_WEIGHT: Final = "generator.hidden.weight"
+HIDDEN_BIAS: Final = "generator.hidden.bias"
+NORM_WEIGHT: Final = "generator.norm.weight"
+NORM_BIAS: Final = "generator.norm.bias"
+NORM_MEAN: Final = "generator.norm.running_mean"
+NORM_VARIANCE: Final = "generator.norm.running_var"
+OUTPUT_WEIGHT: Final = "generator.output.weight"
+OUTPUT_BIAS: Final = "generator.output.bias"
+LABEL_COUNTS: Final = "label_counts"
+"""Training samples per class of the clients behind the generator; labels are drawn in proportion to them."""
+
+NORM_EPSILON: Final = 1e-5
+"""Added to variances by the normalisation, on both sides."""
+
+_VARIANCE_BOUND: Final = 1e12
+"""A square, so the square of what any other value is held to."""
+
+
+class FedGenSettings(MethodSettings):
+    """The generator, how the server trains it, and the terms of the full method."""
+
+    noise_dim: int = Field(
+        32, ge=1, le=65_535, description="width q of the noise; 32 as in HtFLlib's script, elsewhere 512 (unconfirmed)"
+    )
+    hidden_dim: int = Field(512, ge=1, le=65_535, description="width of the generator's hidden layer")
+    generator_learning_rate: float = Field(
+        0.1, gt=0, description="step size of Adam on the server; 0.1 as in HtFLlib's script, elsewhere 0.005"
+    )
+    generator_steps: int = Field(100, ge=1, description="steps S of the generator per round")
+    generator_batch_size: int = Field(32, ge=2, description="labels per step of the generator")
+    keep_adam: bool = Field(False, description="the server's Adam goes on from round to round; false: starts afresh")
+    full: bool = Field(
+        False,
+        description="the authors' additional terms: clients weighted per label, a reward for diversity, and a pull of "
+        "real samples' outputs to those of generated features",
+    )
+    alpha: float = Field(10.0, ge=0, description="with full: weight of the loss on generated features")
+    beta: float = Field(10.0, ge=0, description="with full: weight of the pull of real samples' outputs")
+    decay: float = Field(0.98, gt=0, le=1, description="with full: what alpha and beta are multiplied by each round")
+
+
+def generator_shapes(settings: FedGenSettings, shape: ExchangeShape) -> dict[str, tuple[int, ...]]:
+    """Tensors of the generator, Linear -> BatchNorm -> ReLU -> Linear, in the order in which they travel."""
+    hidden = settings.hidden_dim
+    return {
+        HIDDEN_WEIGHT: (hidden, settings.noise_dim + shape.classes),
+        HIDDEN_BIAS: (hidden,),
+        NORM_WEIGHT: (hidden,),
+        NORM_BIAS: (hidden,),
+        NORM_MEAN: (hidden,),
+        NORM_VARIANCE: (hidden,),
+        OUTPUT_WEIGHT: (shape.feature_dim, hidden),
+        OUTPUT_BIAS: (shape.feature_dim,),
+    }
+
+
+def _upload_rules(_: FedGenSettings, shape: ExchangeShape) -> PayloadRules:
+    return PayloadRules(tensors=head_rules(shape))
+
+
+def _download_rules(settings: FedGenSettings, shape: ExchangeShape) -> PayloadRules:
+    # there is no generator before the first round has closed
+    counts = TensorRule(
+        name=LABEL_COUNTS,
+        shape=(Dim.exactly(shape.classes),),
+        types=(WireType.INT32,),
+        required=False,
+        low=0,
+        high=2**31 - 1,
+    )
+    generator = tuple(_generator_rule(name, sizes) for name, sizes in generator_shapes(settings, shape).items())
+    return PayloadRules(tensors=(*head_rules(shape), *generator, counts))
+
+
+def _generator_rule(name: str, sizes: tuple[int, ...]) -> TensorRule:
+    dimensions = tuple(map(Dim.exactly, sizes))
+    if name == NORM_VARIANCE:
+        return TensorRule(name=name, shape=dimensions, required=False, low=0, high=_VARIANCE_BOUND)
+    return TensorRule(name=name, shape=dimensions, required=False)
+
+
+FEDGEN = Method(
+    name="fedgen",
+    title="FedGen",
+    reference="Zhu et al., ICML 2021",
+    settings=FedGenSettings,
+    upload_rules=_upload_rules,
+    download_rules=_download_rules,
+    strategy="feddbp_server.strategies.fedgen:FedGenStrategy",
+    trainer="feddbp_client.methods.fedgen:FedGen",
+    needs_equal_heads=True,
+)

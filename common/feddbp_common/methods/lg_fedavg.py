@@ -1,0 +1,34 @@
+"""LG-FedAvg: every client keeps its own feature extractor, and all share one head."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings
+from feddbp_common.methods.linear_head import head_rules
+from feddbp_common.wire import PayloadRules
+
+
+class LGFedAvgSettings(MethodSettings):
+    """The loss has none; there is only the question of who counts how much."""
+
+    weighted: bool = Field(
+        True, description="heads count by the client's training samples; false: all alike, as in the authors' code"
+    )
+
+
+def _head(_: LGFedAvgSettings, shape: ExchangeShape) -> PayloadRules:
+    return PayloadRules(tensors=head_rules(shape))
+
+
+LG_FEDAVG = Method(
+    name="lg-fedavg",
+    title="LG-FedAvg",
+    reference="Liang et al., 2020 (arXiv 2001.01523)",
+    settings=LGFedAvgSettings,
+    upload_rules=_head,
+    download_rules=_head,
+    strategy="feddbp_server.strategies.lg_fedavg:LGFedAvgStrategy",
+    trainer="feddbp_client.methods.lg_fedavg:LGFedAvg",
+    needs_equal_heads=True,
+)

@@ -1,0 +1,16 @@
+"""A linear head as something that travels: its tensors by name, and what they may look like."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from feddbp_common.methods.contract import ExchangeShape
+from feddbp_common.wire import Dim, TensorRule
+
+HEAD_WEIGHT: Final = "head.weight"
+HEAD_BIAS: Final = "head.bias"
+
+
+def head_rules(shape: ExchangeShape) -> tuple[TensorRule, ...]:
+    classes, width = Dim.exactly(shape.classes), Dim.exactly(shape.feature_dim)
+    return TensorRule(name=HEAD_WEIGHT, shape=(classes, width)), TensorRule(name=HEAD_BIAS, shape=(classes,))
