@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PROTO  := proto/feddbp/v1/federation.proto
 
-.PHONY: help demo test lint format proto bench clean
+.PHONY: help demo test lint format proto chaos fuzz soak bench clean
 .DEFAULT_GOAL := help
 
 help:           ## list the targets
@@ -35,6 +35,15 @@ proto: $(STAMP) ## regenerate the modules beside the protocol definition
 	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --grpc_python_out=proto \
 	  --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc \
 	  --mypy_out=proto --mypy_grpc_out=proto $(PROTO)
+
+chaos: $(STAMP) ## kill either side at every point, cut the network in every way
+	$(BIN)/python -m pytest tests/chaos -m "full or not full"
+
+fuzz: $(STAMP)  ## a hundred thousand malformed calls against a live server
+	$(BIN)/python -m pytest tests/fuzz -m "full or not full" -s
+
+soak: $(STAMP)  ## two hundred light clients, three hundred rounds
+	$(BIN)/python -m benchmarks.soak
 
 bench: $(STAMP) ## measured ratios against the bars we hold ourselves to
 	$(BIN)/python -m benchmarks
