@@ -157,7 +157,7 @@ class _LossTally:
     def add(self, terms: dict[str, torch.Tensor]) -> None:
         self._steps += 1
         for name, value in terms.items():
-            detached = value.detach().double()
+            detached = value.detach().float()
             self._sums[name] = self._sums[name] + detached if name in self._sums else detached
 
     def means(self) -> dict[str, float]:

@@ -19,6 +19,7 @@ from feddbp_client.losses import (
     squared_distances,
 )
 from feddbp_client.methods.base import NO_CLASS, LocalMethod, Objective, Task
+from feddbp_client.methods.received import ClassTable
 from feddbp_client.statistics import evaluation, prototypes_and_fisher
 from feddbp_common.methods.feddbp import FedDBPSettings
 from feddbp_common.wire import FisherScores, Payload, PrototypeSet, TopChannels
@@ -65,8 +66,10 @@ class FedDBP(LocalMethod[FedDBPSettings]):
         return self.settings.inference
 
     def receive(self, payload: Payload, *, completed_rounds: int) -> None:
-        received = payload.prototypes
-        self._prototypes = self._dense(received) if received is not None and len(received) else None
+        table = ClassTable.from_prototypes(payload.prototypes, classes=self.task.classes, device=self.device)
+        self._prototypes = None
+        if table is not None:
+            self._prototypes = _Prototypes(table.vectors, directions(table.vectors), table.known)
 
     def objective(self, images: Tensor, labels: Tensor) -> Objective:
         terms = self._terms(images, labels)
@@ -157,14 +160,6 @@ class FedDBP(LocalMethod[FedDBPSettings]):
             form=self.settings.l_d_form,
             hard_negatives=self.settings.hard_negatives,
         )
-
-    def _dense(self, received: PrototypeSet) -> _Prototypes:
-        class_ids = torch.tensor(received.class_ids, dtype=torch.int64, device=self.device)
-        vectors = torch.zeros(self.task.classes, self.task.feature_dim, device=self.device)
-        vectors[class_ids] = torch.tensor(received.vectors, dtype=vectors.dtype, device=self.device)
-        known = torch.zeros(self.task.classes, dtype=torch.bool, device=self.device)
-        known[class_ids] = True
-        return _Prototypes(vectors, directions(vectors), known)
 
 
 def top_channels(scores: FloatArray, k_top: int) -> ChannelArray:
