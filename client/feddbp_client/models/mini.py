@@ -11,74 +11,72 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from feddbp_common.catalog import FEATURE_DIM
 
 if TYPE_CHECKING:
     from feddbp_client.models.shapes import ImageShape
 
-_STEM = 24
-"""Channels after the stem."""
+_STEM = 32
+"""Channels after the stem, which leaves a map of about 8 x 8."""
 
 _TRUNK = 48
-"""Channels every trunk ends with, at a quarter of the stem's resolution."""
+"""Channels after every trunk, which leaves a map of about 4 x 4."""
+
+_GROWTH = 16
+"""Channels each layer of a dense block adds."""
 
 
 def mini_plain(image_shape: ImageShape) -> nn.Module:
-    return _body(image_shape, _conv(_STEM, 48, stride=2), _conv(48, _TRUNK, stride=2))
+    return _body(image_shape, _conv(_STEM, 32), _conv(32, _TRUNK, stride=2))
 
 
 def mini_residual(image_shape: ImageShape) -> nn.Module:
-    return _body(image_shape, _residual_block(_STEM, 24), _residual_block(24, _TRUNK))
+    return _body(image_shape, _residual_block(_STEM, 32), _residual_block(32, _TRUNK, stride=2))
 
 
 def mini_depthwise(image_shape: ImageShape) -> nn.Module:
     return _body(
         image_shape,
-        _inverted_residual(_STEM, 32, expansion=2, stride=2),
-        _inverted_residual(32, _TRUNK, expansion=3, stride=2),
-        _inverted_residual(_TRUNK, _TRUNK, expansion=3),
+        _inverted_residual(_STEM, 32, expansion=2),
+        _inverted_residual(32, _TRUNK, expansion=2, stride=2),
+        _inverted_residual(_TRUNK, _TRUNK, expansion=2),
     )
 
 
 def mini_inception(image_shape: ImageShape) -> nn.Module:
     return _body(
         image_shape,
-        nn.MaxPool2d(3, stride=2, padding=1),
-        _inception(_STEM, narrow=16, outputs=16),
-        nn.MaxPool2d(3, stride=2, padding=1),
-        _inception(64, narrow=16, outputs=12),
+        _inception(_STEM, 48),
+        nn.MaxPool2d(2, ceil_mode=True),
+        _inception(48, _TRUNK),
     )
 
 
 def mini_dense(image_shape: ImageShape) -> nn.Module:
-    growth = 16
     return _body(
         image_shape,
+        *_dense_block(_STEM, layers=2),
+        _conv(_STEM + 2 * _GROWTH, 32, kernel=1),
         nn.AvgPool2d(2, ceil_mode=True),
-        *(_Concatenate(nn.Identity(), _conv(_STEM + i * growth, growth)) for i in range(3)),
-        _conv(_STEM + 3 * growth, 32, kernel=1),
-        nn.AvgPool2d(2, ceil_mode=True),
-        *(_Concatenate(nn.Identity(), _conv(32 + i * growth, growth)) for i in range(3)),
-        _conv(32 + 3 * growth, _TRUNK, kernel=1),
+        *_dense_block(32, layers=3),
+        _conv(32 + 3 * _GROWTH, _TRUNK, kernel=1),
     )
 
 
 def mini_squeeze(image_shape: ImageShape) -> nn.Module:
     return _body(
         image_shape,
-        _conv(_STEM, 48, stride=2, groups=2),
-        _Gate(48),
-        _Sum(_conv(48, 48, kernel=1), nn.Identity()),
-        _conv(48, _TRUNK, stride=2, groups=2),
-        _Gate(_TRUNK),
+        _Residual(nn.Sequential(_conv(_STEM, 32), _Gate(32))),
+        nn.Sequential(_conv(32, _TRUNK, stride=2), _Gate(_TRUNK)),
     )
 
 
 def mini_mixer(image_shape: ImageShape) -> nn.Module:
     channels, height, width = image_shape
-    # Eight patches a side, whatever the size; a margin of less than one patch is left out.
-    patch = (-(-height // 8), -(-width // 8))
+    # A margin of less than one patch is left out.
+    patch = (_coarsening(height), _coarsening(width))
     tokens = (height // patch[0]) * (width // patch[1])
     return nn.Sequential(
         nn.Conv2d(channels, _TRUNK, patch, stride=patch),
@@ -92,21 +90,21 @@ def mini_mixer(image_shape: ImageShape) -> nn.Module:
 def mini_dilated(image_shape: ImageShape) -> nn.Module:
     return _body(
         image_shape,
-        _conv(_STEM, 32, kernel=1),
-        nn.AvgPool2d(2, ceil_mode=True),
-        _Sum(_conv(32, 32, dilation=2), nn.Identity()),
-        _Sum(_conv(32, 32, dilation=3), nn.Identity()),
-        _conv(32, _TRUNK, kernel=1),
-        nn.AvgPool2d(2, ceil_mode=True),
+        _Residual(_conv(_STEM, 32, dilation=2)),
+        _conv(32, _TRUNK, dilation=3, stride=2),
     )
 
 
 def _body(image_shape: ImageShape, *trunk: nn.Module) -> nn.Module:
     channels, height, width = image_shape
-    # The stem brings any size to about 16 x 16, so that 64 x 64 images cost little more than small ones.
-    stride = max(1, min(height, width) // 16)
-    kernel = max(3, stride + 1 + stride % 2)
+    # The stem brings any size to the same map, so that 64 x 64 images cost little more than small ones.
+    stride = _coarsening(min(height, width))
+    kernel = 2 * (stride // 2) + 3
     return nn.Sequential(_conv(channels, _STEM, kernel=kernel, stride=stride), *trunk, _projection())
+
+
+def _coarsening(size: int) -> int:
+    return -(-size // 8)
 
 
 def _projection() -> nn.Module:
@@ -116,7 +114,7 @@ def _projection() -> nn.Module:
     """
     grid = 4
     return nn.Sequential(
-        nn.AdaptiveAvgPool2d(grid),
+        _Grid(grid),
         nn.Flatten(),
         nn.Linear(_TRUNK * grid * grid, FEATURE_DIM, bias=False),
         nn.LayerNorm(FEATURE_DIM),
@@ -146,10 +144,11 @@ def _conv(
     return nn.Sequential(*layers, nn.ReLU()) if activation else nn.Sequential(*layers)
 
 
-def _residual_block(inputs: int, outputs: int) -> nn.Module:
-    body = nn.Sequential(_conv(inputs, outputs, stride=2), _conv(outputs, outputs, activation=False))
-    shortcut = _conv(inputs, outputs, kernel=1, stride=2, activation=False)
-    return nn.Sequential(_Sum(body, shortcut), nn.ReLU())
+def _residual_block(inputs: int, outputs: int, *, stride: int = 1) -> nn.Module:
+    body = nn.Sequential(_conv(inputs, outputs, stride=stride), _conv(outputs, outputs, activation=False))
+    same = stride == 1 and inputs == outputs
+    shortcut = None if same else _conv(inputs, outputs, kernel=1, stride=stride, activation=False)
+    return nn.Sequential(_Residual(body, shortcut), nn.ReLU())
 
 
 def _inverted_residual(inputs: int, outputs: int, *, expansion: int, stride: int = 1) -> nn.Module:
@@ -159,26 +158,47 @@ def _inverted_residual(inputs: int, outputs: int, *, expansion: int, stride: int
         _conv(hidden, hidden, stride=stride, groups=hidden),
         _conv(hidden, outputs, kernel=1, activation=False),
     )
-    return _Sum(body, nn.Identity()) if stride == 1 and inputs == outputs else body
+    return _Residual(body) if stride == 1 and inputs == outputs else body
 
 
-def _inception(inputs: int, *, narrow: int, outputs: int) -> nn.Module:
-    """Four views of the same map, each giving `outputs` channels."""
+def _inception(inputs: int, outputs: int) -> nn.Module:
+    """Three views of the same map, from one pixel to five wide."""
+    third = outputs // 3
     return _Concatenate(
-        _conv(inputs, outputs, kernel=1),
-        nn.Sequential(_conv(inputs, narrow, kernel=1), _conv(narrow, outputs, kernel=3)),
-        nn.Sequential(_conv(inputs, narrow, kernel=1), _conv(narrow, outputs, kernel=5)),
-        nn.Sequential(nn.MaxPool2d(3, stride=1, padding=1), _conv(inputs, outputs, kernel=1)),
+        _conv(inputs, third, kernel=1),
+        nn.Sequential(_conv(inputs, third, kernel=1), _conv(third, third, kernel=3)),
+        nn.Sequential(_conv(inputs, third, kernel=1), _conv(third, third, kernel=5)),
     )
 
 
-class _Sum(nn.Module):
-    def __init__(self, *branches: nn.Module) -> None:
+def _dense_block(inputs: int, *, layers: int) -> list[nn.Module]:
+    """Each layer adds to what all the layers before it found."""
+    return [
+        _Concatenate(nn.Identity(), _conv(inputs + layer * _GROWTH, _GROWTH)) for layer in range(layers)
+    ]
+
+
+class _Residual(nn.Module):
+    def __init__(self, body: nn.Module, shortcut: nn.Module | None = None) -> None:
         super().__init__()
-        self.branches = nn.ModuleList(branches)
+        self.body = body
+        self.shortcut = nn.Identity() if shortcut is None else shortcut
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.stack([branch(x) for branch in self.branches]).sum(0)
+        out: Tensor = self.shortcut(x) + self.body(x)
+        return out
+
+
+class _Grid(nn.Module):
+    def __init__(self, side: int) -> None:
+        super().__init__()
+        self.side = side
+
+    def forward(self, x: Tensor) -> Tensor:
+        # Most maps arrive in this size already, and pooling them one to one would be felt.
+        if x.shape[-2:] == (self.side, self.side):
+            return x
+        return functional.adaptive_avg_pool2d(x, self.side)
 
 
 class _Concatenate(nn.Module):
@@ -210,7 +230,7 @@ class _MixerBlock(nn.Module):
     def __init__(self, tokens: int, channels: int) -> None:
         super().__init__()
         self.token_norm = nn.LayerNorm(channels)
-        self.token_mix = _perceptron(tokens, 64)
+        self.token_mix = _perceptron(tokens, 32)
         self.channel_norm = nn.LayerNorm(channels)
         self.channel_mix = _perceptron(channels, 2 * channels)
 
@@ -222,4 +242,4 @@ class _MixerBlock(nn.Module):
 
 
 def _perceptron(width: int, hidden: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
+    return nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, width))
