@@ -6,16 +6,31 @@ uploads depends on the run seed, its id and the round alone, so runs can be comp
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import time
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 
 import numpy as np
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_client.connection import Connection, Download, upload_parts
+from feddbp_client.backoff import Backoff
+from feddbp_client.connection import (
+    LATE,
+    PASSING,
+    Connection,
+    Download,
+    RefusedError,
+    ServerAwayError,
+    upload_parts,
+)
 from feddbp_client.inbox import Inbox
 from feddbp_common.config import RunConfig, run_from_proto
 from feddbp_common.seeding import derive_seed
 from feddbp_common.wire import Encoded, FisherScores, Payload, PayloadRules, PrototypeSet, encode
+
+log = logging.getLogger("feddbp.client")
 
 OnEvent = Callable[[pb.RoundEvent], Awaitable[None]]
 
@@ -75,6 +90,33 @@ class LightClient:
                 pass
         return ended
 
+    async def stay(
+        self, on_event: OnEvent | None = None, *, patience: timedelta = timedelta(minutes=5)
+    ) -> pb.RunEnded | None:
+        """Takes part until the run ends, whatever happens to the connection, as a real client does.
+
+        Returns how the run ended, or nothing if it was over when the client came back.
+        """
+        backoff = Backoff(patience=patience, longest=timedelta(seconds=1), clock=time.monotonic)
+
+        async def acted(event: pb.RoundEvent) -> None:
+            backoff.succeeded()
+            if on_event is not None:
+                await on_event(event)
+
+        while True:
+            try:
+                return await self.run(acted)
+            except (ServerAwayError, RefusedError) as error:
+                if isinstance(error, RefusedError) and error.reason == pb.REFUSAL_REASON_RUN_ENDED:
+                    return None
+                passing = isinstance(error, ServerAwayError) or error.reason in PASSING
+                delay = backoff.next_delay() if passing else None
+                if delay is None:
+                    raise
+                log.warning("client %d: %s; trying again in %.1fs", self.client_id, error, delay)
+                await asyncio.sleep(delay)
+
     async def download(self, round_number: int) -> Download:
         config = self._joined()
         rules = config.method_spec.download_rules(config.settings, config.exchange_shape)
@@ -110,6 +152,16 @@ class LightClient:
         return None
 
     async def _do_round(self, round_number: int, *, train: bool) -> None:
+        try:
+            await self._work(round_number, train=train)
+        except RefusedError as error:
+            if error.reason not in LATE:
+                raise
+            log.warning("client %d is too late for round %d: %s", self.client_id, round_number, error)
+        else:
+            self.rounds_done += 1
+
+    async def _work(self, round_number: int, *, train: bool) -> None:
         received = await self.download(round_number)
         bytes_up = 0
         if train:
@@ -118,7 +170,6 @@ class LightClient:
         await self.report(round_number, bytes_down=received.message_bytes, bytes_up=bytes_up)
         if train:
             await self.upload(round_number, contribution)
-        self.rounds_done += 1
 
     def _joined(self) -> RunConfig:
         assert self._config is not None, "join first"

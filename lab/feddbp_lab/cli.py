@@ -1,0 +1,73 @@
+"""The command `feddbp`: finds the command that is asked for, and loads only what that one needs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from types import MappingProxyType
+from typing import Final
+
+from feddbp_common.cli import run_command
+from feddbp_common.errors import ConfigurationError, ExitCode
+from feddbp_common.version import VERSION
+
+PROG: Final = "feddbp"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """Named, not imported: `--help` is instant, and `status` needs no plotting library."""
+
+    summary: str
+    module: str
+
+    def load(self) -> Callable[[Sequence[str]], int]:
+        loaded: Callable[[Sequence[str]], int] = import_module(self.module).command
+        return loaded
+
+
+COMMANDS: Final = MappingProxyType(
+    {
+        "demo": Command(summary="run a whole federation on this machine", module="feddbp_lab.demo"),
+        "methods": Command(summary="list the methods and their settings", module="feddbp_lab.methods_table"),
+        "status": Command(summary="show where the run of a server stands", module="feddbp_lab.status"),
+        "certs": Command(summary="make certificates or tokens for a federation", module="feddbp_lab.certs"),
+    }
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_command(PROG, _dispatch, argv)
+
+
+def _dispatch(argv: Sequence[str]) -> int:
+    name, *rest = argv or ("--help",)
+    if name in ("--help", "-h", "help"):
+        print(_help())
+        return ExitCode.OK
+    if name == "--version":
+        print(f"{PROG} {VERSION}")
+        return ExitCode.OK
+    if name not in COMMANDS:
+        guess = get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {guess[0]!r}?" if guess else f"see {PROG} --help"
+        raise ConfigurationError(f"no command is called {name!r}; {hint}")
+    return COMMANDS[name].load()(rest)
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    listed = "\n".join(f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items())
+    return (
+        f"usage: {PROG} COMMAND [options]\n\n"
+        f"Federated prototype learning: tools around feddbp-server and feddbp-client.\n\n"
+        f"commands:\n{listed}\n\n"
+        f"{PROG} COMMAND --help tells more about each."
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""The files a run leaves behind, read back as what they mean."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+SUMMARY_NAME: Final = "summary.json"
+METRICS_NAME: Final = "metrics.jsonl"
+CURVES_NAME: Final = "curves.png"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResults:
+    """A run's `summary.json`, and the lines of its `metrics.jsonl`."""
+
+    summary: dict[str, Any]
+    metrics: list[dict[str, Any]]
+
+    @classmethod
+    def read(cls, directory: Path) -> RunResults:
+        lines = (directory / METRICS_NAME).read_text(encoding="utf-8").splitlines()
+        return cls(
+            summary=json.loads((directory / SUMMARY_NAME).read_text(encoding="utf-8")),
+            metrics=[json.loads(line) for line in lines],
+        )
+
+    def accuracies(self, client: int) -> dict[int, float]:
+        """A client's accuracy after so many rounds."""
+        lines = sorted(
+            (line for line in self.metrics if line["client"] == client and line["test_samples"]),
+            key=lambda line: int(line["round"]),
+        )
+        return {line["round"]: line["accuracy"] for line in lines}
+
+    def mean_losses(self) -> dict[str, dict[int, float]]:
+        """Every term of the loss, by the round in which it was minimised (from 1), as the mean over clients."""
+        values: dict[str, dict[int, list[float]]] = {}
+        for line in self.metrics:
+            for name, value in line["losses"].items():
+                values.setdefault(name, {}).setdefault(line["round"] + 1, []).append(value)
+        return {
+            name: {number: sum(found) / len(found) for number, found in sorted(rounds.items())}
+            for name, rounds in values.items()
+        }
+
+
+class MetricsTail:
+    """A metrics file that is still being written: what has been added since it was last looked at."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read = 0
+
+    def new_lines(self) -> list[dict[str, Any]]:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._read)
+                added = file.read()
+        except FileNotFoundError:
+            return []
+        whole = added[: added.rfind(b"\n") + 1]
+        self._read += len(whole)
+        return [json.loads(line) for line in whole.splitlines()]
