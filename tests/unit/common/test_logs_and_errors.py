@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+
+import grpc
+import pytest
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.errors import ConfigurationError, ExitCode, FedDBPError, PayloadError, PayloadTooLargeError
+from feddbp_common.files import replace_text
+from feddbp_common.logs import configure_logging
+from feddbp_common.refusals import REFUSAL_METADATA_KEY, refusal_in
+
+
+@pytest.fixture
+def stderr(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[[], str]]:
+    """What was logged; the handlers that were there before come back afterwards."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield lambda: capsys.readouterr().err
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def test_a_json_log_is_one_object_a_line_with_its_fields_as_keys(stderr: Callable[[], str]) -> None:
+    configure_logging(as_json=True, level="debug")
+    log = logging.getLogger("feddbp.sample")
+    log.debug("round %d\nis open", 3, extra={"fields": {"round": 3, "where": Path("here")}})
+    try:
+        raise ValueError("odd")
+    except ValueError:
+        log.exception("it broke")
+    first, second = map(json.loads, stderr().splitlines())
+    assert (first["level"], first["logger"], first["message"]) == ("debug", "feddbp.sample", "round 3\nis open")
+    assert (first["round"], first["where"]) == (3, "here")
+    assert datetime.fromisoformat(first["at"]).tzinfo is not None
+    assert "ValueError: odd" in second["exception"]
+
+
+def test_a_plain_log_is_lines_for_people_from_the_asked_level_on(stderr: Callable[[], str]) -> None:
+    configure_logging(as_json=False, level="warning")
+    logging.getLogger("feddbp.sample").info("chatter")
+    logging.getLogger("feddbp.sample").warning("beware")
+    (line,) = stderr().splitlines()
+    assert line.endswith("WARNING beware")
+
+
+def test_logging_can_be_configured_anew(stderr: Callable[[], str]) -> None:
+    configure_logging(as_json=False)
+    configure_logging(as_json=True)
+    logging.getLogger("feddbp.sample").info("once")
+    assert json.loads(stderr())["message"] == "once"
+
+
+def test_every_error_of_ours_has_one_root_and_an_exit_code() -> None:
+    assert issubclass(ConfigurationError, FedDBPError)
+    assert issubclass(PayloadTooLargeError, PayloadError)
+    assert (FedDBPError.exit_code, ConfigurationError.exit_code) == (1, 2)
+    assert {code.name: int(code) for code in ExitCode} == {
+        "OK": 0,
+        "FAILURE": 1,
+        "USAGE": 2,
+        "UNREACHABLE": 3,
+        "REFUSED": 4,
+        "RUN_FAILED": 5,
+        "INTERRUPTED": 130,
+    }
+
+
+def test_a_refused_payload_says_field_and_reason() -> None:
+    error = PayloadError("counts", "class 2 has 0 samples")
+    assert (error.field, error.reason, str(error)) == (
+        "counts",
+        "class 2 has 0 samples",
+        "counts: class 2 has 0 samples",
+    )
+
+
+def failed_call(*metadata: tuple[str, str | bytes]) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(
+        grpc.StatusCode.FAILED_PRECONDITION, grpc.aio.Metadata(), grpc.aio.Metadata(*metadata), "no"
+    )
+
+
+def test_the_refusal_behind_a_failed_call_is_found_in_its_trailer() -> None:
+    refusal = pb.Refusal(reason=pb.REFUSAL_REASON_WRONG_ROUND, field="round", current_round=7)
+    error = failed_call(("other", "x"), (REFUSAL_METADATA_KEY, refusal.SerializeToString()))
+    assert refusal_in(error) == refusal
+
+
+@pytest.mark.parametrize("metadata", [(), (("other", "x"),), ((REFUSAL_METADATA_KEY, b"\xff\xff\xff"),)])
+def test_a_failed_call_without_a_readable_refusal_has_none(metadata: tuple[tuple[str, bytes], ...]) -> None:
+    assert refusal_in(failed_call(*metadata)) is None
+
+
+def test_a_file_is_replaced_as_a_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    target = tmp_path / "summary.json"
+    target.write_text("old")
+    with target.open() as reader:
+        replace_text(target, "größer")
+        assert reader.read() == "old"
+    assert target.read_text(encoding="utf-8") == "größer"
+    assert list(tmp_path.iterdir()) == [target]

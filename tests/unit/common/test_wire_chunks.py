@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from feddbp_common.errors import PayloadError
+from feddbp_common.wire import CHUNK_BYTES, BodyAssembler, chunked
+
+
+def segments_of(lengths: list[int]) -> list[memoryview]:
+    noise = random.Random(7)
+    return [memoryview(noise.randbytes(length)) for length in lengths]
+
+
+@settings(max_examples=300, deadline=None)
+@given(lengths=st.lists(st.integers(0, 25), max_size=8), size=st.integers(1, 12))
+@example(lengths=[], size=4)
+@example(lengths=[0, 0], size=4)
+@example(lengths=[3, 1, 4], size=4)
+@example(lengths=[1, 0, 3, 8], size=4)
+@example(lengths=[5, 2, 12, 1], size=4)
+def test_chunks_are_full_but_for_the_last_and_join_to_what_was_cut(lengths: list[int], size: int) -> None:
+    segments = segments_of(lengths)
+    chunks = list(chunked(segments, size))
+    assert b"".join(chunks) == b"".join(segments)
+    assert all(len(chunk) == size for chunk in chunks[:-1])
+    assert all(0 < len(chunk) <= size for chunk in chunks)
+
+
+@settings(max_examples=60, deadline=None)
+@given(lengths=st.lists(st.integers(0, 25), max_size=8), size=st.integers(1, 12))
+def test_what_is_cut_can_be_put_together_again(lengths: list[int], size: int) -> None:
+    segments = segments_of(lengths)
+    assembler = BodyAssembler(sum(lengths))
+    for chunk in chunked(segments, size):
+        assert not assembler.complete
+        assembler.add(chunk)
+    assert assembler.complete
+    assert assembler.body() == b"".join(segments)
+
+
+def test_chunks_stay_well_below_the_largest_message_grpc_takes() -> None:
+    body = memoryview(bytes(3 * CHUNK_BYTES + 1))
+    assert [len(chunk) for chunk in chunked([body])] == [CHUNK_BYTES] * 3 + [1]
+    assert CHUNK_BYTES <= 1 << 20
+
+
+def test_chunks_outlive_the_array_they_were_cut_from() -> None:
+    source = bytearray(b"abcdefgh")
+    chunks = list(chunked([memoryview(source)], 3))
+    source[:] = b"xxxxxxxx"
+    assert chunks == [b"abc", b"def", b"gh"]
+
+
+def test_nothing_is_cut_before_it_is_asked_for() -> None:
+    asked: list[int] = []
+
+    def segments() -> list[memoryview]:
+        for number in range(3):
+            asked.append(number)
+            yield memoryview(b"abcd")
+
+    pieces = chunked(segments(), 4)
+    assert asked == []
+    assert next(pieces) == b"abcd"
+    assert asked == [0]
+
+
+def test_an_empty_chunk_is_refused() -> None:
+    with pytest.raises(PayloadError, match="is empty") as refusal:
+        BodyAssembler(4).add(b"")
+    assert refusal.value.field == "chunk"
+
+
+@pytest.mark.parametrize("pieces", [[b"abcde"], [b"abcd", b"e"], [b"ab", b"c", b"de"]])
+def test_more_bytes_than_were_declared_are_refused_as_they_arrive(pieces: list[bytes]) -> None:
+    assembler = BodyAssembler(4)
+    for piece in pieces[:-1]:
+        assembler.add(piece)
+    with pytest.raises(PayloadError, match="5 bytes where 4 were declared") as refusal:
+        assembler.add(pieces[-1])
+    assert refusal.value.field == "chunk"
+
+
+def test_a_body_that_stopped_early_is_refused_with_both_numbers() -> None:
+    assembler = BodyAssembler(4)
+    assembler.add(b"abc")
+    assert not assembler.complete
+    with pytest.raises(PayloadError, match="after 3 of 4 declared bytes") as refusal:
+        assembler.body()
+    assert refusal.value.field == "chunk"
+
+
+def test_a_body_of_nothing_needs_no_chunk() -> None:
+    assembler = BodyAssembler(0)
+    assert assembler.complete
+    assert assembler.body() == b""
+    with pytest.raises(PayloadError):
+        assembler.add(b"x")
+
+
+def test_a_body_of_one_chunk_is_not_copied() -> None:
+    piece = bytes(1000)
+    assembler = BodyAssembler(len(piece))
+    assembler.add(piece)
+    assert assembler.body() is piece
+
+
+def test_a_large_declared_size_takes_no_memory() -> None:
+    assembler = BodyAssembler(1 << 62)
+    assembler.add(b"x")
+    assert not assembler.complete

@@ -1,0 +1,553 @@
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from wire_samples import payloads, prototype_set, sample_payload
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.errors import PayloadError, PayloadTooLargeError
+from feddbp_common.wire import (
+    Dim,
+    FisherScores,
+    Payload,
+    PayloadRules,
+    PrototypeRule,
+    PrototypeSet,
+    TensorRule,
+    TopChannels,
+    WireType,
+    check_manifest,
+    check_values,
+    decode,
+    encode,
+)
+from feddbp_common.wire.rules import MAGNITUDE_BOUND
+
+LABEL_COUNTS = (3, 0, 9)
+"""What the client behind `sample_payload` said at join: three samples of class 0 and nine of class 2."""
+
+RULES = PayloadRules(
+    prototypes=PrototypeRule(classes=3, width=4, counts=True),
+    fisher_scores=True,
+    tensors=(
+        TensorRule(name="head", shape=(Dim(1, 2), Dim.exactly(3))),
+        TensorRule(name="steps", shape=(Dim(0, 5),), types=(WireType.INT32,), required=False, low=-10, high=10),
+    ),
+)
+TOP_RULES = replace(RULES, fisher_scores=False, top_channels=2)
+NOTHING = PayloadRules()
+DOWNLOAD_RULES = PayloadRules(prototypes=PrototypeRule(classes=3, width=4), prototypes_required=False)
+
+Change = Callable[[pb.Manifest], Any]
+
+
+def manifest_of(payload: Payload | None = None, change: Change | None = None) -> pb.Manifest:
+    """A manifest that is right in everything but `change`; its total follows the declared shapes."""
+    manifest = encode(payload or sample_payload()).manifest
+    if change is not None:
+        change(manifest)
+    return manifest
+
+
+def admit(manifest: pb.Manifest, rules: PayloadRules = RULES, *, max_bytes: int = 10_000) -> None:
+    check_manifest(manifest, rules, max_bytes=max_bytes, label_counts=LABEL_COUNTS)
+
+
+def refusal_of(manifest: pb.Manifest, rules: PayloadRules = RULES, *, max_bytes: int = 10_000) -> PayloadError:
+    with pytest.raises(PayloadError) as caught:
+        admit(manifest, rules, max_bytes=max_bytes)
+    return caught.value
+
+
+def with_total(manifest: pb.Manifest, total: int) -> pb.Manifest:
+    manifest.total_bytes = total
+    return manifest
+
+
+# --- what is admitted ---
+
+
+def test_a_payload_that_keeps_every_rule_is_admitted() -> None:
+    admit(manifest_of())
+    check_values(sample_payload(), RULES)
+
+
+def test_top_channels_are_admitted_where_the_run_sends_them() -> None:
+    admit(manifest_of(sample_payload(top_channels=True)), TOP_RULES)
+    check_values(sample_payload(top_channels=True), TOP_RULES)
+
+
+def test_a_client_without_a_class_sends_no_row() -> None:
+    nobody = Payload(
+        prototypes=prototype_set((), counts=()),
+        fisher=FisherScores(np.zeros((0, 4), np.float32)),
+        tensors={"head": np.zeros((1, 3), np.float32)},
+    )
+    admit(manifest_of(nobody))
+    check_values(nobody, RULES)
+
+
+@pytest.mark.parametrize("real_type", [WireType.FLOAT32, WireType.FLOAT16, WireType.BFLOAT16])
+def test_real_tensors_may_travel_in_any_real_type(real_type: WireType) -> None:
+    admit(encode(sample_payload(), real_type=real_type).manifest)
+
+
+def test_what_is_not_required_may_be_left_out() -> None:
+    without_steps = replace(sample_payload(), tensors={"head": np.zeros((2, 3), np.float32)})
+    admit(manifest_of(without_steps))
+    admit(manifest_of(Payload()), DOWNLOAD_RULES)
+    admit(manifest_of(Payload()), NOTHING)
+
+
+def test_counts_may_be_left_out_where_nobody_needs_them() -> None:
+    admit(manifest_of(Payload(prototypes=prototype_set(counts=None))), DOWNLOAD_RULES)
+
+
+def test_as_many_samples_as_were_declared_at_join_are_admitted() -> None:
+    admit(manifest_of(replace(sample_payload(), prototypes=prototype_set(counts=(3, 9)))))
+
+
+def test_counts_are_taken_as_they_come_where_nothing_was_declared() -> None:
+    check_manifest(manifest_of(change=lambda m: m.prototypes.counts.__setitem__(0, 10**6)), RULES, max_bytes=10_000)
+
+
+def test_a_payload_of_exactly_the_admitted_size_is_admitted() -> None:
+    manifest = manifest_of()
+    admit(manifest, max_bytes=manifest.total_bytes)
+
+
+# --- what a manifest is refused for, by the name of the field at fault ---
+
+
+def _move_fisher_to_channels(manifest: pb.Manifest) -> None:
+    tensor = pb.Tensor()
+    tensor.CopyFrom(manifest.fisher.scores)
+    manifest.fisher.top_channels.CopyFrom(tensor)
+
+
+def _repeat_head(manifest: pb.Manifest) -> None:
+    manifest.tensors.add().CopyFrom(manifest.tensors[0])
+    manifest.total_bytes += 24
+
+
+def _add_unknown(manifest: pb.Manifest) -> None:
+    manifest.tensors.add(name="tail", dtype=pb.DTYPE_INT32, shape=[0])
+
+
+REFUSALS: dict[str, tuple[Change, str, str]] = {
+    "a total that is too small": (lambda m: setattr(m, "total_bytes", 95), "total_bytes", "says 95, but"),
+    "a total that is too large": (lambda m: setattr(m, "total_bytes", 97), "total_bytes", "says 97, but"),
+    "no digest": (lambda m: m.ClearField("sha256"), "sha256", "has 0 bytes, not 32"),
+    "a digest of another length": (lambda m: setattr(m, "sha256", b"x" * 31), "sha256", "has 31 bytes, not 32"),
+    "a class the run does not have": (
+        lambda m: m.prototypes.class_ids.__setitem__(1, 3),
+        "class_ids",
+        "names class 3, but the run has only 3 classes",
+    ),
+    "classes out of order": (
+        lambda m: (m.prototypes.class_ids.__setitem__(0, 2), m.prototypes.class_ids.__setitem__(1, 0)),
+        "class_ids",
+        "must be ascending without repeats",
+    ),
+    "a class that is named twice": (
+        lambda m: m.prototypes.class_ids.__setitem__(1, 0),
+        "class_ids",
+        "must be ascending without repeats",
+    ),
+    "fewer classes than rows": (lambda m: m.prototypes.class_ids.pop(), "prototypes", "has shape [2, 4], not [1, 4]"),
+    "no counts": (lambda m: m.prototypes.ClearField("counts"), "counts", "has 0 entries for 2 classes"),
+    "fewer counts than classes": (lambda m: m.prototypes.counts.pop(), "counts", "has 1 entries for 2 classes"),
+    "more counts than classes": (lambda m: m.prototypes.counts.append(1), "counts", "has 3 entries for 2 classes"),
+    "a class without samples": (
+        lambda m: m.prototypes.counts.__setitem__(1, 0),
+        "counts",
+        "class 2 has 0 samples",
+    ),
+    "more samples than were declared": (
+        lambda m: m.prototypes.counts.__setitem__(1, 10),
+        "counts",
+        "class 2 has 10 samples, but 9 were declared at join",
+    ),
+    "samples of a class that was declared empty": (
+        lambda m: m.prototypes.class_ids.__setitem__(0, 1),
+        "counts",
+        "class 1 has 3 samples, but 0 were declared at join",
+    ),
+    "prototypes of whole numbers": (
+        lambda m: setattr(m.prototypes.matrix, "dtype", pb.DTYPE_INT32),
+        "prototypes",
+        "has dtype int32, not float32 or float16 or bfloat16",
+    ),
+    "prototypes of another width": (
+        lambda m: m.prototypes.matrix.shape.__setitem__(slice(None), [4, 2]),
+        "prototypes",
+        "has shape [4, 2], not [2, 4]",
+    ),
+    "prototypes in another number of dimensions": (
+        lambda m: m.prototypes.matrix.shape.append(1),
+        "prototypes",
+        "has shape [2, 4, 1], not [2, 4]",
+    ),
+    "fisher in neither form": (
+        lambda m: m.fisher.ClearField("scores"),
+        "fisher",
+        "neither scores nor top_channels is set",
+    ),
+    "fisher in the wrong form": (_move_fisher_to_channels, "fisher", "must be sent as scores in this run"),
+    "fisher of whole numbers": (
+        lambda m: setattr(m.fisher.scores, "dtype", pb.DTYPE_INT32),
+        "fisher",
+        "has dtype int32",
+    ),
+    "fisher of another shape": (
+        lambda m: m.fisher.scores.shape.__setitem__(slice(None), [1, 8]),
+        "fisher",
+        "has shape [1, 8], not [2, 4]",
+    ),
+    "a tensor nobody asked for": (_add_unknown, "'tail'", "has no place in this payload"),
+    "a tensor that is declared twice": (_repeat_head, "head", "is declared twice"),
+    "a tensor of another type": (
+        lambda m: setattr(m.tensors[0], "dtype", pb.DTYPE_INT32),
+        "head",
+        "has dtype int32",
+    ),
+    "a whole-number tensor of another type": (
+        lambda m: setattr(m.tensors[1], "dtype", pb.DTYPE_FLOAT32),
+        "steps",
+        "has dtype float32, not int32",
+    ),
+    "a tensor of another shape": (
+        lambda m: m.tensors[0].shape.__setitem__(slice(None), [3, 2]),
+        "head",
+        "has shape [3, 2], not [1 to 2, 3]",
+    ),
+    "a tensor in another number of dimensions": (
+        lambda m: m.tensors[0].shape.__setitem__(slice(None), [6]),
+        "head",
+        "has shape [6], not [1 to 2, 3]",
+    ),
+    "a type that is not set": (
+        lambda m: setattr(m.tensors[0], "dtype", pb.DTYPE_UNSPECIFIED),
+        "head",
+        "dtype 0 is not one this protocol knows",
+    ),
+    "prototypes of no type": (
+        lambda m: m.prototypes.ClearField("matrix"),
+        "prototypes",
+        "dtype 0 is not one this protocol knows",
+    ),
+    "a type of a later version": (
+        lambda m: setattr(m.fisher.scores, "dtype", 77),
+        "fisher",
+        "dtype 77 is not one this protocol knows",
+    ),
+    "too many dimensions": (
+        lambda m: m.tensors[0].shape.extend([1] * 7),
+        "'head'",
+        "has 9 dimensions, at most 8 are admitted",
+    ),
+    "prototypes of too many dimensions": (
+        lambda m: m.prototypes.matrix.shape.extend([1] * 30),
+        "'prototypes'",
+        "has 32 dimensions, at most 8 are admitted",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", REFUSALS)
+def test_a_manifest_is_refused_for(fault: str) -> None:
+    change, field, reason = REFUSALS[fault]
+    refusal = refusal_of(manifest_of(change=change))
+    assert refusal.field == field
+    assert reason in refusal.reason
+
+
+def _without(part: str) -> Payload:
+    payload = sample_payload()
+    if part == "head":
+        return replace(payload, tensors={"steps": payload.tensors["steps"]})
+    return replace(payload, **{part: None})
+
+
+@pytest.mark.parametrize("part", ["prototypes", "fisher", "head"])
+def test_a_part_that_is_required_must_not_be_missing(part: str) -> None:
+    refusal = refusal_of(manifest_of(_without(part)))
+    assert (refusal.field, refusal.reason) == (part, "is missing")
+
+
+@pytest.mark.parametrize(
+    ("payload", "rules", "field"),
+    [
+        (Payload(prototypes=prototype_set()), NOTHING, "prototypes"),
+        (Payload(fisher=FisherScores(np.zeros((0, 4), np.float32))), NOTHING, "fisher"),
+        (Payload(prototypes=prototype_set(), fisher=sample_payload().fisher), DOWNLOAD_RULES, "fisher"),
+        (Payload(tensors={"head": np.zeros((2, 3), np.float32)}), NOTHING, "'head'"),
+    ],
+)
+def test_a_part_no_rule_mentions_has_no_place(payload: Payload, rules: PayloadRules, field: str) -> None:
+    refusal = refusal_of(manifest_of(payload), rules)
+    assert (refusal.field, refusal.reason) == (field, "has no place in this payload")
+
+
+def test_full_scores_are_refused_where_only_top_channels_travel() -> None:
+    refusal = refusal_of(manifest_of(), TOP_RULES)
+    assert (refusal.field, refusal.reason) == ("fisher", "must be sent as top_channels in this run")
+
+
+@pytest.mark.parametrize(
+    ("channels", "reason"),
+    [
+        (np.zeros((2, 3), np.uint16), "has shape [2, 3], not [2, 2]"),
+        (np.zeros((1, 2), np.uint16), "has shape [1, 2], not [2, 2]"),
+        (np.zeros((2, 2), np.int32), "has dtype int32, not uint16"),
+    ],
+)
+def test_top_channels_must_have_their_type_and_one_row_per_class(channels: np.ndarray, reason: str) -> None:
+    refusal = refusal_of(manifest_of(replace(sample_payload(), fisher=TopChannels(channels))), TOP_RULES)
+    assert (refusal.field, refusal.reason) == ("fisher", reason)
+
+
+def test_counts_that_are_sent_unasked_are_checked_all_the_same() -> None:
+    manifest = manifest_of(Payload(prototypes=prototype_set(counts=(0, 1))))
+    assert refusal_of(manifest, DOWNLOAD_RULES).field == "counts"
+
+
+ROWS = PayloadRules(
+    tensors=(
+        TensorRule(name="labels", shape=(Dim(0, 5),), types=(WireType.INT32,), required=False),
+        TensorRule(name="logits", shape=(Dim(0, 5), Dim.exactly(2)), required=False, rows_as="labels"),
+    )
+)
+
+
+def rows_of(**counts: int) -> pb.Manifest:
+    made = {"labels": lambda n: np.zeros(n, np.int32), "logits": lambda n: np.zeros((n, 2), np.float32)}
+    return manifest_of(Payload(tensors={name: made[name](count) for name, count in counts.items()}))
+
+
+def test_tensors_whose_rows_belong_together_have_as_many() -> None:
+    for admitted in ({"labels": 3, "logits": 3}, {"labels": 0, "logits": 0}, {"labels": 3}, {}):
+        admit(rows_of(**admitted), ROWS)
+    refusal = refusal_of(rows_of(labels=2, logits=3), ROWS)
+    assert (refusal.field, refusal.reason) == ("logits", "has 3 rows, but labels has 2")
+    refusal = refusal_of(rows_of(logits=3), ROWS)
+    assert (refusal.field, refusal.reason) == ("labels", "is missing, but logits is there")
+
+
+# --- sizes ---
+
+
+def test_more_bytes_than_are_admitted_are_refused_as_too_large() -> None:
+    manifest = manifest_of()
+    total = manifest.total_bytes
+    refusal = refusal_of(manifest, max_bytes=total - 1)
+    assert isinstance(refusal, PayloadTooLargeError)
+    assert (refusal.field, refusal.reason) == ("total_bytes", f"{total} bytes, at most {total - 1} are admitted")
+
+
+@pytest.mark.parametrize("shape", [[2**32 - 1, 2**32 - 1], [2**32 - 1, 2**30], [2**31, 2]])
+def test_a_huge_shape_is_refused_without_allocating_it(shape: list[int]) -> None:
+    manifest = pb.Manifest(
+        prototypes=pb.PrototypeSet(matrix=pb.Tensor(dtype=pb.DTYPE_FLOAT32, shape=shape)), sha256=bytes(32)
+    )
+    honest_total = 4 * shape[0] * shape[1]
+    if honest_total < 2**64:
+        manifest.total_bytes = honest_total
+    tracemalloc.start()
+    try:
+        refusal = refusal_of(manifest)
+        with pytest.raises(PayloadError):
+            decode(manifest, b"")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert refusal.field == "total_bytes"
+    assert isinstance(refusal, PayloadTooLargeError) == (honest_total < 2**64)
+    assert peak < 1 << 20
+
+
+def test_many_empty_dimensions_do_not_hide_a_shape() -> None:
+    manifest = manifest_of(change=lambda m: m.tensors[0].shape.__setitem__(slice(None), [2**32 - 1, 0]))
+    assert refusal_of(with_total(manifest, manifest.total_bytes - 24)).field == "head"
+
+
+@pytest.mark.parametrize("dtype", [pb.DTYPE_FLOAT32, 99])
+def test_a_name_from_the_wire_is_fit_for_one_line_of_a_log(dtype: int) -> None:
+    name = "head\nERROR all is lost " + "x" * 10_000
+    manifest = pb.Manifest(tensors=[pb.Tensor(name=name, dtype=dtype, shape=[0])], sha256=bytes(32))
+    text = str(refusal_of(manifest))
+    assert "\n" not in text
+    assert len(text) < 500
+
+
+# --- values ---
+
+
+def values_refusal(payload: Payload, rules: PayloadRules = RULES) -> PayloadError:
+    with pytest.raises(PayloadError) as caught:
+        check_values(payload, rules)
+    return caught.value
+
+
+def with_value(part: str, value: float) -> Payload:
+    """The sample payload with one value somewhere inside a part replaced."""
+    payload = sample_payload()
+    assert payload.prototypes is not None
+    assert isinstance(payload.fisher, FisherScores)
+    array = {
+        "prototypes": payload.prototypes.vectors,
+        "fisher": payload.fisher.scores,
+        "head": payload.tensors["head"],
+        "steps": payload.tensors["steps"],
+    }[part].copy()
+    array[(-1,) * array.ndim] = value
+    match part:
+        case "prototypes":
+            return replace(payload, prototypes=replace(payload.prototypes, vectors=array))
+        case "fisher":
+            return replace(payload, fisher=FisherScores(array))
+    return replace(payload, tensors={**payload.tensors, part: array})
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("part", ["prototypes", "fisher", "head"])
+def test_a_value_that_is_not_finite_is_refused(part: str, value: float) -> None:
+    refusal = values_refusal(with_value(part, value))
+    assert (refusal.field, refusal.reason) == (part, "has a value that is not finite")
+
+
+def test_infinities_of_both_signs_do_not_cancel() -> None:
+    payload = with_value("prototypes", np.inf)
+    assert payload.prototypes is not None
+    payload.prototypes.vectors[0, 0] = -np.inf
+    assert values_refusal(payload).field == "prototypes"
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("part", ["prototypes", "head"])
+def test_a_value_beyond_all_reason_is_refused(part: str, sign: int) -> None:
+    just_beyond = float(np.nextafter(np.float32(sign * MAGNITUDE_BOUND), np.float32(sign * np.inf)))
+    refusal = values_refusal(with_value(part, just_beyond))
+    assert refusal.field == part
+    assert "admitted is" in refusal.reason
+    check_values(with_value(part, sign * MAGNITUDE_BOUND), RULES)
+
+
+def test_scores_must_not_be_negative() -> None:
+    refusal = values_refusal(with_value("fisher", -1e-30))
+    assert (refusal.field, refusal.reason) == ("fisher", "has a value of -1e-30, the least admitted is 0")
+    check_values(with_value("fisher", 0.0), RULES)
+    check_values(with_value("fisher", -0.0), RULES)
+
+
+@pytest.mark.parametrize("value", [-11, 11])
+def test_a_tensor_has_bounds_of_its_own(value: int) -> None:
+    assert values_refusal(with_value("steps", value)).field == "steps"
+    check_values(with_value("steps", value - np.sign(value)), RULES)
+
+
+@pytest.mark.parametrize("real_type", [WireType.FLOAT16, WireType.BFLOAT16])
+def test_what_is_not_finite_is_refused_in_any_real_type(real_type: WireType) -> None:
+    payload = Payload(prototypes=prototype_set())
+    encoded = encode(payload, real_type=real_type)
+    nan = b"\x01\x7e" if real_type is WireType.FLOAT16 else b"\xc1\x7f"
+    body = nan + encoded.body()[2:]
+    assert values_refusal(decode(encoded.manifest, body)).field == "prototypes"
+
+
+def channels(*rows: list[int]) -> Payload:
+    return replace(sample_payload(), fisher=TopChannels(np.array(rows, np.uint16)))
+
+
+def test_a_channel_that_does_not_exist_is_refused() -> None:
+    refusal = values_refusal(channels([0, 1], [4, 2]), TOP_RULES)
+    assert (refusal.field, refusal.reason) == ("fisher", "names channel 4, but there are only 4")
+    check_values(channels([0, 1], [3, 2]), TOP_RULES)
+
+
+def test_a_channel_named_twice_in_one_row_is_refused() -> None:
+    refusal = values_refusal(channels([0, 1], [3, 3]), TOP_RULES)
+    assert (refusal.field, refusal.reason) == ("fisher", "names a channel twice in one row")
+    check_values(channels([3, 1], [1, 3]), TOP_RULES)
+
+
+def test_repeats_are_found_wherever_they_stand_in_a_row() -> None:
+    rules = replace(TOP_RULES, top_channels=4)
+    assert values_refusal(channels([0, 1, 2, 0], [0, 1, 2, 3]), rules).field == "fisher"
+
+
+@pytest.mark.parametrize("rules", [RULES, TOP_RULES])
+def test_parts_without_a_single_value_have_nothing_to_refuse(rules: PayloadRules) -> None:
+    empty = PrototypeSet(class_ids=np.zeros(0, np.int32), vectors=np.zeros((0, 4), np.float32))
+    check_values(Payload(prototypes=empty, fisher=FisherScores(np.zeros((0, 4), np.float32))), rules)
+    check_values(Payload(prototypes=empty, fisher=TopChannels(np.zeros((0, 2), np.uint16))), rules)
+    check_values(Payload(tensors={"steps": np.zeros(0, np.int32)}), rules)
+
+
+# --- whatever comes ---
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_manifest_of_any_content_is_admitted_or_refused_and_nothing_else(data: st.DataObject) -> None:
+    uint32 = st.integers(0, 2**32 - 1) | st.integers(0, 5)
+    tensors = st.builds(
+        pb.Tensor,
+        name=st.sampled_from(["head", "steps", "fisher", "prototypes", ""]) | st.text(max_size=3),
+        dtype=st.integers(0, 7),
+        shape=st.lists(uint32, max_size=10),
+    )
+    manifest = pb.Manifest(
+        prototypes=data.draw(
+            st.none()
+            | st.builds(
+                pb.PrototypeSet,
+                class_ids=st.lists(uint32, max_size=4),
+                counts=st.lists(uint32, max_size=4),
+                matrix=tensors,
+            )
+        ),
+        fisher=data.draw(
+            st.none()
+            | st.builds(pb.FisherScores, scores=tensors)
+            | st.builds(pb.FisherScores, top_channels=tensors)
+            | st.builds(pb.FisherScores)
+        ),
+        tensors=data.draw(st.lists(tensors, max_size=4)),
+        total_bytes=data.draw(st.integers(0, 200)),
+        sha256=data.draw(st.sampled_from([bytes(32), b""])),
+    )
+    refusal = None
+    try:
+        admit(manifest, data.draw(st.sampled_from([RULES, TOP_RULES, NOTHING, DOWNLOAD_RULES])))
+    except PayloadError as error:
+        refusal = error
+    assert refusal is None or (refusal.field and refusal.reason)
+
+
+@settings(max_examples=80, deadline=None)
+@given(payloads())
+def test_what_is_admitted_can_be_decoded_and_has_the_shapes_the_rules_ask_for(payload: Payload) -> None:
+    encoded = encode(payload)
+    rules = PayloadRules(
+        prototypes=PrototypeRule(classes=65_536, width=3),
+        prototypes_required=False,
+        tensors=tuple(
+            TensorRule(name=name, shape=(Dim(0, 4),) * 2, types=tuple(WireType)) for name in sorted(payload.tensors)
+        ),
+    )
+    try:
+        check_manifest(encoded.manifest, rules, max_bytes=10_000)
+    except PayloadError:
+        return
+    received = decode(encoded.manifest, encoded.body())
+    assert received.fisher is None
+    assert received.prototypes is None or received.prototypes.vectors.shape[1] == 3
+    assert all(array.ndim == 2 for array in received.tensors.values())

@@ -1,0 +1,266 @@
+"""The command `feddbp-server`: its options, its complaints, and what it loads."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from feddbp_common.errors import ConfigurationError
+from feddbp_server.cli import main
+from feddbp_server.config import ListenConfig, RoundsConfig, ServerConfig
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in list(os.environ):
+        if variable.startswith("FEDDBP_"):
+            monkeypatch.delenv(variable)
+
+
+def dry_run(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
+    assert main([*argv, "--dry-run"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    resolved: dict[str, Any] = json.loads(out)
+    return resolved
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert main(list(argv)) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.endswith("\n")
+    assert err.startswith("feddbp-server: error: ")
+    return err.removeprefix("feddbp-server: error: ").strip()
+
+
+# --- what it resolves ---
+
+
+def test_a_dry_run_prints_every_option_as_it_would_be_used(capsys: pytest.CaptureFixture[str]) -> None:
+    resolved = dry_run(capsys, "--port", "0", "--round-deadline", "30d", "--set", "k_top=12", "--set", "eta=0.5")
+    assert resolved["listen"]["port"] == 0
+    assert resolved["rounds"]["round_deadline"] == "2592000s"
+    assert resolved["run"]["method_settings"]["k_top"] == 12
+    assert resolved["run"]["method_settings"]["eta"] == 0.5
+    assert resolved["run"]["method_settings"]["tau"] == 0.07
+    assert resolved["run"]["data"]["classes"] == 10
+    del resolved["listen"]["dry_run"]
+    resolved["listen"]["state_dir"] = str(resolved["listen"]["state_dir"])
+    assert ServerConfig.model_validate(resolved).rounds.round_deadline == timedelta(days=30)
+
+
+def test_a_dry_run_touches_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    dry_run(capsys, "--state-dir", str(tmp_path / "state"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_defaults_file_environment_and_flags_in_this_order(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(
+        "[listen]\nport = 1\n[rounds]\nround_deadline = '10m'\n"
+        "[run]\nrounds = 2\nclients = 4\n[run.data]\nalpha = 0.5\n[run.method_settings]\nk_top = 1\neta = 0.1\n"
+    )
+    monkeypatch.setenv("FEDDBP_CONFIG", str(file))
+    monkeypatch.setenv("FEDDBP_ROUNDS", "3")
+    monkeypatch.setenv("FEDDBP_CLIENTS", "5")
+    monkeypatch.setenv("FEDDBP_SET", "eta=0.2;tau=0.2")
+    resolved = dry_run(capsys, "--clients", "6", "--set", "tau=0.3")
+    run = resolved["run"]
+    assert (resolved["listen"]["port"], run["rounds"], run["clients"], run["seed"]) == (1, 3, 6, 0)
+    assert (run["data"]["alpha"], resolved["rounds"]["round_deadline"]) == (0.5, "600s")
+    settings = run["method_settings"]
+    assert (settings["k_top"], settings["eta"], settings["tau"], settings["lambda_2"]) == (1, 0.2, 0.3, 10.0)
+
+
+def test_a_deadline_of_nothing_waits_for_ever() -> None:
+    waits = ServerConfig(rounds=RoundsConfig(round_deadline=timedelta(0)))
+    assert waits.policy.deadline is None
+    assert ServerConfig().policy.deadline == timedelta(minutes=30)
+
+
+def test_the_policy_is_what_was_asked_for() -> None:
+    config = ServerConfig.model_validate(
+        {
+            "rounds": {"min_clients": 3, "participation": 0.5, "max_extensions": 7, "round_deadline": "90s"},
+            "run": {"rounds": 9, "clients": 4, "seed": 11},
+        }
+    )
+    policy = config.policy
+    assert (policy.rounds, policy.min_clients, policy.participation) == (9, 3, 0.5)
+    assert (policy.max_extensions, policy.seed, policy.deadline) == (7, 11, timedelta(seconds=90))
+
+
+# --- mistakes ---
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--nope"], "unrecognized arguments: --nope"),
+        (["--rond-deadline", "3"], "unrecognized arguments"),
+        (["--round", "3"], "unrecognized arguments"),
+        (["stray"], "unrecognized arguments: stray"),
+        (["--port"], "--port: expected one argument"),
+        (["--port", "many"], "--port: "),
+        (["--port", "65536"], "--port: "),
+        (["--port", "-1"], "--port"),
+        (["--round-deadline", "soon"], "--round-deadline: 'soon' is not a duration"),
+        (["--round-deadline", "-5s"], "--round-deadline"),
+        (["--round-deadline", "99999999999d"], "--round-deadline: "),
+        (["--lease", "0"], "--lease: "),
+        (["--participation", "0"], "--participation: "),
+        (["--participation", "1.5"], "--participation: "),
+        (["--participation", "nan"], "--participation: "),
+        (["--min-clients", "0"], "--min-clients: "),
+        (["--min-clients", "21"], "--min-clients is 21, but the run has only 20 clients"),
+        (["--log-level", "loud"], "--log-level: "),
+        (["--set", "k_top"], "--set: 'k_top' is not NAME=VALUE"),
+        (["--set", "ktop=3"], "feddbp has no setting 'ktop'"),
+        (["--set", "k_top=600"], "k_top is 600, but a prototype has 512 channels"),
+        (["--method", "feddpb"], "did you mean 'feddbp'?"),
+        (["--dataset", "mnist"], "no data set is called 'mnist'"),
+        (["--dataset", "custom"], "--classes"),
+        (["--wire-dtype", "float8"], "--wire-dtype: "),
+        (["--learning-rate", "inf"], "--learning-rate: "),
+        (["--host", "0.0.0.0"], "0.0.0.0"),
+        (["--config", "missing.toml"], "--config missing.toml: No such file or directory"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str], argv: list[str], words: str) -> None:
+    assert words in complaint(capsys, *argv)
+
+
+def test_a_mistake_in_a_variable_names_the_variable(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDDBP_ROUNDS", "many")
+    assert complaint(capsys).startswith("FEDDBP_ROUNDS: ")
+
+
+def test_a_mistake_in_the_file_names_the_file_and_the_key(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("[rounds]\nmin_clients = 'all'\n")
+    assert complaint(capsys, "--config", str(file)).startswith(f"{file}: rounds.min_clients: ")
+    file.write_text("[run.data]\nalhpa = 1\n")
+    assert complaint(capsys, "--config", str(file)) == f"--config {file}: there is no option 'run.data.alhpa'"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.5", "::", "example.org"])
+def test_an_address_others_can_reach_needs_a_word(host: str) -> None:
+    with pytest.raises(ConfigurationError, match="insecure"):
+        ListenConfig(host=host)
+    assert ListenConfig(host=host, insecure=True).host == host
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "localhost", "::1", "[::1]"])
+def test_loopback_needs_none(host: str) -> None:
+    assert ListenConfig(host=host).host == host
+
+
+# --- help ---
+
+
+def leaves(model: type[BaseModel], place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from leaves(field.annotation, (*place, name))
+        else:
+            yield (*place, name), field
+
+
+def shown_help(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("COLUMNS", "300")
+    with pytest.raises(SystemExit) as left:
+        main(["--help"])
+    assert left.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_every_option_is_in_the_help_with_its_variable_and_what_it_is_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = shown_help(capsys, monkeypatch)
+    # an option whose flag is long has its text on the line below
+    lines = [" ".join(line.split()) for line in re.sub(r"\n {4,}", " ", shown).splitlines()]
+    names = {("run", "method_settings"): "set", ("listen", "json_output"): "json"}
+    options = list(leaves(ServerConfig))
+    assert len(options) > 25
+    for place, field in options:
+        name = names.get(place, place[-1])
+        flag, variable = "--" + name.replace("_", "-"), f"[FEDDBP_{name.upper()}]"
+        (line,) = [line for line in lines if line.startswith((f"{flag} ", f"{flag},"))]
+        assert line.endswith(variable)
+        assert field.description
+        assert " ".join(field.description.split()) in line
+        if field.annotation is not bool and field.default not in (None, (), {}, ""):
+            assert "(default: " in line
+
+
+def test_no_two_options_share_a_flag() -> None:
+    names = [place[-1] for place, _ in leaves(ServerConfig)]
+    assert len(set(names)) == len(names)
+
+
+def test_the_help_is_grouped_as_the_configuration_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = shown_help(capsys, monkeypatch)
+    for group in ("server:", "rounds:", "run:", "data:", "local training:", "wire:"):
+        assert f"\n{group}\n" in shown
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["--version"])
+    assert left.value.code == 0
+    assert capsys.readouterr().out.startswith("feddbp-server ")
+
+
+# --- what it loads ---
+
+
+def test_the_server_loads_neither_torch_nor_the_client() -> None:
+    script = (
+        "import sys, feddbp_server.app, feddbp_server.cli\n"
+        "from feddbp_common.methods import METHODS\n"
+        "for name in METHODS: METHODS[name].load_strategy()\n"
+        "print(sorted({name.partition('.')[0] for name in sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    loaded = set(json.loads(done.stdout.replace("'", '"')))
+    assert not loaded & {"torch", "torchvision", "sklearn", "matplotlib", "PIL", "feddbp_client", "feddbp_lab"}
+    assert {"feddbp_server", "feddbp_common", "grpc", "numpy"} <= loaded
+
+
+def test_the_common_package_loads_neither_side() -> None:
+    script = (
+        "import pkgutil, importlib, sys, feddbp_common\n"
+        "for found in pkgutil.walk_packages(feddbp_common.__path__, 'feddbp_common.'):\n"
+        "    importlib.import_module(found.name)\n"
+        "print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert not set(done.stdout.split()) & {"torch", "feddbp_server", "feddbp_client", "feddbp_lab"}
+
+
+def test_a_complaint_does_not_wait_for_the_server_to_load() -> None:
+    script = (
+        "import sys\nfrom feddbp_server.cli import main\nassert main(['--nope']) == 2\n"
+        "print('feddbp_server.app' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "False"

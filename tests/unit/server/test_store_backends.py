@@ -1,0 +1,212 @@
+"""What every store has to do, whatever is behind it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from store_records import (
+    CONFIG,
+    RUN_ID,
+    aggregate_record,
+    client_record,
+    report_record,
+    upload_record,
+)
+
+from feddbp_common.errors import ExitCode
+from feddbp_server.store import MemoryStore, RunMismatchError, SqliteStore, Store
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    opened: Store = MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "state")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def begun(store: Store) -> Store:
+    store.open_run(RUN_ID, CONFIG)
+    return store
+
+
+class TestAnyStore:
+    # --- the run ---
+
+    def test_a_run_begins_under_the_id_it_is_given(self, store: Store) -> None:
+        assert store.open_run("first", CONFIG) == "first"
+
+    def test_a_run_that_is_here_already_keeps_its_id(self, store: Store) -> None:
+        store.open_run("first", CONFIG)
+        assert store.open_run("second", CONFIG) == "first"
+
+    def test_another_run_is_refused_and_every_difference_named(self, store: Store) -> None:
+        store.open_run("first", CONFIG)
+        other = {"method": "feddbp", "rounds": 5, "data": {"alpha": 0.5, "dataset": "digits"}, "seed": 1}
+        with pytest.raises(RunMismatchError) as refusal:
+            store.open_run("first", json.dumps(other))
+        text = str(refusal.value)
+        assert "rounds is 3 there and 5 here" in text
+        assert "data.alpha is 0.1 there and 0.5 here" in text
+        assert "seed is None there and 1 here" in text
+        assert "method" not in text
+        assert "dataset" not in text
+        assert "--state-dir" in text
+        assert "\n" not in text
+        assert refusal.value.exit_code == ExitCode.USAGE
+
+    def test_a_refused_run_changes_nothing(self, begun: Store) -> None:
+        begun.save_progress("here")
+        with pytest.raises(RunMismatchError):
+            begun.open_run("other", json.dumps({"method": "local"}))
+        assert begun.open_run("other", CONFIG) == RUN_ID
+        assert begun.progress() == "here"
+
+    # --- progress ---
+
+    def test_a_new_run_has_no_progress(self, begun: Store) -> None:
+        assert begun.progress() is None
+
+    def test_the_newest_progress_stays(self, begun: Store) -> None:
+        begun.save_progress("one")
+        begun.save_progress("zwei é ✓")
+        assert begun.progress() == "zwei é ✓"
+
+    # --- clients ---
+
+    def test_clients_come_by_id_with_what_they_joined_with(self, begun: Store) -> None:
+        assert begun.clients() == []
+        for client_id in (2, 10, 0):
+            begun.save_client(client_record(client_id))
+        assert begun.clients() == [client_record(0), client_record(2), client_record(10)]
+
+    def test_a_client_that_joins_again_replaces_its_own_record_only(self, begun: Store) -> None:
+        begun.save_client(client_record(1))
+        begun.save_client(client_record(2))
+        begun.save_client(client_record(1, epoch=2))
+        assert begun.clients() == [client_record(1, epoch=2), client_record(2)]
+
+    # --- uploads ---
+
+    def test_uploads_of_a_round_come_by_client_id_whatever_the_order_of_arrival(self, begun: Store) -> None:
+        for client_id in (7, 0, 12, 3):
+            begun.save_upload(upload_record(client_id, 1), b"body")
+        begun.save_upload(upload_record(5, 0), b"body")
+        assert begun.uploads(1) == [upload_record(client_id, 1) for client_id in (0, 3, 7, 12)]
+        assert begun.uploads(0) == [upload_record(5, 0)]
+        assert begun.uploads(2) == []
+
+    def test_an_upload_is_found_by_client_and_round(self, begun: Store) -> None:
+        begun.save_upload(upload_record(1, 2), b"body")
+        assert begun.upload(1, 2) == upload_record(1, 2)
+        assert begun.upload(2, 1) is None
+        assert begun.upload(1, 1) is None
+
+    @pytest.mark.parametrize("body", [b"", b"x", bytes(range(256)) * 300])
+    def test_a_body_comes_back_in_full_or_as_a_prefix(self, begun: Store, body: bytes) -> None:
+        begun.save_upload(upload_record(1, 0), b"somebody else's")
+        begun.save_upload(upload_record(2, 0), body)
+        record = upload_record(2, 0)
+        assert begun.upload_body(record) == body
+        for limit in (0, 1, 255, len(body), len(body) + 1):
+            assert begun.upload_body(record, limit=limit) == body[:limit]
+
+    def test_the_last_upload_before_a_round_is_the_clients_own_and_newest(self, begun: Store) -> None:
+        for client_id, number in ((1, 0), (1, 3), (1, 5), (2, 4)):
+            begun.save_upload(upload_record(client_id, number), b"body")
+        assert begun.last_upload_before(1, 5) == upload_record(1, 3)
+        assert begun.last_upload_before(1, 4) == upload_record(1, 3)
+        assert begun.last_upload_before(1, 3) == upload_record(1, 0)
+        assert begun.last_upload_before(1, 99) == upload_record(1, 5)
+        assert begun.last_upload_before(1, 0) is None
+        assert begun.last_upload_before(3, 99) is None
+
+    def test_only_what_a_client_has_followed_up_is_forgotten(self, begun: Store) -> None:
+        for client_id, number in ((1, 0), (1, 1), (1, 2), (2, 0), (3, 0), (3, 2)):
+            begun.save_upload(upload_record(client_id, number), b"body")
+        begun.forget_superseded_uploads(2)
+        kept = [(record.client_id, number) for number in range(3) for record in begun.uploads(number)]
+        assert kept == [(2, 0), (1, 2), (3, 2)]
+
+    def test_the_open_round_is_never_forgotten(self, begun: Store) -> None:
+        for number in (0, 1, 2):
+            begun.save_upload(upload_record(1, number), b"body")
+        begun.forget_superseded_uploads(1)
+        assert [len(begun.uploads(number)) for number in (0, 1, 2)] == [0, 1, 1]
+
+    @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(
+        kept=st.sets(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=12),
+        before=st.integers(0, 6),
+    )
+    def test_what_personalisation_needs_survives_any_forgetting(
+        self, request: pytest.FixtureRequest, store: Store, kept: set[tuple[int, int]], before: int
+    ) -> None:
+        """Forgetting changes neither the uploads of later rounds nor anyone's newest contribution."""
+        if isinstance(store, SqliteStore):  # a fresh database for each example would be all disk
+            store._db.execute("DELETE FROM upload")
+            fresh: Store = store
+        else:
+            fresh = MemoryStore()
+        for client_id, number in sorted(kept):
+            fresh.save_upload(upload_record(client_id, number), b"body")
+        newest = {client: fresh.last_upload_before(client, 99) for client in range(4)}
+        later = [fresh.uploads(number) for number in range(before, 5)]
+        fresh.forget_superseded_uploads(before)
+        assert {client: fresh.last_upload_before(client, 99) for client in range(4)} == newest
+        assert [fresh.uploads(number) for number in range(before, 5)] == later
+        left = sum(len(fresh.uploads(number)) for number in range(before))
+        assert left <= 4
+
+    def test_tidying_up_changes_nothing(self, begun: Store) -> None:
+        begun.save_upload(upload_record(), b"body")
+        begun.tidy()
+        assert begun.upload_body(upload_record()) == b"body"
+
+    # --- reports ---
+
+    def test_results_come_by_round_and_client(self, begun: Store) -> None:
+        for client_id, number in ((1, 1), (10, 0), (2, 0), (0, 1)):
+            begun.save_report(report_record(client_id, number))
+        assert [(record.round, record.client_id) for record in begun.reports()] == [(0, 2), (0, 10), (1, 0), (1, 1)]
+
+    def test_of_results_for_the_same_round_the_first_stay(self, begun: Store) -> None:
+        assert begun.save_report(report_record(metrics=b"first"))
+        assert not begun.save_report(report_record(metrics=b"second"))
+        assert [record.metrics for record in begun.reports()] == [b"first"]
+
+    def test_the_very_same_results_again_are_not_the_first(self, begun: Store) -> None:
+        record = report_record()
+        assert begun.save_report(record)
+        assert not begun.save_report(record)
+
+    # --- the aggregate ---
+
+    def test_only_the_newest_aggregate_is_kept(self, begun: Store) -> None:
+        assert begun.aggregate() is None
+        begun.save_aggregate(aggregate_record(1))
+        begun.save_aggregate(aggregate_record(2))
+        assert begun.aggregate() == aggregate_record(2)
+
+    # --- transactions ---
+
+    def test_what_a_transaction_wrote_is_there_afterwards(self, begun: Store) -> None:
+        with begun.transaction():
+            begun.save_progress("outer")
+            with begun.transaction():
+                begun.save_client(client_record(1))
+            assert begun.progress() == "outer"
+        assert begun.progress() == "outer"
+        assert begun.clients() == [client_record(1)]
+
+    def test_what_a_transaction_raises_comes_out_of_it(self, begun: Store) -> None:
+        with pytest.raises(ZeroDivisionError), begun.transaction():
+            raise ZeroDivisionError
+        with begun.transaction():
+            begun.save_progress("still usable")
+        assert begun.progress() == "still usable"

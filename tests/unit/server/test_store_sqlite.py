@@ -1,0 +1,270 @@
+"""What only the durable store can promise."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from store_records import (
+    CONFIG,
+    RUN_ID,
+    aggregate_record,
+    client_record,
+    report_record,
+    rows,
+    upload_record,
+)
+
+from feddbp_common.errors import ExitCode
+from feddbp_server.store import SqliteStore, StoreError
+from feddbp_server.store.sqlite import DATABASE_NAME
+
+
+def filled(directory: Path) -> SqliteStore:
+    store = SqliteStore(directory)
+    store.open_run(RUN_ID, CONFIG)
+    store.save_progress("half way")
+    store.save_client(client_record(3))
+    store.save_upload(upload_record(3, 1), b"body" * 1000)
+    store.save_report(report_record(3, 1))
+    store.save_aggregate(aggregate_record(1))
+    return store
+
+
+def assert_filled(store: SqliteStore) -> None:
+    assert store.open_run("another", CONFIG) == RUN_ID
+    assert store.progress() == "half way"
+    assert store.clients() == [client_record(3)]
+    assert store.uploads(1) == [upload_record(3, 1)]
+    assert store.upload_body(upload_record(3, 1)) == b"body" * 1000
+    assert list(store.reports()) == [report_record(3, 1)]
+    assert store.aggregate() == aggregate_record(1)
+
+
+def test_everything_survives_closing_and_opening(tmp_path: Path) -> None:
+    filled(tmp_path).close()
+    reopened = SqliteStore(tmp_path)
+    assert_filled(reopened)
+    reopened.close()
+
+
+def test_everything_survives_a_copy_of_the_directory_while_the_server_runs(tmp_path: Path) -> None:
+    """A copy of database and log together is what a crash leaves behind."""
+    store = filled(tmp_path / "live")
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in (tmp_path / "live").iterdir():
+        if file.name.startswith(DATABASE_NAME) and not file.name.endswith("-shm"):
+            (copy / file.name).write_bytes(file.read_bytes())
+    store.close()
+    reopened = SqliteStore(copy)
+    assert_filled(reopened)
+    reopened.close()
+
+
+def test_the_state_directory_is_made_with_its_parents(tmp_path: Path) -> None:
+    SqliteStore(tmp_path / "a" / "b").close()
+    assert (tmp_path / "a" / "b" / DATABASE_NAME).exists()
+
+
+def test_the_log_reaches_the_disk_with_every_commit(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path)
+    assert store._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert store._db.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
+    store.close()
+
+
+def test_the_log_does_not_grow_for_ever(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path)
+    store.open_run(RUN_ID, CONFIG)
+    log = tmp_path / f"{DATABASE_NAME}-wal"
+    sizes = []
+    for number in range(12):
+        store.save_upload(upload_record(0, number), os.urandom(200_000))
+        store.forget_superseded_uploads(number + 1)
+        store.tidy()
+        sizes.append(log.stat().st_size)
+    store.close()
+    assert max(sizes[6:]) <= 2 * max(sizes[:3])
+
+
+# --- one owner ---
+
+
+def test_a_second_server_on_the_same_directory_is_refused(tmp_path: Path) -> None:
+    first = SqliteStore(tmp_path)
+    with pytest.raises(StoreError) as refusal:
+        SqliteStore(tmp_path)
+    assert str(refusal.value) == f"another server is using the state directory {tmp_path}"
+    first.close()
+    SqliteStore(tmp_path).close()
+
+
+def test_a_second_process_on_the_same_directory_is_refused(tmp_path: Path) -> None:
+    first = SqliteStore(tmp_path)
+    script = f"""
+        from pathlib import Path
+        from feddbp_server.store import SqliteStore, StoreError
+        try:
+            SqliteStore(Path({str(tmp_path)!r}))
+        except StoreError as error:
+            print(error)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=True
+    )
+    first.close()
+    assert "another server is using the state directory" in done.stdout
+
+
+@pytest.mark.parametrize("obstacle", ["file", "parent is a file"])
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path, obstacle: str) -> None:
+    (tmp_path / "taken").write_text("")
+    wanted = tmp_path / "taken" if obstacle == "file" else tmp_path / "taken" / "state"
+    with pytest.raises(StoreError) as refusal:
+        SqliteStore(wanted)
+    assert str(refusal.value).startswith(f"the state directory {wanted} cannot be used: ")
+
+
+# --- files that are not ours ---
+
+
+def refused(directory: Path) -> str:
+    with pytest.raises(StoreError) as refusal:
+        SqliteStore(directory)
+    assert refusal.value.exit_code == ExitCode.FAILURE
+    assert "\n" not in str(refusal.value)
+    return str(refusal.value)
+
+
+def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / DATABASE_NAME
+    file.write_bytes(b"my thesis, the only copy" * 100)
+    assert refused(tmp_path).startswith(f"{file} cannot be used: file is not a database; ")
+    assert file.read_bytes() == b"my thesis, the only copy" * 100
+
+
+def test_somebody_elses_database_is_refused_and_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / DATABASE_NAME
+    with sqlite3.connect(file) as other:
+        other.execute("CREATE TABLE recipes (name TEXT)")
+    other.close()
+    before = file.read_bytes()
+    assert refused(tmp_path) == f"{file} is not a run of this server; move it away or give another --state-dir"
+    assert file.read_bytes() == before
+
+
+def test_a_damaged_database_is_refused_with_advice(tmp_path: Path) -> None:
+    filled(tmp_path).close()
+    file = tmp_path / DATABASE_NAME
+    content = bytearray(file.read_bytes())
+    content[100:4000] = bytes(3900)  # the first page beyond the header holds the schema
+    file.write_bytes(content)
+    assert "restore it from a backup or move it away" in refused(tmp_path)
+
+
+def test_another_version_of_the_schema_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    filled(tmp_path).close()
+    with sqlite3.connect(tmp_path / DATABASE_NAME) as database:
+        database.execute("PRAGMA user_version = 99")
+    database.close()
+    text = refused(tmp_path)
+    assert "has format 99, this server reads 1" in text
+    assert "finish the run with the version that began it" in text
+
+
+def test_a_refused_file_can_be_moved_away_and_the_directory_used(tmp_path: Path) -> None:
+    file = tmp_path / DATABASE_NAME
+    file.write_bytes(b"x" * 5000)
+    refused(tmp_path)
+    file.unlink()
+    SqliteStore(tmp_path).close()
+
+
+def test_a_start_that_was_killed_before_the_schema_was_there_is_taken_up(tmp_path: Path) -> None:
+    (tmp_path / DATABASE_NAME).touch()
+    filled(tmp_path).close()
+    assert_filled_again(tmp_path)
+
+
+def assert_filled_again(directory: Path) -> None:
+    store = SqliteStore(directory)
+    assert_filled(store)
+    store.close()
+
+
+# --- transactions ---
+
+
+def write_and_fail(store: SqliteStore, *clients: int) -> None:
+    """A transaction that writes, in transactions of its own too, and comes to nothing."""
+    with store.transaction():
+        store.save_progress("never")
+        for client in clients:
+            with store.transaction():
+                store.save_client(client_record(client))
+        raise ZeroDivisionError
+
+
+def write_and_fail_to_commit(store: SqliteStore) -> None:
+    """Breaks a promise that SQLite looks at only when it commits."""
+    store._db.execute("PRAGMA foreign_keys = ON")
+    store._db.execute("CREATE TABLE promise (upload REFERENCES upload (id) DEFERRABLE INITIALLY DEFERRED)")
+    with store.transaction():
+        store.save_progress("never")
+        store._db.execute("INSERT INTO promise VALUES (12345)")
+
+
+def test_a_transaction_is_all_or_nothing_with_those_inside_it(tmp_path: Path) -> None:
+    store = filled(tmp_path)
+    with pytest.raises(ZeroDivisionError):
+        write_and_fail(store, 1, 2)
+    assert_filled(store)
+    store.close()
+
+
+def test_a_nested_transaction_rolls_back_alone(tmp_path: Path) -> None:
+    store = filled(tmp_path)
+    with store.transaction():
+        store.save_client(client_record(1))
+        with pytest.raises(ZeroDivisionError):
+            write_and_fail(store, 2)
+        with store.transaction():
+            store.save_client(client_record(4))
+    assert [record.client_id for record in store.clients()] == [1, 3, 4]
+    assert store.progress() == "half way"
+    store.close()
+
+
+def test_nobody_else_sees_a_transaction_before_its_end(tmp_path: Path) -> None:
+    store = filled(tmp_path)
+    with store.transaction():
+        with store.transaction():
+            store.save_client(client_record(1))
+        assert rows(tmp_path, "SELECT client_id FROM client") == [(3,)]
+    assert rows(tmp_path, "SELECT client_id FROM client ORDER BY client_id") == [(1,), (3,)]
+    store.close()
+
+
+def test_a_client_has_one_contribution_to_a_round(tmp_path: Path) -> None:
+    store = filled(tmp_path)
+    with pytest.raises(sqlite3.IntegrityError):
+        store.save_upload(upload_record(3, 1, digest=9), b"another")
+    assert store.upload_body(upload_record(3, 1)) == b"body" * 1000
+    store.close()
+
+
+def test_after_a_commit_that_failed_the_store_is_as_before_and_of_use(tmp_path: Path) -> None:
+    store = filled(tmp_path)
+    with pytest.raises(sqlite3.IntegrityError):
+        write_and_fail_to_commit(store)
+    assert_filled(store)
+    with store.transaction():
+        store.save_client(client_record(8))
+    assert rows(tmp_path, "SELECT client_id FROM client ORDER BY client_id") == [(3,), (8,)]
+    store.close()
