@@ -134,6 +134,16 @@ class RunConfig(_Frozen):
         self.method_spec.upload_rules(resolved, self.exchange_shape)
         return self
 
+    @model_validator(mode="after")
+    def _heads_fit_method(self) -> Self:
+        heads = set(MODEL_GROUPS[self.training.model_group].heads)
+        if self.method_spec.needs_equal_heads and heads != {"linear"}:
+            raise ConfigurationError(
+                f"{self.method} shares one linear head among all clients, but those of model group "
+                f"{self.training.model_group} differ: {', '.join(sorted(heads))}"
+            )
+        return self
+
     @property
     def method_spec(self) -> Method:
         return method_named(self.method)

@@ -10,10 +10,11 @@ from typing import Final
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config import RunConfig
+from feddbp_common.errors import refuse
 from feddbp_common.wire import Encoded, Payload, decode, encode
 from feddbp_common.wire.codec import prototype_bytes
-from feddbp_server.store import AggregateRecord, Store, StoreThread, UploadRecord
-from feddbp_server.strategies import RunFacts, Strategy, Upload
+from feddbp_server.store import AggregateRecord, Jobs, Store, UploadRecord
+from feddbp_server.strategies import RunFacts, Shapes, Strategy, Upload
 
 LabelCounts = Callable[[int], Sequence[int]]
 """A client's training samples per class, by client id."""
@@ -25,7 +26,7 @@ _GROUP: Final = 16
 class Aggregator:
     """What the server knows, and how it comes to know more."""
 
-    def __init__(self, config: RunConfig, store: StoreThread) -> None:
+    def __init__(self, config: RunConfig, store: Jobs) -> None:
         self._store = store
         self._config = config
         strategy_type = config.method_spec.load_strategy()
@@ -34,6 +35,7 @@ class Aggregator:
         )
         self._known = self._strategy.initial()
         self._encoded = encode(self._known)
+        self._layout: Shapes | None = None
 
     @property
     def sha256(self) -> str:
@@ -44,6 +46,26 @@ class Aggregator:
         record = await self._store.run(lambda store: store.aggregate())
         if record is not None:
             self._hold(decode(pb.Manifest.FromString(record.manifest), record.body))
+        await self._restore_layout(0 if record is None else record.completed_rounds)
+
+    def check_layout(self, manifest: pb.Manifest) -> Shapes:
+        """Refuses an upload whose tensors cannot be averaged with those of the clients before it."""
+        layout = self._strategy.layout({tensor.name: tuple(tensor.shape) for tensor in manifest.tensors})
+        expected = layout if self._layout is None else self._layout
+        for name in sorted(expected.keys() | layout.keys()):
+            if layout.get(name) != expected.get(name):
+                refuse(name, f"has shape {_shown(layout.get(name))}, for other clients {_shown(expected.get(name))}")
+        return layout
+
+    def settle_layout(self, manifest: pb.Manifest) -> None:
+        """The first upload that is accepted decides for the run."""
+        self._layout = self.check_layout(manifest)
+
+    async def _restore_layout(self, open_round: int) -> None:
+        """From any upload: there is always one to the open round or the one before it, once there are any."""
+        records = await self._store.run(lambda store: store.uploads(open_round) or store.uploads(open_round - 1))
+        if records:
+            self.settle_layout(pb.Manifest.FromString(records[0].manifest))
 
     async def close_round(self, round_number: int, label_counts: LabelCounts) -> Payload:
         """What the server will know after the round; in force only once `adopt` is called."""
@@ -101,3 +123,7 @@ class Aggregator:
         if record is None:
             return None
         return decode(pb.Manifest.FromString(record.manifest), store.upload_body(record))
+
+
+def _shown(shape: tuple[int, ...] | None) -> str:
+    return "none" if shape is None else str(list(shape))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,10 @@ class Task:
     rounds: int
     top_channels_only: bool = False
     """The run exchanges only the indices of important channels."""
+    seed: int = 0
+    """The run's: whatever all clients have to draw alike derives from it, and not from who they are."""
+    image_shape: tuple[int, int, int] = (3, 32, 32)
+    """(channels, height, width)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +40,12 @@ class Objective:
 
     total: Tensor
     terms: Mapping[str, Tensor]
+
+    @classmethod
+    def weighted(cls, terms: Mapping[str, Tensor], weights: Mapping[str, float]) -> Self:
+        """The weighted sum of the terms; one without a weight counts once."""
+        total = torch.stack([weights.get(name, 1.0) * term for name, term in terms.items()]).sum()
+        return cls(total=total, terms={name: term.detach() for name, term in terms.items()})
 
 
 class LocalMethod(nn.Module, ABC, Generic[SettingsT]):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 
 from feddbp_client.losses import (
     contrastive,
-    directions,
     nearest_class,
     normalized_distances,
     prototype_alignment,
@@ -24,16 +22,6 @@ from feddbp_client.statistics import evaluation, prototypes_and_fisher
 from feddbp_common.methods.feddbp import FedDBPSettings
 from feddbp_common.wire import FisherScores, Payload, PrototypeSet, TopChannels
 from feddbp_common.wire.payload import ChannelArray, FloatArray
-
-
-@dataclass(frozen=True, eq=False)
-class _Prototypes:
-    vectors: Tensor
-    """[C, d], zero where the class has none."""
-    directions: Tensor
-    """The same at length one."""
-    known: Tensor
-    """bool [C]."""
 
 
 class FedDBP(LocalMethod[FedDBPSettings]):
@@ -59,22 +47,17 @@ class FedDBP(LocalMethod[FedDBPSettings]):
             "l_s": settings.lambda_2,
             "l_d": settings.lambda_3,
         }
-        self._prototypes: _Prototypes | None = None
+        self._prototypes: ClassTable | None = None
 
     @property
     def inference(self) -> str:
         return self.settings.inference
 
     def receive(self, payload: Payload, *, completed_rounds: int) -> None:
-        table = ClassTable.from_prototypes(payload.prototypes, classes=self.task.classes, device=self.device)
-        self._prototypes = None
-        if table is not None:
-            self._prototypes = _Prototypes(table.vectors, directions(table.vectors), table.known)
+        self._prototypes = ClassTable.from_prototypes(payload.prototypes, classes=self.task.classes, device=self.device)
 
     def objective(self, images: Tensor, labels: Tensor) -> Objective:
-        terms = self._terms(images, labels)
-        total = torch.stack([self._weights[name] * term for name, term in terms.items()]).sum()
-        return Objective(total=total, terms={name: term.detach() for name, term in terms.items()})
+        return Objective.weighted(self._terms(images, labels), self._weights)
 
     def collect(self, images: Tensor, labels: Tensor, *, batch_size: int) -> Payload:
         with evaluation(self):
@@ -147,10 +130,10 @@ class FedDBP(LocalMethod[FedDBPSettings]):
     def _decision_head(self) -> nn.Module:
         return list(self.heads.values())[-1]
 
-    def _l_s(self, z_s: Tensor, labels: Tensor, prototypes: _Prototypes) -> Tensor:
+    def _l_s(self, z_s: Tensor, labels: Tensor, prototypes: ClassTable) -> Tensor:
         return prototype_alignment(z_s, prototypes.vectors, labels, prototypes.known, self.settings.l_s_reduction)
 
-    def _l_d(self, z_d: Tensor, labels: Tensor, prototypes: _Prototypes) -> Tensor:
+    def _l_d(self, z_d: Tensor, labels: Tensor, prototypes: ClassTable) -> Tensor:
         return contrastive(
             z_d,
             prototypes.directions,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 import torch
 from torch import Tensor
 
+from feddbp_client.losses import directions
 from feddbp_common.wire import PrototypeSet
 
 
@@ -19,6 +20,13 @@ class ClassTable:
     """[C, width], zero where the class has no row."""
     known: Tensor
     """bool [C]."""
+    directions: Tensor = field(init=False)
+    """The vectors at length one."""
+
+    def __post_init__(self) -> None:
+        # Once, as they stay the same for many steps; and not when first asked for, which may be an evaluation: what
+        # is made in inference mode cannot be trained with.
+        object.__setattr__(self, "directions", directions(self.vectors))
 
     @classmethod
     def from_prototypes(cls, received: PrototypeSet | None, *, classes: int, device: torch.device) -> Self | None:

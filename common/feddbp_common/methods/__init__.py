@@ -3,15 +3,40 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
-from types import MappingProxyType
 from typing import Final
 
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings
+from feddbp_common.methods.fd import FD
 from feddbp_common.methods.feddbp import FEDDBP
+from feddbp_common.methods.fedgen import FEDGEN
+from feddbp_common.methods.fedkd import FEDKD
+from feddbp_common.methods.fedlfp import FEDLFP
+from feddbp_common.methods.fedmrl import FEDMRL
+from feddbp_common.methods.fedproc import FEDPROC
+from feddbp_common.methods.fedproto import FEDPROTO
+from feddbp_common.methods.fedtgp import FEDTGP
+from feddbp_common.methods.fpl import FPL
+from feddbp_common.methods.lg_fedavg import LG_FEDAVG
 from feddbp_common.methods.local import LOCAL
+from feddbp_common.methods.registry import MethodRegistry
 
-METHODS: Final = MappingProxyType({method.name: method for method in (FEDDBP, LOCAL)})
+METHODS: Final = MethodRegistry(
+    (
+        FEDDBP,
+        FEDPROTO,
+        FEDPROC,
+        FPL,
+        FEDTGP,
+        FEDLFP,
+        FD,
+        LG_FEDAVG,
+        FEDGEN,
+        FEDKD,
+        FEDMRL,
+        LOCAL,
+    )
+)
 
 
 def method_named(name: str) -> Method:

@@ -60,6 +60,8 @@ class Method:
     """The server's half, as `module:class`."""
     trainer: str
     """The client's half, as `module:class`."""
+    needs_equal_heads: bool = False
+    """Heads themselves travel, so every client must have a linear one."""
 
     def load_strategy(self) -> Any:
         return _load(self.strategy)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings
 from feddbp_common.methods.linear_head import head_rules
@@ -35,11 +35,14 @@ class FedGenSettings(MethodSettings):
         32, ge=1, le=65_535, description="width q of the noise; 32 as in HtFLlib's script, elsewhere 512 (unconfirmed)"
     )
     hidden_dim: int = Field(512, ge=1, le=65_535, description="width of the generator's hidden layer")
-    generator_learning_rate: float = Field(
-        0.1, gt=0, description="step size of Adam on the server; 0.1 as in HtFLlib's script, elsewhere 0.005"
+    server_learning_rate: float = Field(
+        0.1,
+        gt=0,
+        description="step size of Adam on the server; 0.1 as in HtFLlib's script, elsewhere 0.005 (unconfirmed); with "
+        "full 0.0003 unless given, as in the authors' settings",
     )
-    generator_steps: int = Field(100, ge=1, description="steps S of the generator per round")
-    generator_batch_size: int = Field(32, ge=2, description="labels per step of the generator")
+    server_steps: int = Field(100, ge=1, description="steps S of the generator per round")
+    server_batch_size: int = Field(32, ge=2, description="labels per step of the generator")
     keep_adam: bool = Field(False, description="the server's Adam goes on from round to round; false: starts afresh")
     full: bool = Field(
         False,
@@ -49,6 +52,13 @@ class FedGenSettings(MethodSettings):
     alpha: float = Field(10.0, ge=0, description="with full: weight of the loss on generated features")
     beta: float = Field(10.0, ge=0, description="with full: weight of the pull of real samples' outputs")
     decay: float = Field(0.98, gt=0, le=1, description="with full: what alpha and beta are multiplied by each round")
+
+    @model_validator(mode="after")
+    def _full_learns_slowly(self) -> Self:
+        # a generator that jumps about, weighted by ten, undoes what clients learn from their data
+        if self.full and "server_learning_rate" not in self.model_fields_set:
+            object.__setattr__(self, "server_learning_rate", 0.0003)
+        return self
 
 
 def generator_shapes(settings: FedGenSettings, shape: ExchangeShape) -> dict[str, tuple[int, ...]]:

@@ -65,6 +65,8 @@ class TensorRule:
     required: bool = True
     low: float = -MAGNITUDE_BOUND
     high: float = MAGNITUDE_BOUND
+    rows_as: str | None = None
+    """The tensor whose rows this one's belong to; it must have as many, and be there too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,6 +197,19 @@ def _check_tensors(manifest: pb.Manifest, rules: PayloadRules) -> None:
     for rule in rules.tensors:
         if rule.required and rule.name not in seen:
             refuse(rule.name, "is missing")
+    _check_rows(manifest, rules)
+
+
+def _check_rows(manifest: pb.Manifest, rules: PayloadRules) -> None:
+    """Row i of one tensor and row i of another are about the same thing: neither may have more."""
+    rows = {tensor.name: tensor.shape[0] for tensor in manifest.tensors if tensor.shape}
+    for rule in rules.tensors:
+        if rule.rows_as is None or rule.name not in rows:
+            continue
+        if rule.rows_as not in rows:
+            refuse(rule.rows_as, f"is missing, but {rule.name} is there")
+        if rows[rule.name] != rows[rule.rows_as]:
+            refuse(rule.name, f"has {rows[rule.name]} rows, but {rule.rows_as} has {rows[rule.rows_as]}")
 
 
 def _check_type(name: str, tensor: pb.Tensor, admitted: tuple[WireType, ...]) -> None:

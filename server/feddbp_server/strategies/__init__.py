@@ -1,5 +1,5 @@
 """The server's half of every method, one file each."""
 
-from feddbp_server.strategies.base import RunFacts, Strategy, Upload
+from feddbp_server.strategies.base import RunFacts, Shapes, Strategy, Upload
 
-__all__ = ["RunFacts", "Strategy", "Upload"]
+__all__ = ["RunFacts", "Shapes", "Strategy", "Upload"]

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from feddbp_common.wire import PrototypeSet
-from feddbp_server.strategies.base import Upload
+from feddbp_common.wire import Payload, PrototypeSet
+from feddbp_server.strategies.base import SettingsT, Strategy, Upload
 
 
 class PrototypeMean:
@@ -44,18 +44,28 @@ class PrototypeMean:
         return PrototypeSet(class_ids=class_ids, vectors=vectors[class_ids])
 
 
-def mean_prototypes(
-    sets: Iterable[PrototypeSet],
-    *,
-    classes: int,
-    width: int,
-    previous: PrototypeSet | None,
-    by_samples: bool = False,
-) -> PrototypeSet:
-    mean = PrototypeMean(classes, width, by_samples=by_samples)
-    for prototypes in sets:
-        mean.add(prototypes)
-    return mean.result(previous)
+class PrototypeAveraging(Strategy[SettingsT]):
+    """Knows one average per class and tells it to everyone."""
+
+    aggregates_prototypes_only = True
+
+    @property
+    def width(self) -> int:
+        return self.facts.shape.feature_dim
+
+    @property
+    def by_samples(self) -> bool:
+        """Whether a client counts by its samples of the class."""
+        return False
+
+    def aggregate(self, known: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
+        mean = PrototypeMean(self.facts.shape.classes, self.width, by_samples=self.by_samples)
+        for prototypes in uploaded_prototypes(uploads):
+            mean.add(prototypes)
+        return Payload(prototypes=mean.result(known.prototypes))
+
+    def reply(self, known: Payload, own_upload: Payload | None) -> Payload:
+        return known
 
 
 def uploaded_prototypes(uploads: Iterable[Upload]) -> Iterator[PrototypeSet]:

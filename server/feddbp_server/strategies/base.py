@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, TypeAlias, TypeVar
 
 from feddbp_common.methods import ExchangeShape, MethodSettings
 from feddbp_common.wire import Payload
 
 SettingsT = TypeVar("SettingsT", bound=MethodSettings)
+
+Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
+"""Shapes of tensors by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +44,7 @@ class Strategy(ABC, Generic[SettingsT]):
 
     aggregates_prototypes_only: ClassVar[bool] = False
     """Aggregation looks at nothing but prototypes, so the rest of each upload need not be read."""
-    personalises: ClassVar[bool] = False
+    personalises: bool = False
     """A reply depends on the client's own last upload."""
 
     def __init__(self, settings: SettingsT, facts: RunFacts) -> None:
@@ -51,6 +54,14 @@ class Strategy(ABC, Generic[SettingsT]):
     def initial(self) -> Payload:
         """What the server knows before the first round."""
         return Payload()
+
+    def layout(self, shapes: Shapes) -> Shapes:
+        """What of an upload's tensors all clients of a run must have alike, though no rule can say what it is.
+
+        An upload that differs from those before it is refused on its header, and so is one this cannot make sense of:
+        raise PayloadError.
+        """
+        return {}
 
     @abstractmethod
     def aggregate(self, known: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:

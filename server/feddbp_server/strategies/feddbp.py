@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 import numpy.typing as npt
 
 from feddbp_common.methods.feddbp import FedDBPSettings
 from feddbp_common.wire import FisherScores, Payload, PrototypeSet, TopChannels
-from feddbp_server.strategies.averaging import mean_prototypes, uploaded_prototypes
-from feddbp_server.strategies.base import Strategy, Upload
+from feddbp_server.strategies.averaging import PrototypeAveraging
 
 
-class FedDBPStrategy(Strategy[FedDBPSettings]):
+class FedDBPStrategy(PrototypeAveraging[FedDBPSettings]):
     """Clients count equally; fusion happens when a client asks, from its own last upload."""
 
-    aggregates_prototypes_only = True
     personalises = True
-
-    def aggregate(self, known: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
-        shape = self.facts.shape
-        return Payload(
-            prototypes=mean_prototypes(
-                uploaded_prototypes(uploads),
-                classes=shape.classes,
-                width=shape.feature_dim,
-                previous=known.prototypes,
-            )
-        )
 
     def reply(self, known: Payload, own_upload: Payload | None) -> Payload:
         shared = known.prototypes

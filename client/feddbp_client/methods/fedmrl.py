@@ -1,0 +1,61 @@
+"""FedMRL on the client: own and shared features, joined by a projector whose first channels have to do alone too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from feddbp_client.methods.base import Objective, Task
+from feddbp_client.methods.plain import PlainModel
+from feddbp_client.methods.small_model import SmallModel
+from feddbp_client.statistics import evaluation
+from feddbp_common.methods.fedmrl import FedMRLSettings
+from feddbp_common.wire import Payload
+
+
+class FedMRL(PlainModel[FedMRLSettings]):
+    """The own model and the projector stay and are kept from round to round; the small model comes and goes."""
+
+    inference_rules = ("head", "small")
+
+    def __init__(
+        self, *, backbone: nn.Module, make_head: Callable[[], nn.Module], settings: FedMRLSettings, task: Task
+    ) -> None:
+        super().__init__(backbone=backbone, make_head=make_head, settings=settings, task=task)
+        self.small = SmallModel(task, feature_dim=settings.small_dim)
+        self.projector = nn.Linear(settings.small_dim + task.feature_dim, task.feature_dim)
+
+    def receive(self, payload: Payload, *, completed_rounds: int) -> None:
+        if payload.tensors:
+            self.small.load(payload.tensors)
+
+    def features(self, images: Tensor) -> Tensor:
+        """r, the joint representation, [B, d]; the shared part goes in first."""
+        r: Tensor = self.projector(torch.cat([self.small.body(images), self.backbone(images)], dim=1))
+        return r
+
+    def objective(self, images: Tensor, labels: Tensor) -> Objective:
+        r = self.features(images)
+        return Objective.weighted(
+            {"ce": F.cross_entropy(self.head(r), labels), "ce_small": F.cross_entropy(self._coarse(r), labels)}, {}
+        )
+
+    def clip_gradients(self) -> None:
+        if self.settings.max_grad_norm:
+            nn.utils.clip_grad_norm_(self.parameters(), self.settings.max_grad_norm)
+
+    def collect(self, images: Tensor, labels: Tensor, *, batch_size: int) -> Payload:
+        return Payload(tensors=self.small.tensors())
+
+    def predict(self, images: Tensor) -> Mapping[str, Tensor]:
+        with evaluation(self):
+            r = self.features(images)
+            return {"head": self.head(r).argmax(dim=1), "small": self._coarse(r).argmax(dim=1)}
+
+    def _coarse(self, r: Tensor) -> Tensor:
+        """o_g: the shared head on the first channels."""
+        logits: Tensor = self.small.head(r[:, : self.settings.small_dim])
+        return logits

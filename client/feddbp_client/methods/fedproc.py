@@ -1,0 +1,62 @@
+"""FedProc on the client: first a contrast of features with prototypes, then more and more cross-entropy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from feddbp_client.losses import directions
+from feddbp_client.methods.prototype_model import PrototypeModel
+from feddbp_client.prototype_losses import angular_contrast
+from feddbp_common.methods.fedproc import FedProcSettings
+from feddbp_common.wire import Payload, PrototypeSet
+
+
+@dataclass(frozen=True, eq=False)
+class _Contrast:
+    """What a round's features are contrasted with, and how little that counts."""
+
+    directions: Tensor
+    classes: Tensor
+    ce_weight: float
+
+
+class FedProc(PrototypeModel[FedProcSettings]):
+    """a * cross-entropy + (1 - a) * contrast, where a grows from 0 to 1 over the rounds; the head predicts.
+
+    The head sees raw features, which are scaled to length one for the contrast and for the upload only; the original
+    feeds it a normalised projection.
+    """
+
+    sends_counts = True
+
+    _contrast: _Contrast | None = None
+
+    def receive(self, payload: Payload, *, completed_rounds: int) -> None:
+        received = payload.prototypes
+        self._contrast = self._against(received, completed_rounds) if received is not None and len(received) else None
+
+    def terms(self, z: Tensor, labels: Tensor) -> Mapping[str, Tensor]:
+        if self._contrast is None:
+            return {}
+        # without a temperature, that is at one
+        return {"gpc": angular_contrast(z, self._contrast.directions, self._contrast.classes, labels, tau=1.0)}
+
+    def weights(self) -> Mapping[str, float]:
+        if self._contrast is None:
+            return {}
+        return {"ce": self._contrast.ce_weight, "gpc": 1.0 - self._contrast.ce_weight}
+
+    def collected(self, z: Tensor) -> Tensor:
+        return directions(z)
+
+    def _against(self, received: PrototypeSet, completed_rounds: int) -> _Contrast:
+        rounds = self.settings.schedule_rounds or self.task.rounds
+        return _Contrast(
+            directions=directions(torch.tensor(received.vectors, device=self.device)),
+            classes=torch.tensor(received.class_ids, dtype=torch.int64, device=self.device),
+            ce_weight=min(1.0, completed_rounds / rounds),
+        )

@@ -1,0 +1,40 @@
+"""FedProto on the client: features are drawn to the prototype of their class, and the nearest prototype predicts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from feddbp_client.methods.prototype_model import PrototypeModel
+from feddbp_client.methods.received import ClassTable
+from feddbp_client.prototype_losses import alignment
+from feddbp_common.methods.fedproto import FedProtoSettings
+from feddbp_common.wire import Payload
+
+
+class FedProto(PrototypeModel[FedProtoSettings]):
+    """Cross-entropy and lambda times the distance to the own class's prototype."""
+
+    inference_rules = ("prototype", "head")
+
+    _prototypes: ClassTable | None = None
+
+    @property
+    def inference(self) -> str:
+        return self.settings.inference
+
+    def receive(self, payload: Payload, *, completed_rounds: int) -> None:
+        self._prototypes = ClassTable.from_prototypes(payload.prototypes, classes=self.task.classes, device=self.device)
+
+    def terms(self, z: Tensor, labels: Tensor) -> Mapping[str, Tensor]:
+        if self._prototypes is None:
+            return {}
+        vectors, known = self._prototypes.vectors, self._prototypes.known
+        return {"proto": alignment(z, vectors, labels, known, self.settings.distance)}
+
+    def weights(self) -> Mapping[str, float]:
+        return {"proto": self.settings.lambda_proto}
+
+    def predict(self, images: Tensor) -> Mapping[str, Tensor]:
+        return self.predict_by_prototype(images, self._prototypes)

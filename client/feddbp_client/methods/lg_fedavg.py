@@ -1,0 +1,17 @@
+"""LG-FedAvg on the client: cross-entropy under the common head."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from feddbp_client.methods.base import Objective
+from feddbp_client.methods.shared_head import SharedHeadModel
+from feddbp_common.methods.lg_fedavg import LGFedAvgSettings
+
+
+class LGFedAvg(SharedHeadModel[LGFedAvgSettings]):
+    """The loss is that of training alone; only the head makes it a federation."""
+
+    def objective(self, images: Tensor, labels: Tensor) -> Objective:
+        return Objective.weighted({"ce": F.cross_entropy(self.logits(images), labels)}, {})

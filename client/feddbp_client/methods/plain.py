@@ -1,0 +1,45 @@
+"""A backbone, a head and nothing else: the model of every method that differs only in its loss and its exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from feddbp_client.methods.base import LocalMethod, SettingsT, Task
+from feddbp_client.statistics import evaluation
+from feddbp_common.wire import Payload
+
+
+class PlainModel(LocalMethod[SettingsT]):
+    """One network with one head, which predicts; nothing is expected from the server unless a method says so."""
+
+    inference_rules: ClassVar[tuple[str, ...]] = ("head",)
+
+    def __init__(
+        self, *, backbone: nn.Module, make_head: Callable[[], nn.Module], settings: SettingsT, task: Task
+    ) -> None:
+        super().__init__(backbone=backbone, make_head=make_head, settings=settings, task=task)
+        self.head = make_head()
+
+    @property
+    def inference(self) -> str:
+        return "head"
+
+    def receive(self, payload: Payload, *, completed_rounds: int) -> None:
+        """Nothing comes."""
+
+    def features(self, images: Tensor) -> Tensor:
+        """z, [B, d]."""
+        z: Tensor = self.backbone(images)
+        return z
+
+    def logits(self, images: Tensor) -> Tensor:
+        """o, [B, C]."""
+        o: Tensor = self.head(self.features(images))
+        return o
+
+    def predict(self, images: Tensor) -> Mapping[str, Tensor]:
+        with evaluation(self):
+            return {"head": self.logits(images).argmax(dim=1)}

@@ -1,0 +1,83 @@
+"""What methods have in common that upload class means of a plain model's features and add terms to cross-entropy."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import ClassVar, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from feddbp_client.losses import nearest_class, squared_distances
+from feddbp_client.methods.base import NO_CLASS, Objective, Task
+from feddbp_client.methods.collecting import ClassCollector
+from feddbp_client.methods.plain import PlainModel
+from feddbp_client.methods.received import ClassTable
+from feddbp_client.statistics import evaluation
+from feddbp_common.methods.contract import CollectingSettings
+from feddbp_common.wire import Payload, PrototypeSet
+
+CollectingT = TypeVar("CollectingT", bound=CollectingSettings)
+
+
+class PrototypeModel(PlainModel[CollectingT]):
+    """Cross-entropy plus what a method adds; a term that needs the server is left out while nothing came from it."""
+
+    sends_counts: ClassVar[bool] = False
+    """The server is told how many samples are behind each prototype."""
+
+    def __init__(
+        self, *, backbone: nn.Module, make_head: Callable[[], nn.Module], settings: CollectingT, task: Task
+    ) -> None:
+        super().__init__(backbone=backbone, make_head=make_head, settings=settings, task=task)
+        self._collector = ClassCollector(settings.collect, classes=task.classes, width=task.feature_dim)
+
+    @abstractmethod
+    def terms(self, z: Tensor, labels: Tensor) -> Mapping[str, Tensor]:
+        """The method's own loss terms for features z, before weighting."""
+
+    def weights(self) -> Mapping[str, float]:
+        """How much each term counts, that of cross-entropy, `ce`, among them; once unless a method says otherwise."""
+        return {}
+
+    def collected(self, z: Tensor) -> Tensor:
+        """The vectors whose class means are uploaded."""
+        return z
+
+    def begin_epoch(self, epoch: int, epochs: int) -> None:
+        self._collector.begin_epoch(epoch)
+
+    def objective(self, images: Tensor, labels: Tensor) -> Objective:
+        z = self.features(images)
+        self._collector.observe(self.collected(z.detach()), labels)
+        terms = {"ce": F.cross_entropy(self.head(z), labels), **self.terms(z, labels)}
+        return Objective.weighted(terms, self.weights())
+
+    def collect(self, images: Tensor, labels: Tensor, *, batch_size: int) -> Payload:
+        with evaluation(self):
+            found = self._collector.collect(
+                lambda batch, _: self.collected(self.features(batch)),
+                images,
+                labels,
+                batch_size=batch_size,
+                device=self.device,
+            )
+        return Payload(
+            prototypes=PrototypeSet(
+                class_ids=found.class_ids,
+                vectors=found.means,
+                counts=found.counts if self.sends_counts else None,
+            )
+        )
+
+    def predict_by_prototype(self, images: Tensor, prototypes: ClassTable | None) -> Mapping[str, Tensor]:
+        """The head's choice, and the class of the nearest prototype."""
+        with evaluation(self):
+            z = self.features(images)
+            by_head = self.head(z).argmax(dim=1)
+            if prototypes is None:
+                return {"prototype": torch.full_like(by_head, NO_CLASS), "head": by_head}
+            distances = squared_distances(z, prototypes.vectors)
+            return {"prototype": nearest_class(distances, prototypes.known), "head": by_head}

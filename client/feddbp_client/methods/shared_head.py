@@ -1,0 +1,34 @@
+"""A head that all clients share: taken over from the server each round, trained, and sent back."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from feddbp_client.methods.base import SettingsT
+from feddbp_client.methods.plain import PlainModel
+from feddbp_common.methods.linear_head import HEAD_BIAS, HEAD_WEIGHT
+from feddbp_common.wire import Payload
+from feddbp_common.wire.payload import FloatArray
+
+
+class SharedHeadModel(PlainModel[SettingsT]):
+    """A backbone of its own under everybody's head; a prediction is always made with the newest one."""
+
+    def receive(self, payload: Payload, *, completed_rounds: int) -> None:
+        with torch.no_grad():
+            for name, parameter in self._head_parameters().items():
+                parameter.copy_(torch.tensor(payload.tensors[name]))
+
+    def collect(self, images: Tensor, labels: Tensor, *, batch_size: int) -> Payload:
+        return Payload(tensors={name: _as_array(tensor) for name, tensor in self._head_parameters().items()})
+
+    def _head_parameters(self) -> dict[str, Tensor]:
+        assert isinstance(self.head, nn.Linear)  # a run whose heads differ is refused when it is configured
+        return {HEAD_WEIGHT: self.head.weight, HEAD_BIAS: self.head.bias}
+
+
+def _as_array(parameter: Tensor) -> FloatArray:
+    """A copy: the parameter goes on changing."""
+    array: FloatArray = parameter.detach().float().cpu().clone().numpy()
+    return array

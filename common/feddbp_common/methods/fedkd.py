@@ -1,0 +1,75 @@
+"""FedKD: each client's model and a small one that all share teach each other; only the small one travels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final, Literal
+
+from pydantic import Field
+
+from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings
+from feddbp_common.methods.small_model import small_model_rules
+from feddbp_common.svd_compression import compressed_rules
+from feddbp_common.wire import Dim, PayloadRules, TensorRule, WireType
+
+ROUND: Final = "round"
+"""With `target = update`: how many rounds the shared model had been through, where this payload starts or leads to."""
+TOTAL: Final = "total."
+"""Prefix of what the shared model has changed by since its first weights."""
+
+
+class FedKDSettings(MethodSettings):
+    """HtFLlib's values."""
+
+    energy_start: float = Field(
+        0.95, gt=0, le=1, description="share of a weight's squared norm its factors keep, in the first round"
+    )
+    energy_end: float = Field(0.98, gt=0, le=1, description="the same towards the last round; linear in between")
+    target: Literal["params", "update"] = Field(
+        "params",
+        description="what is compressed: the shared model's weights, as HtFLlib does, or what a round changed in them, "
+        "as the authors do",
+    )
+    mentee_learning_rate: float = Field(0.01, gt=0, description="step size of the shared model")
+    max_grad_norm: float = Field(
+        10.0, gt=0, description="bound on the gradient norms of the own model, the shared one and W, each"
+    )
+
+    def energy(self, round_number: int, rounds: int) -> float:
+        """T(t) of round t, on both sides."""
+        return self.energy_start + round_number / rounds * (self.energy_end - self.energy_start)
+
+
+def _mentee(shape: ExchangeShape) -> tuple[TensorRule, ...]:
+    return small_model_rules(feature_dim=shape.feature_dim, classes=shape.classes)
+
+
+def _round(*, required: bool) -> TensorRule:
+    return TensorRule(
+        name=ROUND, shape=(Dim.exactly(1),), types=(WireType.INT32,), required=required, low=0, high=2**31 - 1
+    )
+
+
+def _upload_rules(settings: FedKDSettings, shape: ExchangeShape) -> PayloadRules:
+    either_form = compressed_rules(_mentee(shape))
+    return PayloadRules(tensors=either_form if settings.target == "params" else (_round(required=True), *either_form))
+
+
+def _download_rules(settings: FedKDSettings, shape: ExchangeShape) -> PayloadRules:
+    either_form = compressed_rules(_mentee(shape))
+    if settings.target == "params":
+        return PayloadRules(tensors=either_form)
+    totals = (replace(rule, name=TOTAL + rule.name, required=False) for rule in _mentee(shape))
+    return PayloadRules(tensors=(_round(required=False), *either_form, *totals))
+
+
+FEDKD = Method(
+    name="fedkd",
+    title="FedKD",
+    reference="Wu et al., Nature Communications 2022",
+    settings=FedKDSettings,
+    upload_rules=_upload_rules,
+    download_rules=_download_rules,
+    strategy="feddbp_server.strategies.fedkd:FedKDStrategy",
+    trainer="feddbp_client.methods.fedkd:FedKD",
+)

@@ -1,0 +1,29 @@
+"""FedTGP: global prototypes are not averaged but trained on the server, and kept a margin apart."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from feddbp_common.methods.contract import Method
+from feddbp_common.methods.fedproto import FedProtoSettings, prototypes_down, prototypes_up
+
+
+class FedTGPSettings(FedProtoSettings):
+    """FedProto's on the client, and the training of the prototypes on the server."""
+
+    tau: float = Field(100.0, ge=0, description="largest margin between prototypes of different classes")
+    server_epochs: int = Field(100, ge=1, description="passes over the uploaded prototypes per round")
+    server_batch_size: int = Field(32, ge=1, description="uploaded prototypes per step; the paper: as the clients'")
+    server_learning_rate: float = Field(0.01, gt=0, description="step size on the server; the paper: as the clients'")
+
+
+FEDTGP = Method(
+    name="fedtgp",
+    title="FedTGP",
+    reference="Zhang et al., AAAI 2024",
+    settings=FedTGPSettings,
+    upload_rules=prototypes_up,
+    download_rules=prototypes_down,
+    strategy="feddbp_server.strategies.fedtgp:FedTGPStrategy",
+    trainer="feddbp_client.methods.fedtgp:FedTGP",
+)

@@ -1,0 +1,94 @@
+"""FD on the server: the mean logits of every class, for each client without its own if the run asks for it."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from typing import Final
+
+import numpy as np
+
+from feddbp_common.methods.fd import FDSettings
+from feddbp_common.wire import Payload, PrototypeSet
+from feddbp_common.wire.payload import AnyArray, FloatArray, IntArray
+from feddbp_server.strategies.averaging import PrototypeMean
+from feddbp_server.strategies.base import RunFacts, Strategy, Upload
+
+_ROWS: Final = "averaged_rows"
+"""Checksums of the rows in each mean, class after class. They tell whether a client's last upload is among them: it is
+not if others have sent this class since."""
+_ROWS_PER_CLASS: Final = "averaged_rows_per_class"
+
+
+class FDStrategy(Strategy[FDSettings]):
+    """Clients count equally."""
+
+    aggregates_prototypes_only = True
+
+    def __init__(self, settings: FDSettings, facts: RunFacts) -> None:
+        super().__init__(settings, facts)
+        self.personalises = settings.leave_one_out
+
+    def aggregate(self, known: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
+        classes = self.facts.shape.classes
+        mean = PrototypeMean(classes, classes)
+        sent: dict[int, list[int]] = {}
+        for upload in uploads:
+            logits = upload.payload.prototypes
+            assert logits is not None  # the rules at the door ask for them
+            mean.add(logits)
+            if self.settings.leave_one_out:
+                for class_id, row in zip(logits.class_ids.tolist(), logits.vectors, strict=True):
+                    sent.setdefault(class_id, []).append(_checksum(row))
+        means = mean.result(known.prototypes)
+        if not self.settings.leave_one_out:
+            return Payload(prototypes=means)
+        return Payload(prototypes=means, tensors=_as_tensors(means.class_ids, {**_averaged_rows(known), **sent}))
+
+    def reply(self, known: Payload, own_upload: Payload | None) -> Payload:
+        if not self.settings.leave_one_out:
+            return known
+        means, own = known.prototypes, own_upload.prototypes if own_upload is not None else None
+        if means is None or own is None:
+            return Payload(prototypes=means)
+        return Payload(prototypes=_without(own, means, _averaged_rows(known)))
+
+
+def _without(own: PrototypeSet, means: PrototypeSet, averaged: dict[int, list[int]]) -> PrototypeSet:
+    """The means of what the others sent; a class nobody else sent is left out."""
+    own_rows = dict(zip(own.class_ids.tolist(), own.vectors, strict=True))
+    kept: list[int] = []
+    vectors: list[FloatArray] = []
+    for class_id, mean in zip(means.class_ids.tolist(), means.vectors, strict=True):
+        row, senders = own_rows.get(class_id), averaged[class_id]
+        if row is not None and _checksum(row) in senders:
+            if len(senders) == 1:
+                continue
+            others = len(senders) * mean.astype(np.float64) - row
+            mean = (others / (len(senders) - 1)).astype(np.float32)
+        kept.append(class_id)
+        vectors.append(mean)
+    width = means.vectors.shape[1]
+    return PrototypeSet(
+        class_ids=np.array(kept, dtype=np.int32), vectors=np.array(vectors, dtype=np.float32).reshape(-1, width)
+    )
+
+
+def _checksum(row: FloatArray) -> int:
+    return zlib.crc32(row.tobytes())
+
+
+def _averaged_rows(known: Payload) -> dict[int, list[int]]:
+    if known.prototypes is None:
+        return {}
+    ends = np.cumsum(known.tensors[_ROWS_PER_CLASS])[:-1]
+    checksums = np.split(known.tensors[_ROWS].view(np.uint32), ends)
+    return {int(c): rows.tolist() for c, rows in zip(known.prototypes.class_ids, checksums, strict=True)}
+
+
+def _as_tensors(class_ids: IntArray, averaged: dict[int, list[int]]) -> dict[str, AnyArray]:
+    rows = [averaged[class_id] for class_id in class_ids.tolist()]
+    return {
+        _ROWS: np.array([checksum for of_class in rows for checksum in of_class], dtype=np.uint32).view(np.int32),
+        _ROWS_PER_CLASS: np.array([len(of_class) for of_class in rows], dtype=np.int32),
+    }

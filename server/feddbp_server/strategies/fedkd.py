@@ -1,0 +1,75 @@
+"""FedKD on the server: the mean of the clients' small models, taken apart, averaged and compressed again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from feddbp_common.errors import refuse
+from feddbp_common.methods.fedkd import ROUND, TOTAL, FedKDSettings
+from feddbp_common.methods.small_model import SMALL_MODEL
+from feddbp_common.svd_compression import compress, decompress, dense_shapes
+from feddbp_common.wire import Payload
+from feddbp_common.wire.payload import AnyArray, FloatArray
+from feddbp_server.strategies.base import RunFacts, Shapes, Strategy, Upload
+from feddbp_server.strategies.tensor_mean import TensorMean
+
+
+class FedKDStrategy(Strategy[FedKDSettings]):
+    """Clients count equally.
+
+    With `target = params` the server knows what it sends, the compressed mean. With `target = update` it knows the last
+    compressed mean update, and what all of them have come to: whoever took part in the last round needs only the
+    former, anybody else the latter.
+    """
+
+    def __init__(self, settings: FedKDSettings, facts: RunFacts) -> None:
+        super().__init__(settings, facts)
+        self._sends_updates = settings.target == "update"
+        self.personalises = self._sends_updates
+
+    def layout(self, shapes: Shapes) -> Shapes:
+        dense = dense_shapes({name: shape for name, shape in shapes.items() if name != ROUND})
+        for name in SMALL_MODEL:
+            if name not in dense:
+                refuse(name, "is missing")
+        return dense
+
+    def aggregate(self, known: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
+        mean = TensorMean()
+        for upload in uploads:
+            mean.add(decompress(_weights(upload.payload)), of=f"client {upload.client_id}")
+        compressed = compress(mean.result(), self.settings.energy(round_number, self.facts.rounds))
+        if not self._sends_updates:
+            return Payload(tensors=compressed)
+        completed = np.array([round_number + 1], dtype=np.int32)
+        return Payload(tensors={ROUND: completed, **compressed, **_totals(known, compressed)})
+
+    def reply(self, known: Payload, own_upload: Payload | None) -> Payload:
+        if not self._sends_updates or not known.tensors:
+            return known
+        knows_where_it_was = own_upload is not None and _round_of(own_upload) == _round_of(known) - 1
+        return Payload(
+            tensors={
+                name: tensor
+                for name, tensor in known.tensors.items()
+                if name == ROUND or name.startswith(TOTAL) is not knows_where_it_was
+            }
+        )
+
+
+def _weights(payload: Payload) -> dict[str, AnyArray]:
+    return {name: tensor for name, tensor in payload.tensors.items() if name != ROUND}
+
+
+def _round_of(payload: Payload) -> int:
+    return int(payload.tensors[ROUND][0])
+
+
+def _totals(known: Payload, compressed: dict[str, FloatArray]) -> dict[str, AnyArray]:
+    """What all updates have come to, each as clients can see it: compressed."""
+    return {
+        TOTAL + name: known.tensors[TOTAL + name] + update if known.tensors else update
+        for name, update in decompress(compressed).items()
+    }

@@ -1,0 +1,25 @@
+"""First weights of what the server hands out, in the distributions torch would use but without torch."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from feddbp_common.methods.linear_head import HEAD_BIAS, HEAD_WEIGHT
+from feddbp_common.seeding import derive_seed
+from feddbp_common.wire.payload import FloatArray
+from feddbp_server.strategies.base import RunFacts
+
+
+def linear_layer(random: np.random.Generator, *, inputs: int, outputs: int) -> tuple[FloatArray, FloatArray]:
+    """Weight [outputs, inputs] and bias [outputs], uniform within 1/sqrt(inputs) as in torch.nn.Linear."""
+    bound = inputs**-0.5
+    weight = random.uniform(-bound, bound, (outputs, inputs)).astype(np.float32)
+    bias = random.uniform(-bound, bound, outputs).astype(np.float32)
+    return weight, bias
+
+
+def initial_head(facts: RunFacts) -> dict[str, FloatArray]:
+    """The head every client starts from; the same for any method of a run, so that they are compared fairly."""
+    random = np.random.default_rng(derive_seed(facts.seed, "head"))
+    weight, bias = linear_layer(random, inputs=facts.shape.feature_dim, outputs=facts.shape.classes)
+    return {HEAD_WEIGHT: weight, HEAD_BIAS: bias}

@@ -1,0 +1,27 @@
+"""LG-FedAvg on the server: one head for all, the mean of the clients'."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from feddbp_common.methods.lg_fedavg import LGFedAvgSettings
+from feddbp_common.wire import Payload
+from feddbp_server.strategies.base import Strategy, Upload
+from feddbp_server.strategies.initialisation import initial_head
+from feddbp_server.strategies.tensor_mean import TensorMean
+
+
+class LGFedAvgStrategy(Strategy[LGFedAvgSettings]):
+    """A client's head counts by its training samples, as declared when it joined."""
+
+    def initial(self) -> Payload:
+        return Payload(tensors=initial_head(self.facts))
+
+    def aggregate(self, known: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
+        mean = TensorMean()
+        for upload in uploads:
+            mean.add(upload.payload.tensors, weight=upload.samples if self.settings.weighted else 1.0)
+        return Payload(tensors={**known.tensors, **mean.result()})
+
+    def reply(self, known: Payload, own_upload: Payload | None) -> Payload:
+        return known

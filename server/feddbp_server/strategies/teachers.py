@@ -1,0 +1,59 @@
+"""What FedGen's generator learns from: heads that judge whether a made-up feature looks like its class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from feddbp_common.methods.linear_head import HEAD_BIAS, HEAD_WEIGHT
+from feddbp_common.wire.payload import AnyArray, FloatArray
+
+Wide = npt.NDArray[np.float64]
+Labels = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Teachers:
+    """K linear heads, frozen. They stay in float32, as they came: there may be a thousand of them."""
+
+    weights: FloatArray
+    """[K, C, d]."""
+    biases: FloatArray
+    """[K, C]."""
+    shares: Wide
+    """[K, C], how much head k counts for features of class c."""
+
+    @classmethod
+    def one(cls, head: Mapping[str, AnyArray]) -> Self:
+        """The mean of all heads, which answers what they answer on average: they are linear."""
+        weights, biases = head[HEAD_WEIGHT][None], head[HEAD_BIAS][None]
+        return cls(weights, biases, np.ones(biases.shape))
+
+    @classmethod
+    def many(cls, heads: Sequence[Mapping[str, AnyArray]], label_counts: Sequence[Sequence[int]]) -> Self:
+        """Every client's head; for a class it counts by the client's share in that class's samples."""
+        counts = np.array(label_counts, dtype=np.float64)
+        return cls(
+            np.stack([head[HEAD_WEIGHT] for head in heads]),
+            np.stack([head[HEAD_BIAS] for head in heads]),
+            counts / np.maximum(counts.sum(axis=0), 1.0),
+        )
+
+    def judge(self, features: Wide, labels: Labels) -> tuple[float, Wide]:
+        """Cross-entropy of all answers, averaged over the batch; and its slope by features."""
+        rows = np.arange(len(labels))
+        answers = features.astype(np.float32) @ self.weights.transpose(0, 2, 1) + self.biases[:, None]
+        logits = answers.astype(np.float64)
+        logits -= logits.max(axis=2, keepdims=True)
+        log_sums = np.log(np.exp(logits).sum(axis=2))
+        importance = self.shares[:, labels] / len(labels)
+        loss = float((importance * (log_sums - logits[:, rows, labels])).sum())
+        surplus = np.exp(logits - log_sums[:, :, None])
+        surplus[:, rows, labels] -= 1.0
+        pull = (surplus * importance[:, :, None]).astype(np.float32)
+        slope: Wide = (pull @ self.weights).sum(axis=0, dtype=np.float64)
+        return loss, slope

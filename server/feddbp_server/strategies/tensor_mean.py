@@ -1,0 +1,42 @@
+"""Averages of named tensors over clients, the same bits whatever the order of arrival."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from feddbp_common.errors import refuse
+from feddbp_common.wire.payload import AnyArray, FloatArray
+
+
+class TensorMean:
+    """A weighted mean per name. Sums are float64 and rounded once, in the order in which tensors are added."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, npt.NDArray[np.float64]] = {}
+        self._weight = 0.0
+
+    def add(self, tensors: Mapping[str, AnyArray], *, weight: float = 1.0, of: str = "an upload") -> None:
+        """Adds the tensors `of` somebody; they must be those of the others in name and shape, or PayloadError."""
+        if self._sums:
+            self._check(tensors, of)
+        for name, tensor in tensors.items():
+            weighted = weight * tensor.astype(np.float64)
+            if name in self._sums:
+                self._sums[name] += weighted
+            else:
+                self._sums[name] = weighted
+        self._weight += weight
+
+    def _check(self, tensors: Mapping[str, AnyArray], of: str) -> None:
+        """Without it, numpy would stretch one channel over three and say nothing."""
+        for name in sorted(self._sums.keys() | tensors.keys()):
+            shapes = [list(group[name].shape) if name in group else None for group in (tensors, self._sums)]
+            if shapes[0] != shapes[1]:
+                refuse(name, f"has shape {shapes[0]} in {of}, but {shapes[1]} in those before")
+
+    def result(self) -> dict[str, FloatArray]:
+        """The means; nothing if nothing was added."""
+        return {name: (total / self._weight).astype(np.float32) for name, total in self._sums.items()}

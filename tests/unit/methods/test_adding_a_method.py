@@ -1,0 +1,174 @@
+"""The page on adding a method: its code is installed as a package of somebody else's, and run."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_federations import prototype_set, run_in_process, small_strategy, upload_of
+
+from feddbp_common.config import RunConfig, run_from_proto, run_to_proto
+from feddbp_common.errors import ConfigurationError
+from feddbp_common.methods import METHODS, method_named
+from feddbp_common.methods.registry import ENTRY_POINTS
+from feddbp_common.wire import Payload
+
+PAGE = Path(__file__).parents[3] / "docs" / "adding-a-method.md"
+
+
+def files_of_the_page() -> dict[str, str]:
+    """Code blocks by the file their first line names."""
+    blocks = re.findall(r"^```\w+\n# (\S+)\n(.*?)^```$", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return dict(blocks)
+
+
+def install(site: Path, package: str, entry_points: dict[str, str], files: dict[str, str]) -> None:
+    """As pip would: modules, and the package's own description beside them."""
+    description = site / f"{package}-1.0.dist-info"
+    description.mkdir(parents=True)
+    (description / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    lines = [f"{name} = {value}" for name, value in entry_points.items()]
+    (description / "entry_points.txt").write_text("\n".join([f"[{ENTRY_POINTS}]", *lines, ""]))
+    for name, code in files.items():
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_text(code)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory packages can be installed in; what they brought is forgotten again."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(METHODS, "_loaded", {})
+    yield tmp_path
+    for module in set(sys.modules) - before:
+        if getattr(sys.modules[module], "__file__", None) and str(tmp_path) in str(sys.modules[module].__file__):
+            del sys.modules[module]
+
+
+@pytest.fixture
+def fedmedian(site: Path) -> Path:
+    """The page's package, installed."""
+    files = files_of_the_page()
+    project = tomllib.loads(files.pop("pyproject.toml"))["project"]
+    install(site, project["name"], project["entry-points"][ENTRY_POINTS], files)
+    return site
+
+
+# --- the page
+
+
+def test_a_method_takes_less_than_sixty_lines() -> None:
+    code = [line for text in files_of_the_page().values() for line in text.splitlines() if line.strip()]
+    assert len(code) < 60
+    assert max(map(len, code)) <= 120
+
+
+def test_the_page_has_all_four_files() -> None:
+    assert list(files_of_the_page()) == [
+        "fedmedian/contract.py",
+        "fedmedian/strategy.py",
+        "fedmedian/client.py",
+        "pyproject.toml",
+    ]
+
+
+def test_every_setting_has_a_default_and_a_description(fedmedian: Path) -> None:
+    for field in method_named("fedmedian").settings.model_fields.values():
+        assert field.description
+        assert not field.is_required()
+
+
+def test_three_rounds_of_the_pages_method_improve_accuracy(fedmedian: Path) -> None:
+    outcome = run_in_process("fedmedian", settings={"pull": 0.5})
+    assert outcome.of("head")[-1] > outcome.of("head")[0] + 0.3
+    assert len(set(outcome.digests)) == 3
+
+
+def test_the_server_takes_medians_and_keeps_what_nobody_sent(fedmedian: Path) -> None:
+    strategy = small_strategy("fedmedian", clients=3)
+    known = Payload(prototypes=prototype_set([0, 4], [[5.0] * 8, [7.0] * 8]))
+    uploads = [
+        upload_of(0, prototype_set([0, 1], [[1.0] * 8, [2.0] * 8])),
+        upload_of(1, prototype_set([0], [[2.0] * 8])),
+        upload_of(2, prototype_set([0], [[1000.0] * 8])),
+    ]
+    learnt = strategy.aggregate(known, iter(uploads), round_number=1).prototypes
+    assert learnt.class_ids.tolist() == [0, 1, 4]
+    assert np.array_equal(learnt.vectors[:, 0], [2.0, 2.0, 7.0])
+
+
+def test_the_server_loads_its_half_without_torch(fedmedian: Path) -> None:
+    """In a process of its own, as a server that only has the package on its path."""
+    script = (
+        f"import sys; sys.path.insert(0, {str(fedmedian)!r})\n"
+        "from feddbp_common.config import RunConfig\n"
+        "config = RunConfig(method='fedmedian', method_settings={'pull': 3})\n"
+        "print(config.method_spec.load_strategy().__name__, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["FedMedianStrategy", "False"]
+
+
+# --- registration
+
+
+def test_an_installed_method_is_found_by_name_and_listed_after_ours(fedmedian: Path) -> None:
+    method = method_named("fedmedian")
+    assert (method.name, method.title) == ("fedmedian", "FedMedian")
+    assert METHODS["fedmedian"] is method
+    assert list(METHODS)[-2:] == ["local", "fedmedian"]
+    assert len(METHODS) == len(list(METHODS))
+    assert list(METHODS.values())[-1] is method
+
+
+def test_a_run_of_an_installed_method_reaches_clients_as_any_other(fedmedian: Path) -> None:
+    config = RunConfig(method="fedmedian", method_settings={"pull": "2.5"})
+    arrived = run_from_proto(run_to_proto(config))
+    assert arrived == config
+    assert arrived.method_settings["pull"] == 2.5
+
+
+def test_a_near_miss_of_an_installed_methods_name_is_answered_with_the_right_one(fedmedian: Path) -> None:
+    with pytest.raises(ConfigurationError, match="did you mean 'fedmedian'"):
+        method_named("fedmedain")
+
+
+def test_without_the_package_there_is_no_such_method() -> None:
+    with pytest.raises(ConfigurationError, match="no method is called 'fedmedian'"):
+        method_named("fedmedian")
+
+
+def test_a_name_of_ours_cannot_be_taken_over(site: Path) -> None:
+    install(site, "usurper", {"local": "usurper:METHOD"}, {"usurper.py": "raise AssertionError('it was imported')"})
+    assert method_named("local").title == "Local training"
+    assert list(METHODS).count("local") == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "complaint"),
+    [
+        ("import no_such_module", "method 'broken' of package mishap cannot be loaded: No module named"),
+        ("", "method 'broken' of package mishap cannot be loaded: .*METHOD"),
+        ("METHOD = 42", "mishap:METHOD of package mishap is not a method called 'broken'"),
+        ("from feddbp_common.methods import METHODS; METHOD = METHODS['local']", "is not a method called 'broken'"),
+    ],
+)
+def test_a_package_that_does_not_work_is_named_in_one_line(site: Path, code: str, complaint: str) -> None:
+    install(site, "mishap", {"broken": "mishap:METHOD"}, {"mishap.py": code})
+    with pytest.raises(ConfigurationError, match=complaint):
+        method_named("broken")
+    assert method_named("local")
+
+
+def test_two_packages_with_a_method_of_the_same_name_are_both_named(site: Path) -> None:
+    for package in ("first", "second"):
+        install(site, package, {"twice": f"{package}:METHOD"}, {f"{package}.py": ""})
+    with pytest.raises(ConfigurationError, match=r"package (first|second) and package (first|second) both bring"):
+        method_named("twice")

@@ -1,0 +1,256 @@
+"""FD: mean logits per class travel, and outputs are distilled from them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from small_federations import (
+    CLASSES,
+    download_rules,
+    over_the_wire,
+    prototype_set,
+    run_in_process,
+    small_batch,
+    small_strategy,
+    small_trainer,
+    upload_of,
+    upload_rules,
+)
+from torch import Tensor
+
+from feddbp_client.data import ClientData
+from feddbp_client.methods.fd import distillation
+from feddbp_client.methods.received import ClassTable
+from feddbp_client.training import LocalRun
+from feddbp_common.config import DataConfig, RunConfig, TrainingConfig
+from feddbp_common.wire import Payload, PrototypeSet, decode, encode
+
+TARGETS = ["softmax_of_mean", "mean_of_softmax", "raw_logits"]
+
+
+def logits_of(class_ids: list[int], seed: int = 0) -> PrototypeSet:
+    return prototype_set(class_ids, np.random.default_rng(seed).normal(0, 2, (len(class_ids), CLASSES)))
+
+
+def softmax(row: Any) -> list[float]:
+    exponentials = [math.exp(x) for x in row]
+    return [x / sum(exponentials) for x in exponentials]
+
+
+def slow_distillation(logits: Tensor, labels: Tensor, targets: dict[int, list[float]]) -> float:
+    total = 0.0
+    for row, label in zip(logits.double().tolist(), labels.tolist(), strict=True):
+        if label in targets:
+            total -= sum(q * math.log(p) for q, p in zip(targets[label], softmax(row), strict=True))
+    return total / len(labels)
+
+
+# --- the objective
+
+
+def test_before_there_are_logits_the_objective_is_cross_entropy() -> None:
+    client = small_trainer("fd").eval()
+    client.receive(Payload(), completed_rounds=0)
+    images, labels = small_batch()
+    objective = client.objective(images, labels)
+    assert list(objective.terms) == ["ce"]
+    torch.testing.assert_close(objective.total, F.cross_entropy(client.logits(images), labels))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_objective_equals_slow_loops_in_double_precision(target: str) -> None:
+    client, sent = small_trainer("fd", target=target, gamma=0.7).eval(), logits_of([0, 1, 3])
+    client.receive(Payload(prototypes=sent), completed_rounds=1)
+    images, labels = small_batch()
+    rows = sent.vectors.astype(np.float64).tolist()
+    targets = {
+        class_id: softmax(row) if target == "softmax_of_mean" else row
+        for class_id, row in zip(sent.class_ids.tolist(), rows, strict=True)
+    }
+    logits = client.logits(images).detach()
+    expected = F.cross_entropy(logits.double(), labels).item() + 0.7 * slow_distillation(logits, labels, targets)
+    assert client.objective(images, labels).total.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_sample_of_a_class_without_logits_gets_no_gradient_from_distillation() -> None:
+    table = ClassTable.from_prototypes(logits_of([0, 3]), classes=CLASSES, device=torch.device("cpu"))
+    assert table is not None
+    logits = torch.randn(6, CLASSES, requires_grad=True)
+    labels = torch.tensor([0, 1, 3, 2, 0, 4])
+    loss = distillation(logits, table, labels)
+    (gradient,) = torch.autograd.grad(loss, logits)
+    known = table.known[labels]
+    assert not gradient[~known].any()
+    assert (gradient[known] != 0).any(dim=1).all()
+    alone = distillation(logits[known], table, labels[known])
+    torch.testing.assert_close(loss * len(labels), alone * int(known.sum()))
+
+
+def test_distilling_from_ones_own_output_would_change_nothing() -> None:
+    # why samples of absent classes lose nothing against code that lets them distil from themselves
+    logits = torch.randn(4, CLASSES, dtype=torch.float64, requires_grad=True)
+    loss = -(logits.detach().softmax(dim=1) * logits.log_softmax(dim=1)).sum()
+    (gradient,) = torch.autograd.grad(loss, logits)
+    torch.testing.assert_close(gradient, torch.zeros_like(gradient), atol=1e-15, rtol=0)
+
+
+def trained_alone(name: str, **settings: Any) -> dict[str, Tensor]:
+    """The only client of a run of two rounds, after it."""
+    images, labels = small_batch()
+    data = ClientData(images, labels, images, labels, CLASSES, tuple("abcde"))
+    config = RunConfig(
+        method=name,
+        method_settings=settings,
+        clients=1,
+        rounds=2,
+        data=DataConfig(dataset="custom", classes=CLASSES),
+        training=TrainingConfig(local_epochs=2, batch_size=5, learning_rate=0.1),
+    )
+    client, strategy = small_trainer(name, **settings), small_strategy(name, **settings)
+    run = LocalRun(method=client, data=data, config=config, client_id=0, device=torch.device("cpu"))
+    known = strategy.initial()
+    for number in range(2):
+        contribution = run.train(strategy.reply(known, None), number, lambda *_: None).contribution
+        assert contribution is not None
+        known = strategy.aggregate(known, [upload_of(0, contribution)], round_number=number)
+    return client.state_dict()
+
+
+@pytest.mark.parametrize("collect", ["post", "running", "last_epoch"])
+def test_one_client_without_distillation_trains_as_if_alone(collect: str) -> None:
+    expected, found = trained_alone("local"), trained_alone("fd", gamma=0.0, collect=collect)
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    distilled = trained_alone("fd", gamma=1.0)
+    assert not all(torch.equal(expected[name], distilled[name]) for name in expected)
+
+
+# --- the upload
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_upload_has_the_mean_output_of_every_class_there_is(target: str) -> None:
+    client = small_trainer("fd", target=target).train()
+    images, labels = small_batch()
+    sent = client.collect(images, labels, batch_size=7).prototypes
+    assert client.training
+    outputs = client.eval().logits(images).detach().double()
+    if target == "mean_of_softmax":
+        outputs = outputs.softmax(dim=1)
+    assert sent.class_ids.tolist() == [0, 1, 2, 3]
+    for class_id, row in zip(sent.class_ids, sent.vectors, strict=True):
+        np.testing.assert_allclose(row, outputs[labels == int(class_id)].mean(dim=0), rtol=1e-4, atol=1e-6)
+
+
+def test_means_can_be_taken_over_all_steps_of_a_round() -> None:
+    client = small_trainer("fd", collect="running").eval()
+    images, labels = small_batch()
+    seen = []
+    for epoch in range(2):
+        client.begin_epoch(epoch, 2)
+        seen.append(client.logits(images).detach().numpy())
+        client.objective(images, labels)
+        with torch.no_grad():
+            client.head.bias.add_(1.0)
+    sent = client.collect(images, labels, batch_size=8).prototypes
+    expected = np.concatenate([part[labels.numpy() == 2] for part in seen]).mean(axis=0)
+    np.testing.assert_allclose(sent.vectors[2], expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("classes", "size"), [(10, 400), (100, 40_000)])
+def test_payloads_have_the_bytes_they_should(classes: int, size: int) -> None:
+    sent = prototype_set(range(classes), np.zeros((classes, classes)))
+    strategy = small_strategy("fd", classes=classes)
+    arrived = over_the_wire(Payload(prototypes=sent), upload_rules("fd", classes=classes))
+    known = strategy.aggregate(Payload(), [upload_of(0, arrived)], round_number=0)
+    reply = over_the_wire(strategy.reply(known, None), download_rules("fd", classes=classes))
+    assert encode(arrived).manifest.total_bytes == encode(reply).manifest.total_bytes == size
+
+
+# --- the server
+
+
+def stored(payload: Payload) -> Payload:
+    """What a server knows after it was killed and started again."""
+    encoded = encode(payload)
+    return decode(encoded.manifest, encoded.body())
+
+
+def rows(payload: Payload) -> dict[int, Any]:
+    assert payload.prototypes is not None
+    return dict(zip(payload.prototypes.class_ids.tolist(), payload.prototypes.vectors, strict=True))
+
+
+@pytest.mark.parametrize("leave_one_out", [False, True])
+def test_global_logits_are_plain_means_and_absent_classes_stay(leave_one_out: bool) -> None:
+    strategy = small_strategy("fd", leave_one_out=leave_one_out)
+    a, b, c = logits_of([0, 2], 1), logits_of([0, 3], 2), logits_of([3], 3)
+    known = stored(strategy.aggregate(Payload(), [upload_of(0, a), upload_of(1, b)], round_number=0))
+    known = stored(strategy.aggregate(known, [upload_of(2, c)], round_number=1))
+    reply = over_the_wire(strategy.reply(known, None), download_rules("fd", leave_one_out=leave_one_out))
+    found = rows(reply)
+    assert list(found) == [0, 2, 3]
+    np.testing.assert_allclose(found[0], (a.vectors[0].astype(float) + b.vectors[0]) / 2, rtol=1e-6)
+    np.testing.assert_array_equal(found[2], a.vectors[1])
+    np.testing.assert_array_equal(found[3], c.vectors[0])
+
+
+def test_without_leave_one_out_everybody_receives_the_same() -> None:
+    strategy = small_strategy("fd")
+    sent = [logits_of([0, 1], seed) for seed in range(3)]
+    known = strategy.aggregate(Payload(), [upload_of(i, logits) for i, logits in enumerate(sent)], round_number=0)
+    bodies = {encode(strategy.reply(known, Payload(prototypes=logits))).body() for logits in sent}
+    assert len(bodies) == 1
+
+
+@pytest.mark.parametrize("leave_one_out", [False, True])
+def test_a_clients_own_upload_is_asked_for_only_where_it_is_needed(leave_one_out: bool) -> None:
+    assert small_strategy("fd", leave_one_out=leave_one_out).personalises == leave_one_out
+
+
+def test_left_out_of_its_own_mean_a_client_receives_what_the_others_sent() -> None:
+    strategy = small_strategy("fd", leave_one_out=True)
+    sent = [logits_of([0, 1, 2], 1), logits_of([0, 1], 2), logits_of([0, 4], 3)]
+    known = stored(
+        strategy.aggregate(Payload(), [upload_of(i, logits) for i, logits in enumerate(sent)], round_number=0)
+    )
+    found = rows(over_the_wire(strategy.reply(known, Payload(prototypes=sent[0])), download_rules("fd")))
+    # class 2 nobody else has; class 4 is not its own
+    assert list(found) == [0, 1, 4]
+    others = (sent[1].vectors[0].astype(float) + sent[2].vectors[0]) / 2
+    np.testing.assert_allclose(found[0], others, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found[1], sent[1].vectors[1], rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(found[4], sent[2].vectors[1])
+
+
+def test_a_client_that_sat_out_is_not_taken_out_of_a_mean_it_is_not_in() -> None:
+    strategy = small_strategy("fd", leave_one_out=True)
+    a, b, c, newer = logits_of([0, 1], 1), logits_of([0], 2), logits_of([0], 3), logits_of([0], 4)
+    known = stored(strategy.aggregate(Payload(), [upload_of(0, a), upload_of(1, b)], round_number=0))
+    known = stored(strategy.aggregate(known, [upload_of(1, newer), upload_of(2, c)], round_number=1))
+    found = rows(strategy.reply(known, Payload(prototypes=a)))
+    # class 0 was sent by others since; the mean of class 1 is still its own alone
+    assert list(found) == [0]
+    np.testing.assert_allclose(found[0], (newer.vectors[0].astype(float) + c.vectors[0]) / 2, rtol=1e-5)
+
+
+def test_alone_in_everything_a_client_receives_nothing() -> None:
+    strategy = small_strategy("fd", leave_one_out=True)
+    known = strategy.aggregate(Payload(), [upload_of(0, logits_of([1, 2]))], round_number=0)
+    reply = over_the_wire(strategy.reply(known, Payload(prototypes=logits_of([1, 2]))), download_rules("fd"))
+    client = small_trainer("fd").eval()
+    client.receive(reply, completed_rounds=1)
+    assert list(client.objective(*small_batch()).terms) == ["ce"]
+
+
+# --- the whole
+
+
+def test_three_clients_learn_together() -> None:
+    accuracies = run_in_process("fd").of("head")
+    assert accuracies[-1] > accuracies[0] + 0.3

@@ -1,0 +1,215 @@
+"""FedProto: what is minimised, sent, averaged and predicted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from small_federations import (
+    CLASSES,
+    WIDTH,
+    download_rules,
+    over_the_wire,
+    prototype_set,
+    run_in_process,
+    small_batch,
+    small_strategy,
+    small_trainer,
+    upload_of,
+    upload_rules,
+)
+
+from feddbp_client.methods.base import NO_CLASS
+from feddbp_common.wire import Payload, PrototypeSet, encode
+
+
+def received(**settings: Any) -> tuple[Any, PrototypeSet]:
+    """A client in eval mode that knows prototypes of classes 0, 1 and 3."""
+    client, sent = small_trainer("fedproto", **settings).eval(), prototype_set([0, 1, 3])
+    client.receive(Payload(prototypes=sent), completed_rounds=1)
+    return client, sent
+
+
+# --- the objective
+
+
+def test_before_there_are_prototypes_the_objective_is_cross_entropy() -> None:
+    client = small_trainer("fedproto").eval()
+    client.receive(Payload(), completed_rounds=0)
+    images, labels = small_batch()
+    objective = client.objective(images, labels)
+    assert list(objective.terms) == ["ce"]
+    torch.testing.assert_close(objective.total, F.cross_entropy(client.logits(images), labels))
+
+
+@pytest.mark.parametrize("lambda_proto", [10.0, 0.3])
+def test_with_prototypes_the_objective_adds_the_weighted_mean_squared_error(lambda_proto: float) -> None:
+    client, sent = received(lambda_proto=lambda_proto)
+    images, labels = small_batch()
+    z = client.features(images).detach().double()
+    rows = dict(zip(sent.class_ids.tolist(), sent.vectors.astype(np.float64), strict=True))
+    squares = 0.0
+    for vector, label in zip(z.tolist(), labels.tolist(), strict=True):
+        if label in rows:
+            squares += sum((a - b) ** 2 for a, b in zip(vector, rows[label], strict=True))
+    ce = -sum(
+        torch.log_softmax(client.head(client.features(images)).double(), 1)[i, label].item()
+        for i, label in enumerate(labels.tolist())
+    ) / len(labels)
+    expected = ce + lambda_proto * squares / (len(labels) * WIDTH)
+    assert client.objective(images, labels).total.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_sample_of_a_class_without_prototype_gets_no_gradient_from_the_pull() -> None:
+    client, _ = received()
+    z = torch.randn(6, WIDTH, requires_grad=True)
+    labels = torch.tensor([0, 2, 1, 2, 3, 4])
+    (gradient,) = torch.autograd.grad(client.terms(z, labels)["proto"], z)
+    unknown = (labels == 2) | (labels == 4)
+    assert torch.equal(gradient[unknown], torch.zeros(3, WIDTH))
+    assert (gradient[~unknown] != 0).all()
+
+
+def test_forgetting_prototypes_is_up_to_the_server() -> None:
+    client, _ = received()
+    client.receive(Payload(), completed_rounds=2)
+    assert list(client.objective(*small_batch()).terms) == ["ce"]
+
+
+def test_what_the_server_sends_is_no_part_of_a_checkpoint() -> None:
+    client, _ = received()
+    assert set(client.state_dict()) == set(small_trainer("fedproto").state_dict())
+
+
+# --- the upload
+
+
+def test_an_upload_has_the_mean_feature_of_every_class_there_is() -> None:
+    client = small_trainer("fedproto").train()
+    images, labels = small_batch()
+    sent = client.collect(images, labels, batch_size=7).prototypes  # the last batch is a partial one
+    assert client.training
+    z = client.eval().features(images).detach().double().numpy()
+    assert sent.class_ids.tolist() == [0, 1, 2, 3]
+    assert sent.counts is None
+    for class_id, vector in zip(sent.class_ids, sent.vectors, strict=True):
+        np.testing.assert_allclose(vector, z[labels.numpy() == class_id].mean(axis=0), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("collect", "epochs_counted"), [("running", [0, 1]), ("last_epoch", [1])])
+def test_means_can_be_taken_while_training_as_in_published_code(collect: str, epochs_counted: list[int]) -> None:
+    client = small_trainer("fedproto", collect=collect).train()
+    images, labels = small_batch()
+    client.backbone[3].p = 0.0  # without dropout a pass in train mode can be repeated
+    seen = []
+    for epoch in range(2):
+        client.begin_epoch(epoch, 2)
+        seen.append(client.features(images).detach().double().numpy())
+        client.objective(images, labels).total.backward()
+        with torch.no_grad():
+            for parameter in client.parameters():
+                parameter -= 0.1 * parameter.grad
+    sent = client.collect(images, labels, batch_size=8).prototypes
+    for class_id, vector in zip(sent.class_ids, sent.vectors, strict=True):
+        own = np.concatenate([seen[epoch][labels.numpy() == class_id] for epoch in epochs_counted])
+        np.testing.assert_allclose(vector, own.mean(axis=0), rtol=1e-4, atol=1e-6)
+
+
+# --- inference
+
+
+def test_the_nearest_known_prototype_predicts() -> None:
+    client, sent = received()
+    images, _ = small_batch()
+    found = client.predict(images)
+    z = client.features(images).detach().double().numpy()
+    expected = [
+        min(sent.class_ids.tolist(), key=lambda c: np.square(v - sent.vectors[sent.class_ids == c][0]).sum()) for v in z
+    ]
+    assert found["prototype"].tolist() == expected
+    assert torch.equal(found["head"], client.logits(images).argmax(dim=1))
+
+
+def test_without_prototypes_no_prediction_is_right() -> None:
+    client = small_trainer("fedproto")
+    client.receive(Payload(), completed_rounds=0)
+    assert (client.predict(small_batch()[0])["prototype"] == NO_CLASS).all()
+
+
+@pytest.mark.parametrize("inference", ["prototype", "head"])
+def test_both_rules_are_recorded_and_one_counts(inference: str) -> None:
+    client = small_trainer("fedproto", inference=inference)
+    assert client.inference == inference
+    assert set(client.inference_rules) == {"prototype", "head"}
+
+
+# --- the server
+
+
+UPLOADS = [
+    upload_of(0, prototype_set([0, 1, 2], seed=1)),
+    upload_of(1, prototype_set([1, 4], seed=2)),
+    upload_of(2, prototype_set([0, 1], seed=3)),
+]
+
+
+def test_clients_count_equally_and_only_those_that_have_the_class() -> None:
+    known = small_strategy("fedproto").aggregate(Payload(), iter(UPLOADS), round_number=0).prototypes
+    assert known.class_ids.tolist() == [0, 1, 2, 4]
+    for class_id, vector in zip(known.class_ids, known.vectors, strict=True):
+        sets = [upload.payload.prototypes for upload in UPLOADS]
+        own = [s.vectors[s.class_ids == class_id][0].astype(np.float64) for s in sets if class_id in s.class_ids]
+        assert vector.tolist() == (sum(own) / len(own)).astype(np.float32).tolist()
+
+
+def test_a_class_nobody_sent_keeps_its_prototype() -> None:
+    strategy = small_strategy("fedproto")
+    known = strategy.aggregate(Payload(), iter(UPLOADS), round_number=0)
+    later = strategy.aggregate(known, iter(UPLOADS[2:]), round_number=1)
+    assert later.prototypes.class_ids.tolist() == [0, 1, 2, 4]
+    assert np.array_equal(later.prototypes.vectors[2:], known.prototypes.vectors[2:])
+    assert not np.array_equal(later.prototypes.vectors[:2], known.prototypes.vectors[:2])
+
+
+def test_a_round_in_which_nobody_has_samples_changes_nothing() -> None:
+    strategy = small_strategy("fedproto")
+    known = strategy.aggregate(Payload(), iter(UPLOADS), round_number=0)
+    later = strategy.aggregate(known, iter([upload_of(0, prototype_set([]))]), round_number=1)
+    assert encode(later).manifest.sha256 == encode(known).manifest.sha256
+
+
+# --- over the wire
+
+
+@pytest.mark.parametrize(("classes", "expected"), [(10, 20_480), (100, 204_800)])
+def test_an_exchange_takes_the_bytes_of_its_prototypes(classes: int, expected: int) -> None:
+    sent = prototype_set(range(classes), np.ones((classes, 512)))
+    strategy = small_strategy("fedproto", classes=classes, width=512)
+    known = strategy.aggregate(Payload(), iter([upload_of(0, sent)]), round_number=0)
+    for payload in (Payload(prototypes=sent), strategy.reply(known, None)):
+        assert encode(payload).manifest.total_bytes == len(encode(payload).body()) == expected
+
+
+def test_both_directions_pass_their_own_rules_unchanged() -> None:
+    images, labels = small_batch()
+    upload = small_trainer("fedproto").collect(images, labels, batch_size=8)
+    arrived = over_the_wire(upload, upload_rules("fedproto"), label_counts=torch.bincount(labels, minlength=CLASSES))
+    assert np.array_equal(arrived.prototypes.vectors, upload.prototypes.vectors)
+    strategy = small_strategy("fedproto")
+    rules = download_rules("fedproto")
+    assert over_the_wire(strategy.reply(strategy.initial(), None), rules).prototypes is None
+    known = strategy.aggregate(Payload(), iter(UPLOADS), round_number=0)
+    assert np.array_equal(
+        over_the_wire(strategy.reply(known, None), rules).prototypes.vectors, known.prototypes.vectors
+    )
+
+
+def test_a_federation_learns() -> None:
+    outcome = run_in_process("fedproto")
+    accuracies = outcome.of("prototype")
+    assert accuracies[0] == 0
+    assert accuracies[-1] > 0.6
+    assert len(set(outcome.digests)) == 3
