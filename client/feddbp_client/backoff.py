@@ -10,7 +10,7 @@ from datetime import timedelta
 
 @dataclass(kw_only=True)
 class Backoff:
-    """Delays between attempts, until `patience` has been spent since the last success."""
+    """Delays between attempts, until `patience` has been spent since the server was last there."""
 
     patience: timedelta
     first: timedelta = timedelta(milliseconds=200)
@@ -20,9 +20,13 @@ class Backoff:
     _attempts: int = 0
     _since: float | None = None
 
-    def succeeded(self) -> None:
-        self._attempts = 0
+    def answered(self) -> None:
+        """The server is there: patience begins anew. Delays go on growing, in case it fails at what comes next."""
         self._since = None
+
+    def succeeded(self) -> None:
+        self.answered()
+        self._attempts = 0
 
     def next_delay(self) -> float | None:
         """Seconds until the next attempt, or None when patience has run out."""

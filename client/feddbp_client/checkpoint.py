@@ -22,6 +22,7 @@ from torch import Tensor
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.errors import ConfigurationError, FedDBPError
+from feddbp_common.faults import reach
 from feddbp_common.wire import Encoded
 
 CHECKPOINT_NAME: Final = "checkpoint.safetensors"
@@ -77,6 +78,7 @@ class Checkpoint:
         try:
             save_file(tensors, partial, metadata)
             _sync(partial)
+            reach("client.checkpoint.written")
             partial.replace(path)
         except (OSError, safetensors.SafetensorError) as error:
             raise CheckpointError(f"cannot write the checkpoint {path}: {error}") from error

@@ -17,7 +17,7 @@ from pathlib import Path
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.backoff import Backoff
 from feddbp_client.checkpoint import Checkpoint, ClientDirectory
-from feddbp_client.connection import Connection, RefusedError, ServerAwayError, upload_parts
+from feddbp_client.connection import LATE, PASSING, Connection, RefusedError, ServerAwayError, upload_parts
 from feddbp_client.inbox import Inbox
 from feddbp_client.preparation import LocalOptions, Prepared, prepare, resume
 from feddbp_client.training import OnEpoch, RoundResult, TrainingError
@@ -27,13 +27,6 @@ from feddbp_common.faults import reach
 from feddbp_common.wire import Encoded, PayloadRules, decode, encode
 
 log = logging.getLogger("feddbp.client")
-
-_GOES_ON = (
-    pb.REFUSAL_REASON_WRONG_ROUND,
-    pb.REFUSAL_REASON_NOT_SELECTED,
-    pb.REFUSAL_REASON_ALREADY_UPLOADED,
-)
-"""Refusals after which the client is simply late: the next round is another chance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +61,10 @@ class ClientDaemon:
         self._prepared: Prepared | None = None
         self._directory: ClientDirectory | None = None
         self._session = ""
-        self._done_round = -1
+        self._done: tuple[int, bool] | None = None
+        """The round that was done last, and whether the client trained in it."""
         self._last_work: Work | None = None
-        self._under_way: tuple[int, asyncio.Task[Work]] | None = None
+        self._under_way: tuple[tuple[int, bool], asyncio.Task[Work]] | None = None
 
     async def run(self) -> ExitCode:
         """Stays with the run until it ends, whatever happens to the connection."""
@@ -83,7 +77,7 @@ class ClientDaemon:
                 except RefusedError as error:
                     if error.reason == pb.REFUSAL_REASON_RUN_ENDED:
                         return self._run_ended_without_us(str(error))
-                    if error.reason not in (pb.REFUSAL_REASON_STALE_SESSION, pb.REFUSAL_REASON_ID_IN_USE):
+                    if error.reason not in PASSING:
                         raise
                     await self._wait_for_server(error)
         finally:
@@ -118,13 +112,25 @@ class ClientDaemon:
         reach("client.join.answered")
         self._session = joined.session
         directory.save_session(joined.session)
-        self._backoff.succeeded()
+        self._backoff.answered()
         log.info("client %d joined run %s with %s", self.client_id, prepared.run_id, prepared.architecture)
+        self._check_patience(joined.lease.ToTimedelta())
         async with Inbox(self._connection.follow(self._session)) as inbox:
             while True:
                 ended = await inbox.act_on_newest(self._act)
+                self._backoff.succeeded()
                 if ended is not None:
                     return ended
+
+    def _check_patience(self, lease: timedelta) -> None:
+        if self._options.patience < lease:
+            log.warning(
+                "client %d gives up after %gs without the server, but after a crash its id may be reserved for %gs; "
+                "a longer --patience would bring it back",
+                self.client_id,
+                self._options.patience.total_seconds(),
+                lease.total_seconds(),
+            )
 
     async def _prepare(self) -> Prepared:
         described = await self._connection.get_run()
@@ -141,7 +147,7 @@ class ClientDaemon:
         return self._prepared
 
     def _take_up(self, checkpoint: Checkpoint | None) -> None:
-        self._session, self._done_round, self._last_work = "", -1, None
+        self._session, self._done, self._last_work = "", None, None
         if checkpoint is not None:
             self._last_work = Work(
                 round=checkpoint.round, metrics=checkpoint.metrics, contribution=checkpoint.contribution
@@ -151,6 +157,7 @@ class ClientDaemon:
         """Does what an event asks for; says how the run ended once it has."""
         match event.WhichOneof("event"):
             case "waiting":
+                reach("client.follow.waiting")
                 log.info("client %d waits: %s", self.client_id, event.waiting.reason)
             case "round_opened":
                 await self._do_round(event.round_opened.round, train=event.round_opened.selected)
@@ -159,35 +166,39 @@ class ClientDaemon:
             case "server_draining":
                 raise ServerAwayError("the server is going away")
             case "run_ended":
+                reach("client.end.told")
                 return self._run_ended(event.run_ended)
         return None
 
     async def _do_round(self, number: int, *, train: bool) -> None:
-        if number == self._done_round:
+        if (number, train) == self._done:
             return
-        work = await self._work_of(number, train=train)
         try:
+            work = await self._work_of(number, train=train)
             await self._connection.report(pb.ReportRequest(session=self._session, round=number, metrics=work.metrics))
+            reach("client.report.answered")
             if work.contribution is not None and train:
                 await self._connection.upload(self._session, number, work.contribution)
                 reach("client.upload.receipt")
                 log.info("client %d has uploaded round %d", self.client_id, number)
         except RefusedError as error:
-            if error.reason not in _GOES_ON:
+            if error.reason not in LATE:
                 raise
             log.warning("client %d is too late for round %d: %s", self.client_id, number, error)
-        self._done_round = number
+            return
+        self._done = (number, train)
 
     async def _work_of(self, number: int, *, train: bool) -> Work:
         """The work of a round, done once: found on disk, still under way from before, or begun now."""
-        if self._last_work is not None and self._last_work.round == number:
-            return self._last_work
-        if self._under_way is None or self._under_way[0] != number:
+        last = self._last_work
+        if last is not None and last.round == number and (last.contribution is not None or not train):
+            return last
+        if self._under_way is None or self._under_way[0] != (number, train):
             await self._finish_what_is_under_way()
             rules = self._download_rules()
             download = await self._connection.download(self._session, number, rules)
             work = self._work(number, download.encoded, download.message_bytes, train=train)
-            self._under_way = (number, asyncio.create_task(work))
+            self._under_way = ((number, train), asyncio.create_task(work))
         try:
             self._last_work = await asyncio.shield(self._under_way[1])
         except TrainingError as error:

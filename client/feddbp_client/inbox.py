@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Final, Self, TypeVar
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.connection import ServerAwayError
 
 T = TypeVar("T")
+_END_OF_STREAM_SECONDS: Final = 5.0
 
 
 class Inbox:
@@ -30,6 +31,9 @@ class Inbox:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._reader is not None
+        if self._is_last_word():
+            # the server ends the stream itself; whoever hangs up first leaves it in doubt whether the end was heard
+            await asyncio.wait([self._reader], timeout=_END_OF_STREAM_SECONDS)
         self._reader.cancel()
         await asyncio.gather(self._reader, return_exceptions=True)
 

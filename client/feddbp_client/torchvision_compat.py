@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from importlib import import_module
+from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -39,7 +40,9 @@ def torchvision() -> ModuleType:
 
 
 def _compiled_library_loads(package: Path) -> bool:
-    for library in package.glob("_C*.so"):
+    for library in (package / f"_C{suffix}" for suffix in EXTENSION_SUFFIXES):
+        if not library.exists():
+            continue
         try:
             torch.ops.load_library(str(library))
         except OSError:

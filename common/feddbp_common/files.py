@@ -1,7 +1,11 @@
-"""Files that are either the old one or the new one, never a half."""
+"""Files that are either the old one or the new one, and lines that are there or not, never a half."""
 
 from __future__ import annotations
 
+import errno
+import io
+import os
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -9,3 +13,16 @@ def replace_text(path: Path, text: str) -> None:
     partial = path.with_name(path.name + ".part")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
+
+
+def append_line(file: io.FileIO, line: str) -> None:
+    """Adds a line to an unbuffered file, or nothing at all where there is no room for all of it."""
+    end = file.seek(0, os.SEEK_END)
+    encoded = f"{line}\n".encode()
+    try:
+        if file.write(encoded) != len(encoded):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError:
+        with suppress(OSError):
+            file.truncate(end)
+        raise

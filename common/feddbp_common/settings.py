@@ -195,7 +195,7 @@ def _default_text(field: FieldInfo) -> str:
     default = field.get_default()
     if field.is_required():
         return " (required)"
-    if default is None or default in ((), {}, False, ""):
+    if default is None or default is False or default in ((), {}, ""):
         return ""
     shown = default.value if isinstance(default, Enum) else default
     return f" (default: {format_duration(shown) if hasattr(shown, 'total_seconds') else shown})"

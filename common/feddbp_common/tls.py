@@ -87,7 +87,7 @@ class Access:
 
 def check_exposure(address: str, *, certs: Path | None, insecure: bool) -> None:
     """Refuses to send anything unencrypted to where others can listen, unless that was asked for."""
-    host = address.rpartition(":")[0] or address
+    host = address if is_loopback(address) else address.rpartition(":")[0] or address
     if certs is None and not insecure and not is_loopback(host):
         raise ConfigurationError(
             f"{host} is not this machine and the connection would not be encrypted; give --certs, or say --insecure"

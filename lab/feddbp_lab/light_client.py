@@ -1,7 +1,7 @@
 """Clients without a model: they speak the whole protocol and upload made-up prototypes.
 
-For load, soak and fault tests of the server, where a thousand real trainings would only be in the way. What a light client
-uploads depends on the run seed, its id and the round alone, so runs can be compared bit for bit.
+For load, soak and fault tests of the server, where a thousand real trainings would only be in the way. What a light
+client uploads depends on the run seed, its id and the round alone, so runs can be compared bit for bit.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from feddbp_common.errors import PayloadError
 from feddbp_common.refusals import REFUSAL_METADATA_KEY
 from feddbp_server.coordinator import Coordinator
 from feddbp_server.refusals import RefusedError, as_refusal
+from feddbp_server.store import StoreError
 
 log = logging.getLogger("feddbp.server")
 
@@ -36,7 +37,7 @@ def answers(method: Unary[ServicerT, RequestT, ResponseT]) -> Unary[ServicerT, R
         try:
             return await method(self, request, context)
         except Exception as error:
-            await _abort(self, method.__name__, error, request, context)
+            await refuse_call(self.coordinator, method.__name__, error, request, context)
 
     return guarded
 
@@ -48,21 +49,24 @@ def streams(method: Streaming[ServicerT, RequestT, ResponseT]) -> Streaming[Serv
             async for response in method(self, request, context):
                 yield response
         except Exception as error:
-            await _abort(self, method.__name__, error, request, context)
+            await refuse_call(self.coordinator, method.__name__, error, request, context)
 
     return guarded
 
 
-async def _abort(servicer: _Servicer, call: str, error: Exception, request: object, context: Context) -> NoReturn:
+async def refuse_call(
+    coordinator: Coordinator, call: str, error: Exception, request: object, context: Context
+) -> NoReturn:
+    """Ends a call with the status its error stands for, and takes note of it."""
     if isinstance(error, grpc.aio.AbortError):
         raise error
-    refusal = as_refusal(error) if isinstance(error, PayloadError) else error
+    refusal = as_refusal(error) if isinstance(error, PayloadError | StoreError) else error
     if not isinstance(refusal, RefusedError):
         log.error("%s failed", call, exc_info=error)
-        servicer.coordinator.note_incident(None, f"{call} failed: {type(error).__name__}")
+        coordinator.note_incident(None, f"{call} failed: {type(error).__name__}")
         await context.abort(grpc.StatusCode.INTERNAL, f"the server failed to answer {call}; its log says why")
     if refusal.client_id is None and isinstance(request, pb.JoinRequest):
         refusal.of(request.client_id)
-    servicer.coordinator.note_refusal(call, refusal, peer=context.peer())
+    coordinator.note_refusal(call, refusal, peer=context.peer())
     details: Any = ((REFUSAL_METADATA_KEY, refusal.details.SerializeToString()),)
     await context.abort(refusal.status, str(refusal), trailing_metadata=details)

@@ -25,6 +25,7 @@ from feddbp_server.audit import Audit
 from feddbp_server.config import ServerConfig
 from feddbp_server.control import ControlService
 from feddbp_server.coordinator import Coordinator
+from feddbp_server.decoding import DecodingGuard
 from feddbp_server.identity import AnyoneMay, CertificateNames, Identity, TokenOpens
 from feddbp_server.ingest import Ingest, UploadLimits
 from feddbp_server.results import Results
@@ -55,10 +56,12 @@ class Server:
             store=self._store,
             results=Results(config.listen.state_dir),
             audit=self._audit,
-            lease=config.rounds.lease,
+            lease=config.rounds.lease_in_force,
         )
         self._health = health_aio.HealthServicer()
-        self._grpc = grpc.aio.server(options=server_options())
+        self._grpc = grpc.aio.server(
+            interceptors=[DecodingGuard(self.coordinator)], options=server_options(config.rounds.lease_in_force)
+        )
         self.port = 0
 
     async def serve(self) -> ExitCode:
@@ -73,7 +76,7 @@ class Server:
     async def _listen(self) -> None:
         identity = self._identity()
         federation = FederationService(
-            self.coordinator, identity=identity, ingest=Ingest(self.coordinator, UploadLimits())
+            self.coordinator, identity=identity, ingest=Ingest(self.coordinator, self._upload_limits())
         )
         pb_grpc.add_FederationServicer_to_server(federation, self._grpc)
         pb_grpc.add_ControlServicer_to_server(ControlService(self.coordinator, identity=identity), self._grpc)
@@ -91,6 +94,15 @@ class Server:
         await self._tell_health()
         self._write_endpoint()
         log.info("listening on %s:%d", self._config.listen.host, self.port)
+
+    def _upload_limits(self) -> UploadLimits:
+        limits = self._config.limits
+        return UploadLimits(
+            max_bytes=limits.max_upload_bytes,
+            bytes_in_flight=limits.max_bytes_in_flight,
+            header_wait=limits.header_wait,
+            idle=limits.chunk_wait,
+        )
 
     def _identity(self) -> Identity:
         listen = self._config.listen
@@ -138,7 +150,9 @@ class Server:
     async def _tell_health(self) -> None:
         """Clients can be served while the run goes on; operators as long as the process does."""
         serving, not_serving = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
-        going_on = not self.coordinator.state.phase.is_final and not self.coordinator.draining
+        going_on = not (
+            self.coordinator.state.phase.is_final or self.coordinator.draining or self.coordinator.storage_trouble
+        )
         await self._health.set(FEDERATION, serving if going_on else not_serving)
         await self._health.set(CONTROL, serving)
         await self._health.set("", serving)

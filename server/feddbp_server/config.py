@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from feddbp_common.config import RunConfig
-from feddbp_common.durations import Duration
+from feddbp_common.durations import Duration, format_duration
 from feddbp_common.errors import ConfigurationError
+from feddbp_common.keepalive import DEFAULT_LEASE
 from feddbp_common.tls import check_exposure
 from feddbp_server.rounds import RoundPolicy
+
+
+_RARE: Final = {"hidden": True}
+"""Not a flag: a variable and a line of the TOML file only."""
 
 
 class _Frozen(BaseModel):
@@ -53,8 +58,38 @@ class RoundsConfig(_Frozen):
     max_extensions: int = Field(
         3, ge=0, description="times a round without enough uploads is extended before the run fails"
     )
-    lease: Duration = Field(
-        timedelta(seconds=30), gt=timedelta(0), description="how long an id stays reserved without a connection"
+    lease: Duration | None = Field(
+        None,
+        gt=timedelta(0),
+        description="how long an id stays reserved without a connection (default: 30s, or a round's shorter deadline)",
+    )
+
+    @model_validator(mode="after")
+    def _lost_clients_are_noticed_in_time(self) -> Self:
+        if self.lease is not None and self.round_deadline and self.lease > self.round_deadline:
+            raise ConfigurationError(
+                f"--lease is {format_duration(self.lease)} and --round-deadline {format_duration(self.round_deadline)}:"
+                " a round would close before anyone knows who is gone"
+            )
+        return self
+
+    @property
+    def lease_in_force(self) -> timedelta:
+        return self.lease or min(DEFAULT_LEASE, self.round_deadline or DEFAULT_LEASE)
+
+
+class LimitsConfig(_Frozen):
+    """Limits: how much of the server uploads may take. The defaults fit every method; rarely worth a flag."""
+
+    max_upload_bytes: int = Field(64 << 20, ge=1, description="bytes of one upload", json_schema_extra=_RARE)
+    max_bytes_in_flight: int = Field(
+        512 << 20, ge=1, description="bytes of all uploads that are being received", json_schema_extra=_RARE
+    )
+    header_wait: Duration = Field(
+        timedelta(seconds=10), gt=timedelta(0), description="longest wait for an upload's header", json_schema_extra=_RARE
+    )
+    chunk_wait: Duration = Field(
+        timedelta(seconds=30), gt=timedelta(0), description="longest wait for an upload's next chunk", json_schema_extra=_RARE
     )
 
 
@@ -63,6 +98,7 @@ class ServerConfig(_Frozen):
 
     listen: ListenConfig = ListenConfig()
     rounds: RoundsConfig = RoundsConfig()
+    limits: LimitsConfig = LimitsConfig()
     run: RunConfig = RunConfig()
 
     @model_validator(mode="after")

@@ -10,13 +10,18 @@ import grpc
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
+from feddbp_server.admission import one_line
 from feddbp_server.answering import answers, streams
 from feddbp_server.coordinator import Coordinator
 from feddbp_server.identity import Identity, operator_may
+from feddbp_server.refusals import RefusedError
 from feddbp_server.rounds import PauseAsked, ResumeAsked, StopAsked
 from feddbp_server.status import status_of
 
 Context = grpc.aio.ServicerContext[Any, Any]
+_MAX_REASON: Final = 500
+_MAX_WATCHERS: Final = 64
+"""Each of them is sent everything known of every client, again and again."""
 _LEAST_INTERVAL: Final = 0.1
 """Seconds between two pushes of the status; changes in between are told together."""
 
@@ -27,6 +32,7 @@ class ControlService(pb_grpc.ControlServicer):
     def __init__(self, coordinator: Coordinator, *, identity: Identity) -> None:
         self.coordinator = coordinator
         self._identity = identity
+        self._watchers = 0
 
     @answers
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.RunStatus:
@@ -36,13 +42,19 @@ class ControlService(pb_grpc.ControlServicer):
     @streams
     async def WatchStatus(self, request: pb.WatchStatusRequest, context: Context) -> AsyncIterator[pb.RunStatus]:
         operator_may(self._identity, context)
-        while True:
-            changed = self.coordinator.status_changed.upcoming()
-            yield status_of(self.coordinator)
-            if self.coordinator.state.phase.is_final or self.coordinator.draining:
-                return
-            await changed.wait()
-            await asyncio.sleep(_LEAST_INTERVAL)
+        if self._watchers >= _MAX_WATCHERS:
+            raise RefusedError(pb.REFUSAL_REASON_BUSY, f"the status is watched {self._watchers} times already")
+        self._watchers += 1
+        try:
+            while True:
+                changed = self.coordinator.status_changed.upcoming()
+                yield status_of(self.coordinator)
+                if self.coordinator.state.phase.is_final or self.coordinator.draining:
+                    return
+                await changed.wait()
+                await asyncio.sleep(_LEAST_INTERVAL)
+        finally:
+            self._watchers -= 1
 
     @answers
     async def Pause(self, request: pb.PauseRequest, context: Context) -> pb.RunStatus:
@@ -59,5 +71,5 @@ class ControlService(pb_grpc.ControlServicer):
     @answers
     async def Stop(self, request: pb.StopRequest, context: Context) -> pb.RunStatus:
         operator_may(self._identity, context)
-        await self.coordinator.operate(StopAsked(request.reason[:500] or "stopped by an operator"))
+        await self.coordinator.operate(StopAsked(one_line(request.reason, _MAX_REASON) or "stopped by an operator"))
         return status_of(self.coordinator)

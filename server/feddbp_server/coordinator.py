@@ -12,6 +12,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Final
@@ -20,7 +21,14 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config import RunConfig
 from feddbp_common.faults import reach
 from feddbp_common.wire import Encoded, Payload, PayloadRules
-from feddbp_server.admission import check_download, check_join, check_report, check_upload
+from feddbp_server.admission import (
+    check_download,
+    check_join,
+    check_progress,
+    check_report,
+    check_upload,
+    one_line,
+)
 from feddbp_server.aggregation import Aggregator
 from feddbp_server.announcements import changes_announcements, event_for
 from feddbp_server.audit import Audit
@@ -52,11 +60,23 @@ from feddbp_server.rounds import (
     step,
 )
 from feddbp_server.sessions import Client, Sessions
-from feddbp_server.store import AggregateRecord, ReportRecord, Store, StoreThread, UploadRecord
+from feddbp_server.store import (
+    AggregateRecord,
+    ReportRecord,
+    Store,
+    StoreError,
+    StoreThread,
+    UploadRecord,
+    WatchedStore,
+)
 
 log = logging.getLogger("feddbp.server")
 
 _KEPT_INCIDENTS: Final = 20
+_READ_ATTEMPTS: Final = 3
+"""How often a round's contributions are read before the run fails because they cannot be."""
+_MAX_WORDS: Final = 500
+"""Characters of what a client says, as far as anyone is told of it."""
 _MAX_STREAMS: Final = 4
 """Event streams a session may have open: one, and those of lost connections that were not noticed yet."""
 
@@ -90,7 +110,8 @@ class Coordinator:
         self.policy = policy
         self.state = RunState()
         self.sessions = Sessions(lease=lease)
-        self.aggregator = Aggregator(config, store)
+        self._store = WatchedStore(store, changed=self._storage_changed)
+        self.aggregator = Aggregator(config, self._store)
         self.upload_rules: PayloadRules = config.method_spec.upload_rules(config.settings, config.exchange_shape)
         self.results = results
         self.audit = audit
@@ -99,7 +120,6 @@ class Coordinator:
         self.status_changed = Broadcast()
         self.draining = False
         self._told_of_end: set[int] = set()
-        self._store = store
         self._clock = clock
         self._lock = asyncio.Lock()
         self._joining = asyncio.Lock()
@@ -113,6 +133,7 @@ class Coordinator:
         """Takes up the run where the store left it."""
         proposed = f"{self.config.fingerprint}-{secrets.token_hex(4)}"
         self.run_id = await self._store.run(lambda store: store.open_run(proposed, self.config.canonical_json()))
+        reach("server.start.opened")
         if self.run_id == proposed:
             self.results.restore([])
         else:
@@ -120,6 +141,7 @@ class Coordinator:
         if self.state.phase.is_final:
             await self._write_summary()
         await self._apply(TimePassed())
+        self._schedule_deadline(self.state.deadline)  # also if nothing follows from the start itself
 
     async def _restore(self) -> None:
         text, clients, reports = await self._store.run(
@@ -152,6 +174,7 @@ class Coordinator:
         self.run_changed.publish()
         self.status_changed.publish()  # whoever watches would keep a server that is to go for the whole grace
         self._schedule_deadline(None)
+        await self._store.give_up()
         for task in list(self._tasks):
             await asyncio.wait([task])
 
@@ -170,7 +193,7 @@ class Coordinator:
     # --- calls of clients ---------------------------------------------------------------------------------------
 
     async def join(self, request: pb.JoinRequest) -> tuple[Client, str]:
-        if self.state.phase.is_final:
+        if self.state.phase.is_final and request.client_id in self.state.members:
             self._told_of_end.add(request.client_id)
             self.status_changed.publish()
         check_join(request, self.run_id, self.config, self.state)
@@ -187,7 +210,11 @@ class Coordinator:
             client.capabilities.device or "an unnamed device",
             client.epoch,
         )
-        await self._apply(Joined(client.client_id))
+        try:
+            await self._apply(Joined(client.client_id))
+        except StoreError:
+            self.sessions.close(client)  # nobody will ever hold this session: the id must not wait for its lease
+            raise
         if superseded is not None and superseded.streams:
             self.run_changed.publish()  # its streams find out that they are of the past
         return client, secret
@@ -208,7 +235,9 @@ class Coordinator:
                 if event != told:
                     yield event
                     told = event
+                    reach("server.follow.told")
                 if event.WhichOneof("event") == "run_ended":
+                    reach("server.end.told")
                     self._told_of_end.add(client.client_id)
                     self.status_changed.publish()
                     return
@@ -217,9 +246,10 @@ class Coordinator:
                 await changed.wait()
         finally:
             client.streams -= 1
-            client.last_seen = self._clock()
-            if self.sessions.is_current(client) and client.streams == 0:
-                self._spawn(self._apply_quietly(Disconnected(client.client_id)))
+            if self.sessions.is_current(client):
+                client.last_seen = self._clock()
+                if client.streams == 0:
+                    self._spawn(self._apply_quietly(Disconnected(client.client_id)))
 
     async def download(self, client: Client, round_number: int) -> Encoded:
         check_download(round_number, self.state)
@@ -227,6 +257,7 @@ class Coordinator:
 
     def admit_upload(self, client: Client, round_number: int) -> None:
         check_upload(client.client_id, round_number, self.state)
+        self._store.check()
 
     async def earlier_receipt(self, client: Client, round_number: int, sha256: bytes) -> pb.UploadReceipt | None:
         """The receipt of a contribution that is here already; another one for the same round is refused."""
@@ -243,6 +274,7 @@ class Coordinator:
         if not self.sessions.is_current(client):
             raise RefusedError(pb.REFUSAL_REASON_STALE_SESSION, "this session was superseded while it uploaded")
         self.admit_upload(client, round_number)
+        self.aggregator.settle_layout(manifest)
         record = UploadRecord(
             client_id=client.client_id,
             round=round_number,
@@ -252,13 +284,14 @@ class Coordinator:
         reach("server.upload.received")
         before = await self._store.run(lambda store: _save_once(store, record, body))
         reach("server.upload.committed")
+        client.last_seen = self._clock()
+        if before is None:
+            self.audit.note(
+                "accepted", client=client.client_id, round=round_number, sha256=manifest.sha256.hex(), bytes=len(body)
+            )
+        await self._apply(Uploaded(client.client_id, round_number))
         if before is not None:
             return self._receipt_again(before, manifest.sha256)
-        client.last_seen = self._clock()
-        self.audit.note(
-            "accepted", client=client.client_id, round=round_number, sha256=manifest.sha256.hex(), bytes=len(body)
-        )
-        await self._apply(Uploaded(client.client_id, round_number))
         return pb.UploadReceipt(round=round_number, sha256=manifest.sha256)
 
     def _receipt_again(self, record: UploadRecord, sha256: bytes) -> pb.UploadReceipt:
@@ -266,6 +299,7 @@ class Coordinator:
             raise RefusedError(
                 pb.REFUSAL_REASON_ALREADY_UPLOADED,
                 f"another contribution of client {record.client_id} to round {record.round} was accepted before",
+                field="round",
                 current_round=self.state.round,
             )
         return pb.UploadReceipt(round=record.round, sha256=sha256, duplicate=True)
@@ -273,24 +307,28 @@ class Coordinator:
     async def report_metrics(self, client: Client, round_number: int, metrics: pb.RoundMetrics) -> None:
         check_report(round_number, metrics, self.state)
         record = ReportRecord(client_id=client.client_id, round=round_number, metrics=metrics.SerializeToString())
-        if await self._store.run(lambda store: store.save_report(record)):
+        is_new = await self._store.run(lambda store: store.save_report(record))
+        reach("server.report.committed")
+        if is_new:
             self.results.add(Report.from_record(record))
         await self._apply(Reported(client.client_id, round_number))
 
     def report_progress(self, client: Client, progress: pb.Progress) -> None:
+        check_progress(progress)
         client.progress = progress
         client.last_seen = self._clock()
         self.status_changed.publish()
 
     def report_failure(self, client: Client, round_number: int, cause: str) -> None:
-        shown = cause[:500]
+        shown = one_line(cause, _MAX_WORDS)
         log.warning("client %d could not do round %d: %s", client.client_id, round_number, shown)
         self.audit.note("failed", client=client.client_id, round=round_number, cause=shown)
         self.note_incident(client.client_id, f"could not do round {round_number}: {shown}")
 
     async def leave(self, client: Client, reason: str) -> None:
-        log.info("client %d left: %s", client.client_id, reason[:200] or "no reason given")
-        self.audit.note("left", client=client.client_id, reason=reason[:200])
+        shown = one_line(reason, _MAX_WORDS)
+        log.info("client %d left: %s", client.client_id, shown or "no reason given")
+        self.audit.note("left", client=client.client_id, reason=shown)
         self.sessions.close(client)
         await self._apply(Left(client.client_id))
         self.run_changed.publish()
@@ -322,7 +360,7 @@ class Coordinator:
         async with self._lock:
             before = self.state
             state, effects = step(before, event, self.policy, self._clock())
-            if learnt is not None:
+            if learnt is not None and not before.phase.is_final:  # a run that was stopped meanwhile stays as it is
                 aggregate = self.aggregator.record(learnt, state.round)
                 progress = self._progress(state)
                 reach("server.close.aggregated")
@@ -345,12 +383,39 @@ class Coordinator:
     def _progress(self, state: RunState) -> str:
         return Progress(state=state, started_at=self._started_at).to_json()
 
+    async def _apply_in_the_end(self, event: Event, learnt: Payload | None = None) -> None:
+        """For what nobody would send again: waits until it can be made durable, or the server goes away."""
+        while True:
+            try:
+                await self._apply(event, learnt)
+                return
+            except StoreError:
+                if self.draining:
+                    raise
+            await self._store.mended()
+
     async def _apply_quietly(self, event: Event) -> None:
         """For events nobody waits for: a store that is closing must not turn them into a traceback."""
         try:
-            await self._apply(event)
+            await self._apply_in_the_end(event)
+        except StoreError as error:
+            log.error("could not take note of %s: %s", event, error)
         except Exception:
             log.exception("could not take note of %s", event)
+
+    @property
+    def storage_trouble(self) -> str:
+        """Why nothing can be kept at the moment; empty while all is well."""
+        return self._store.trouble
+
+    def _storage_changed(self) -> None:
+        if self.storage_trouble:
+            log.error("%s; nothing is accepted until it can be", self.storage_trouble)
+            self.note_incident(None, self.storage_trouble)
+        else:
+            log.warning("the state directory can be used again")
+        self.run_changed.publish()
+        self.status_changed.publish()
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
@@ -371,6 +436,7 @@ class Coordinator:
             case FinalEvaluationOpened(_):
                 log.info("all rounds are done; clients evaluate once more")
             case RunEnded(phase, reason):
+                reach("server.end.committed")
                 self.audit.note("ended", phase=phase.value, reason=reason)
                 log.log(
                     logging.INFO if phase is Phase.FINISHED else logging.ERROR, "the run %s: %s", phase.value, reason
@@ -379,16 +445,30 @@ class Coordinator:
 
     async def _close_round(self, number: int) -> None:
         started = time.perf_counter()
+        reach("server.close.begun")
         try:
-            learnt = await self.aggregator.close_round(number, self._label_counts)
+            learnt = await self._aggregated(number)
             log.info("round %d is aggregated, after %.0f ms", number, 1000 * (time.perf_counter() - started))
-            await self._apply(Aggregated(number), learnt)
+            await self._apply_in_the_end(Aggregated(number), learnt)
         except Exception as error:
+            if self.draining and isinstance(error, StoreError):
+                log.error("round %d could not be closed: %s; the next server will", number, error)
+                return
             log.exception("round %d could not be closed", number)
             await self._apply_quietly(Broke(f"round {number} could not be closed: {error}"))
             return
+        reach("server.close.announced")
         # after everyone was told: the next round should not wait for a clean-up
-        await self._store.tidy(lambda store: store.forget_superseded_uploads(number + 1))
+        with suppress(StoreError):  # the next round's clean-up takes this one's with it
+            await self._store.tidy(lambda store: store.forget_superseded_uploads(number + 1))
+
+    async def _aggregated(self, number: int) -> Payload:
+        """What is learnt from a round. A disk may have a bad moment, but a damaged database stays one."""
+        for _ in range(_READ_ATTEMPTS - 1):
+            with suppress(StoreError):
+                return await self.aggregator.close_round(number, self._label_counts)
+            await self._store.mended()
+        return await self.aggregator.close_round(number, self._label_counts)
 
     def _label_counts(self, client_id: int) -> Sequence[int]:
         client = self.sessions.get(client_id)
@@ -411,20 +491,27 @@ class Coordinator:
         task.add_done_callback(self._tasks.discard)
 
     async def _write_summary(self) -> None:
+        try:
+            await self._write_results()
+        except (OSError, StoreError) as error:
+            log.error("the summary could not be written: %s; the next start of the server writes it", error)
+
+    async def _write_results(self) -> None:
         reports = await self._store.run(lambda store: [Report.from_record(entry) for entry in store.reports()])
-        self.results.write_summary(
-            summarise(
-                config=self.config,
-                run_id=self.run_id,
-                reports=reports,
-                clients=self.sessions.all(),
-                outcome=self.state.phase,
-                reason=self.state.reason,
-                completed_rounds=self.state.round,
-                seconds=time.time() - self._started_at,
-                prototypes_sha256=self.aggregator.sha256,
-            )
+        summary = summarise(
+            config=self.config,
+            run_id=self.run_id,
+            reports=reports,
+            clients=self.sessions.all(),
+            outcome=self.state.phase,
+            reason=self.state.reason,
+            completed_rounds=self.state.round,
+            seconds=max(0.0, time.time() - self._started_at),  # the wall clock may have been set back
+            prototypes_sha256=self.aggregator.sha256,
         )
+        self.results.complete(reports)
+        self.results.write_summary(summary)
+        reach("server.end.summarised")
 
 
 def _save_once(store: Store, record: UploadRecord, body: bytes) -> UploadRecord | None:

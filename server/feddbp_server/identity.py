@@ -21,11 +21,17 @@ class Identity(Protocol):
     def check(self, context: grpc.aio.ServicerContext[Any, Any], subject: str) -> None:
         """Refuses a caller that may not act as `subject`."""
 
+    def check_is_known(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """Refuses a caller that is no party of this federation."""
+
 
 class AnyoneMay:
     """No check: for loopback, and where somebody said --insecure."""
 
     def check(self, context: grpc.aio.ServicerContext[Any, Any], subject: str) -> None:
+        pass
+
+    def check_is_known(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         pass
 
 
@@ -37,6 +43,9 @@ class CertificateNames:
         if names != [subject]:
             shown = names[0][:64] if names else "no certificate"
             raise _not_authorised(f"{shown!r} may not act as {subject!r}")
+
+    def check_is_known(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """The handshake saw to it: without a certificate of our authority nobody gets as far as a call."""
 
 
 class TokenOpens:
@@ -64,11 +73,19 @@ class TokenOpens:
         return cls(tokens)
 
     def check(self, context: grpc.aio.ServicerContext[Any, Any], subject: str) -> None:
-        given = dict(context.invocation_metadata() or ()).get(AUTHORIZATION_KEY, "")
-        token = str(given).removeprefix(BEARER)
         expected = self._tokens.get(subject)
-        if expected is None or not hmac.compare_digest(token.encode(), expected.encode()):
+        if expected is None or not hmac.compare_digest(_token_of(context), expected.encode()):
             raise _not_authorised(f"the token is not that of {subject!r}")
+
+    def check_is_known(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        token = _token_of(context)
+        if not any(hmac.compare_digest(token, known.encode()) for known in self._tokens.values()):
+            raise _not_authorised("the token is nobody's")
+
+
+def _token_of(context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+    given = dict(context.invocation_metadata() or ()).get(AUTHORIZATION_KEY, "")
+    return str(given).removeprefix(BEARER).encode()
 
 
 def client_may(identity: Identity, context: grpc.aio.ServicerContext[Any, Any], client_id: int) -> None:

@@ -17,6 +17,7 @@ from feddbp_common.wire import BodyAssembler, check_manifest, check_values, deco
 from feddbp_server.coordinator import Coordinator
 from feddbp_server.refusals import RefusedError, as_refusal
 from feddbp_server.sessions import Client
+from feddbp_server.store import StoreError
 
 _CHECK_INLINE_BYTES: Final = 1 << 20
 """Bodies up to this size are checked on the event loop: a thread would cost more than the check."""
@@ -36,6 +37,33 @@ class UploadLimits:
     """Between two chunks."""
 
 
+class _Arriving:
+    """An upload that is being received; it can be given up while it waits for its next part."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self._wait: asyncio.Timeout | None = None
+        self._given_up = False
+
+    def give_up(self) -> None:
+        self._given_up = True
+        if self._wait is not None:
+            self._wait.reschedule(asyncio.get_running_loop().time())
+
+    async def next_of(self, parts: AsyncIterator[pb.UploadPart], patience: timedelta) -> pb.UploadPart | None:
+        try:
+            async with asyncio.timeout(0 if self._given_up else patience.total_seconds()) as self._wait:
+                return await anext(parts, None)
+        except TimeoutError:
+            if not self._given_up:
+                raise _stalled(patience) from None
+            raise RefusedError(
+                pb.REFUSAL_REASON_STALE_SESSION, "this session was superseded while it uploaded"
+            ) from None
+        finally:
+            self._wait = None
+
+
 class Ingest:
     """Receives uploads, within limits."""
 
@@ -43,7 +71,7 @@ class Ingest:
         self._coordinator = coordinator
         self._limits = limits
         self._bytes_in_flight = 0
-        self._uploading: set[int] = set()
+        self._arriving: dict[int, _Arriving] = {}
 
     async def receive(self, parts: AsyncIterator[pb.UploadPart], caller: Callable[[str], Client]) -> pb.UploadReceipt:
         """`caller` finds whose session it is, or refuses."""
@@ -51,7 +79,7 @@ class Ingest:
         client = caller(header.session)
         try:
             return await self._receive_from(client, header, parts)
-        except PayloadError as error:
+        except (PayloadError, StoreError) as error:
             raise as_refusal(error).of(client.client_id) from error
         except RefusedError as error:
             raise error.of(client.client_id) from None
@@ -67,35 +95,44 @@ class Ingest:
         check_manifest(
             manifest, coordinator.upload_rules, max_bytes=self._limits.max_bytes, label_counts=client.data.label_counts
         )
-        with self._room_for(client, manifest.total_bytes):
-            body = await self._body(parts, manifest)
+        coordinator.aggregator.check_layout(manifest)
+        with self._room_for(client, manifest.total_bytes) as arriving:
+            body = await self._body(arriving, parts, manifest)
             return await coordinator.accept_upload(client, header.round, manifest, body)
 
     @contextmanager
-    def _room_for(self, client: Client, size: int) -> Iterator[None]:
-        if client.client_id in self._uploading:
+    def _room_for(self, client: Client, size: int) -> Iterator[_Arriving]:
+        before = self._arriving.get(client.client_id)
+        if before is not None and before.client is client:
             raise RefusedError(pb.REFUSAL_REASON_BUSY, f"client {client.client_id} is uploading already")
+        if before is not None:
+            before.give_up()  # of a session this one has followed: nothing would come of it
         if self._bytes_in_flight + size > self._limits.bytes_in_flight:
             raise RefusedError(pb.REFUSAL_REASON_BUSY, "too many uploads at once; try again in a moment")
-        self._uploading.add(client.client_id)
+        arriving = self._arriving[client.client_id] = _Arriving(client)
         self._bytes_in_flight += size
         try:
-            yield
+            yield arriving
         finally:
-            self._uploading.discard(client.client_id)
+            if self._arriving.get(client.client_id) is arriving:
+                del self._arriving[client.client_id]
             self._bytes_in_flight -= size
 
     async def _header(self, parts: AsyncIterator[pb.UploadPart]) -> pb.UploadHeader:
-        first = await _next(parts, self._limits.header_wait)
+        try:
+            async with asyncio.timeout(self._limits.header_wait.total_seconds()):
+                first = await anext(parts, None)
+        except TimeoutError:
+            raise _stalled(self._limits.header_wait) from None
         if first is None or first.WhichOneof("part") != "header":
             raise RefusedError(
                 pb.REFUSAL_REASON_INVALID_REQUEST, "an upload has to begin with its header", field="header"
             )
         return first.header
 
-    async def _body(self, parts: AsyncIterator[pb.UploadPart], manifest: pb.Manifest) -> bytes:
+    async def _body(self, arriving: _Arriving, parts: AsyncIterator[pb.UploadPart], manifest: pb.Manifest) -> bytes:
         assembler = BodyAssembler(manifest.total_bytes)
-        while (part := await _next(parts, self._limits.idle)) is not None:
+        while (part := await arriving.next_of(parts, self._limits.idle)) is not None:
             if part.WhichOneof("part") != "chunk":
                 raise PayloadError("chunk", "only chunks may follow the header")
             assembler.add(part.chunk.data)
@@ -113,13 +150,6 @@ class Ingest:
         check_values(decode(manifest, body), self._coordinator.upload_rules)
 
 
-async def _next(parts: AsyncIterator[pb.UploadPart], patience: timedelta) -> pb.UploadPart | None:
-    try:
-        async with asyncio.timeout(patience.total_seconds()):
-            return await anext(parts)
-    except StopAsyncIteration:
-        return None
-    except TimeoutError:
-        raise RefusedError(
-            pb.REFUSAL_REASON_INVALID_REQUEST, f"nothing arrived for {patience.total_seconds():g}s", field="chunk"
-        ) from None
+def _stalled(patience: timedelta) -> RefusedError:
+    """Not the client's fault as far as one can tell: on a slow network it may try again."""
+    return RefusedError(pb.REFUSAL_REASON_BUSY, f"nothing arrived for {patience.total_seconds():g}s", field="chunk")

@@ -8,6 +8,7 @@ import grpc
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.errors import FedDBPError, PayloadError, PayloadTooLargeError
+from feddbp_server.store import StoreError
 
 STATUS_OF: Final = {
     pb.REFUSAL_REASON_OTHER_RUN: grpc.StatusCode.FAILED_PRECONDITION,
@@ -23,6 +24,7 @@ STATUS_OF: Final = {
     pb.REFUSAL_REASON_RUN_ENDED: grpc.StatusCode.FAILED_PRECONDITION,
     pb.REFUSAL_REASON_INVALID_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
     pb.REFUSAL_REASON_NOT_AUTHORISED: grpc.StatusCode.PERMISSION_DENIED,
+    pb.REFUSAL_REASON_STORAGE: grpc.StatusCode.UNAVAILABLE,
 }
 
 
@@ -50,7 +52,9 @@ class RefusedError(FedDBPError):
         return pb.RefusalReason.Name(self.details.reason).removeprefix("REFUSAL_REASON_").lower()
 
 
-def as_refusal(error: PayloadError) -> RefusedError:
+def as_refusal(error: PayloadError | StoreError) -> RefusedError:
+    if isinstance(error, StoreError):
+        return RefusedError(pb.REFUSAL_REASON_STORAGE, f"{error}; try again later")
     reason = (
         pb.REFUSAL_REASON_TOO_LARGE if isinstance(error, PayloadTooLargeError) else pb.REFUSAL_REASON_INVALID_PAYLOAD
     )

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, Final
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config import RunConfig
-from feddbp_common.files import replace_text
+from feddbp_common.files import append_line, replace_text
 from feddbp_server.rounds import Phase
 from feddbp_server.sessions import Client
 from feddbp_server.store import ReportRecord
+
+log = logging.getLogger("feddbp.server")
 
 METRICS_NAME: Final = "metrics.jsonl"
 SUMMARY_NAME: Final = "summary.json"
@@ -52,7 +56,8 @@ class Report:
             "inference": metrics.inference,
             "accuracies": {entry.rule: entry.correct / samples for entry in metrics.accuracies},
             "test_samples": metrics.test_samples,
-            "losses": {term.name: term.value for term in metrics.losses},
+            # JSON has no word for what is not finite
+            "losses": {term.name: term.value if isfinite(term.value) else None for term in metrics.losses},
             "seconds": {
                 "evaluate": metrics.seconds.evaluate,
                 "train": metrics.seconds.train,
@@ -179,18 +184,31 @@ class Results:
         self._tallies: dict[int, _Tally] = defaultdict(_Tally)
         self.bytes_up = 0
         self.bytes_down = 0
+        self._behind = False
+        """A line could not be written: the file has to be made anew."""
 
     def restore(self, reports: Iterable[Report]) -> None:
-        lines = []
-        for report in reports:
+        kept = list(reports)
+        for report in kept:
             self._count(report)
-            lines.append(_line(report))
-        replace_text(self._metrics, "".join(lines))
+        self._write_metrics(kept)
 
     def add(self, report: Report) -> None:
+        """Counts a report and adds its line. A line that cannot be written is not lost: the store has the report."""
         self._count(report)
-        with self._metrics.open("a", encoding="utf-8") as file:
-            file.write(_line(report))
+        try:
+            with self._metrics.open("ab", buffering=0) as file:
+                append_line(file, _line(report))
+        except OSError as error:
+            if not self._behind:
+                log.error("%s cannot be written: %s; it will be completed later", METRICS_NAME, error.strerror)
+            self._behind = True
+
+    def complete(self, reports: Iterable[Report]) -> None:
+        """Writes what could not be written when it came in."""
+        if self._behind:
+            self._write_metrics(reports)
+            self._behind = False
 
     def newest_of(self, client_id: int) -> Report | None:
         return self._newest.get(client_id)
@@ -207,6 +225,9 @@ class Results:
     def write_summary(self, summary: dict[str, Any]) -> None:
         replace_text(self._summary, json.dumps(summary, indent=2) + "\n")
 
+    def _write_metrics(self, reports: Iterable[Report]) -> None:
+        replace_text(self._metrics, "".join(f"{_line(report)}\n" for report in reports))
+
     def _count(self, report: Report) -> None:
         known = self._newest.get(report.client_id)
         if known is None or known.round <= report.round:
@@ -220,4 +241,4 @@ class Results:
 
 
 def _line(report: Report) -> str:
-    return json.dumps(report.as_line()) + "\n"
+    return json.dumps(report.as_line())

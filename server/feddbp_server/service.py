@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 import grpc
 
@@ -12,6 +12,7 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_common.config import run_to_proto
 from feddbp_common.faults import reach
+from feddbp_common.keepalive import DEFAULT_LEASE, keepalive_options
 from feddbp_common.wire import chunked
 from feddbp_server.answering import answers, streams
 from feddbp_server.coordinator import Coordinator
@@ -21,6 +22,8 @@ from feddbp_server.refusals import RefusedError
 from feddbp_server.sessions import Client
 
 Context = grpc.aio.ServicerContext[Any, Any]
+_MAX_DOWNLOADS: Final = 4
+"""Of one session at a time: one, and those of lost connections that were not noticed yet. Each holds its bytes."""
 
 
 class FederationService(pb_grpc.FederationServicer):
@@ -42,6 +45,7 @@ class FederationService(pb_grpc.FederationServicer):
 
     @answers
     async def GetRun(self, request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:
+        self._identity.check_is_known(context)
         config = self.coordinator.config
         return pb.GetRunResponse(config=run_to_proto(config), run_id=self.coordinator.run_id)
 
@@ -62,11 +66,17 @@ class FederationService(pb_grpc.FederationServicer):
     @streams
     async def Download(self, request: pb.DownloadRequest, context: Context) -> AsyncIterator[pb.DownloadPart]:
         client = self._caller(request.session, context)
-        encoded = await self.coordinator.download(client, request.round)
-        yield pb.DownloadPart(manifest=encoded.manifest)
-        reach("server.download.sending")
-        for piece in chunked(encoded.segments):
-            yield pb.DownloadPart(chunk=pb.Chunk(data=piece))
+        if client.downloads >= _MAX_DOWNLOADS:
+            raise RefusedError(pb.REFUSAL_REASON_BUSY, "this session has too many downloads open").of(client.client_id)
+        client.downloads += 1
+        try:
+            encoded = await self.coordinator.download(client, request.round)
+            yield pb.DownloadPart(manifest=encoded.manifest)
+            reach("server.download.sending")
+            for piece in chunked(encoded.segments):
+                yield pb.DownloadPart(chunk=pb.Chunk(data=piece))
+        finally:
+            client.downloads -= 1
 
     @answers
     async def Upload(self, request_iterator: AsyncIterator[pb.UploadPart], context: Context) -> pb.UploadReceipt:
@@ -86,7 +96,7 @@ class FederationService(pb_grpc.FederationServicer):
             case "failure":
                 self.coordinator.report_failure(client, request.round, request.failure.cause)
             case None:
-                raise RefusedError(pb.REFUSAL_REASON_INVALID_REQUEST, "an empty report", field="report")
+                raise RefusedError(pb.REFUSAL_REASON_INVALID_REQUEST, "the report says nothing", field="report")
         return pb.ReportResponse()
 
     @answers
@@ -96,14 +106,11 @@ class FederationService(pb_grpc.FederationServicer):
         return pb.LeaveResponse()
 
 
-def server_options(interval: timedelta = timedelta(seconds=20)) -> list[tuple[str, int]]:
-    """Pings that notice a peer whose machine or network went away without a word, and limits on messages."""
-    milliseconds = int(interval.total_seconds() * 1000)
+def server_options(lease: timedelta = DEFAULT_LEASE) -> list[tuple[str, int]]:
+    """Pings that notice a client that is gone before its lease ends, and limits on messages."""
     return [
-        ("grpc.keepalive_time_ms", milliseconds),
-        ("grpc.keepalive_timeout_ms", milliseconds // 2),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_ping_interval_without_data_ms", milliseconds // 4),
+        *keepalive_options(lease),
+        # clients ping as often as they need to: that is no reason to throw them out
         ("grpc.http2.max_ping_strikes", 0),
         # a chunk is 256 KiB and every other message smaller; metadata holds a token at most
         ("grpc.max_receive_message_length", 1 << 20),

@@ -27,6 +27,8 @@ class Client:
     """On the server's monotonic clock."""
     streams: int = 0
     """Open Follow streams of the current session."""
+    downloads: int = 0
+    """Downloads of the current session that are being sent."""
     progress: pb.Progress = field(default_factory=pb.Progress)
 
     def record(self) -> ClientRecord:
@@ -69,6 +71,7 @@ class Sessions:
                 pb.REFUSAL_REASON_ID_IN_USE,
                 f"client {request.client_id} is in use by another daemon; its lease ends "
                 f"{self.lease.total_seconds():g}s after it was last heard of",
+                field="client_id",
             )
         secret = secrets.token_urlsafe(24)
         client = Client(
@@ -90,7 +93,11 @@ class Sessions:
     def by_session(self, secret: str) -> Client:
         client = self._by_session.get(_fingerprint(secret))
         if client is None:
-            raise RefusedError(pb.REFUSAL_REASON_STALE_SESSION, "this session is unknown or was superseded; join again")
+            raise RefusedError(
+                pb.REFUSAL_REASON_STALE_SESSION,
+                "this session is unknown or was superseded; join again",
+                field="session",
+            )
         return client
 
     def close(self, client: Client) -> None:
@@ -100,7 +107,8 @@ class Sessions:
             self._by_session.pop(client.session_sha256, None)
 
     def is_current(self, client: Client) -> bool:
-        return self._by_id.get(client.client_id) is client
+        """Whether it is the session of its id, neither superseded nor closed."""
+        return self._by_session.get(client.session_sha256) is client
 
     def get(self, client_id: int) -> Client | None:
         return self._by_id.get(client_id)
@@ -110,6 +118,8 @@ class Sessions:
 
     def _may_take_over(self, holder: Client, previous_session: str, now: float) -> bool:
         if previous_session and hmac.compare_digest(_fingerprint(previous_session), holder.session_sha256):
+            return True
+        if not self.is_current(holder):  # it left
             return True
         return holder.streams == 0 and now - holder.last_seen >= self.lease.total_seconds()
 

@@ -34,7 +34,7 @@ def status_of(coordinator: Coordinator) -> pb.RunStatus:
         min_clients=policy.min_clients,
         clients=[_client_status(client, coordinator) for client in coordinator.sessions.all()],
         missing=sorted(state.missing),
-        reason=state.reason,
+        reason=state.reason or coordinator.storage_trouble,
         mean_accuracy=results.newest_accuracy(len(state.members)),
         bytes_up=results.bytes_up,
         bytes_down=results.bytes_down,

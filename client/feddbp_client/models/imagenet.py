@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+import torch
 from torch import nn
 
+from feddbp_client.models.errors import ModelError
 from feddbp_client.models.shapes import ImageShape
 from feddbp_client.torchvision_compat import torchvision
 
 _DROPOUT: Final = 0.2
+_SMALLEST_FOR_GOOGLENET: Final = 15
 
 
 def resnet(depth: int) -> Callable[[ImageShape], nn.Module]:
@@ -23,9 +26,14 @@ def resnet(depth: int) -> Callable[[ImageShape], nn.Module]:
 
 
 def googlenet(image_shape: ImageShape) -> nn.Module:
-    network = torchvision().models.googlenet(weights=None, aux_logits=False, init_weights=False)
+    channels, height, width = image_shape
+    if min(height, width) < _SMALLEST_FOR_GOOGLENET:
+        least = f"{_SMALLEST_FOR_GOOGLENET}x{_SMALLEST_FOR_GOOGLENET}"
+        raise ModelError(f"googlenet needs images of at least {least}, these are {height}x{width}")
+    # said aloud: it is what torchvision does today, with a warning that it may change
+    network = torchvision().models.googlenet(weights=None, aux_logits=False, init_weights=True)
     network.fc = nn.Identity()
-    return with_channels(network, image_shape[0])
+    return with_channels(network, channels)
 
 
 def mobilenet_v2(image_shape: ImageShape) -> nn.Module:
@@ -36,19 +44,13 @@ def mobilenet_v2(image_shape: ImageShape) -> nn.Module:
 
 
 def with_channels(network: Any, channels: int) -> nn.Module:
-    """Rebuilds the first convolution where images have another number of channels than three."""
+    """Fits the first convolution to images with another number of channels than three."""
     assert isinstance(network, nn.Module)
-    if channels == 3:
-        return network
-    name, first = next((name, module) for name, module in network.named_modules() if isinstance(module, nn.Conv2d))
-    parent = network.get_submodule(name.rpartition(".")[0])
-    rebuilt = nn.Conv2d(
-        channels,
-        first.out_channels,
-        kernel_size=first.kernel_size,  # type: ignore[arg-type]
-        stride=first.stride,  # type: ignore[arg-type]
-        padding=first.padding,  # type: ignore[arg-type]
-        bias=first.bias is not None,
-    )
-    setattr(parent, name.rpartition(".")[2], rebuilt)
+    first = next(module for module in network.modules() if isinstance(module, nn.Conv2d))
+    if channels != first.in_channels:
+        # Every channel's weights are drawn alike, so the ones drawn will do, and the stem starts on the architecture's
+        # own scale. A fourth channel starts like the first and parts from it with the first step.
+        weight = first.weight.detach()
+        first.weight = nn.Parameter(weight[:, torch.arange(channels, device=weight.device) % first.in_channels])
+        first.in_channels = channels
     return network

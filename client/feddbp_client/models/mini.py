@@ -173,9 +173,7 @@ def _inception(inputs: int, outputs: int) -> nn.Module:
 
 def _dense_block(inputs: int, *, layers: int) -> list[nn.Module]:
     """Each layer adds to what all the layers before it found."""
-    return [
-        _Concatenate(nn.Identity(), _conv(inputs + layer * _GROWTH, _GROWTH)) for layer in range(layers)
-    ]
+    return [_Concatenate(nn.Identity(), _conv(inputs + layer * _GROWTH, _GROWTH)) for layer in range(layers)]
 
 
 class _Residual(nn.Module):
@@ -235,7 +233,7 @@ class _MixerBlock(nn.Module):
         self.channel_mix = _perceptron(channels, 2 * channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        t = x.flatten(2).transpose(1, 2)
+        t: Tensor = x.flatten(2).transpose(1, 2)
         t = t + self.token_mix(self.token_norm(t).transpose(1, 2)).transpose(1, 2)
         t = t + self.channel_mix(self.channel_norm(t))
         return t.transpose(1, 2).reshape(x.shape)

@@ -58,18 +58,21 @@ def build_backbone(architecture: str, image_shape: ImageShape, *, feature_dim: i
 def _own_body(reference: str, image_shape: ImageShape) -> nn.Module:
     """A user's model, tried on two blank images before anyone waits for it in a round."""
     module_name, _, name = reference.partition(":")
+    if not all(part.isidentifier() for part in (*module_name.split("."), name)):
+        raise ModelError(f"--model {reference}: this is not of the form package.module:function")
     try:
-        function = getattr(importlib.import_module(module_name), name)
-    except ImportError as error:
-        raise ModelError(f"--model {reference}: cannot import {module_name!r}: {error}") from error
-    except AttributeError:
-        raise ModelError(f"--model {reference}: {module_name} has no {name!r}") from None
+        module = importlib.import_module(module_name)
+    except Exception as error:  # the module is the user's, and anything may happen in it
+        raise ModelError(f"--model {reference}: cannot import {module_name!r}: {_in_one_line(error)}") from error
+    function = getattr(module, name, None)
+    if function is None:
+        raise ModelError(f"--model {reference}: {module_name} has no {name!r}")
     if not callable(function):
         raise ModelError(f"--model {reference}: {name} is not a function")
     try:
         body = function(image_shape)
     except Exception as error:
-        raise ModelError(f"--model {reference}: {name}({image_shape}) failed: {error}") from error
+        raise ModelError(f"--model {reference}: {name}({image_shape}) failed: {_in_one_line(error)}") from error
     if not isinstance(body, nn.Module):
         raise ModelError(f"--model {reference}: {name} returned {type(body).__name__}, not a torch module")
     _check_output(reference, body, image_shape)
@@ -77,15 +80,26 @@ def _own_body(reference: str, image_shape: ImageShape) -> nn.Module:
 
 
 def _check_output(reference: str, body: nn.Module, image_shape: ImageShape) -> None:
-    was_training = body.training
+    device = next((parameter.device for parameter in body.parameters()), None)
+    modes = {module: module.training for module in body.modules()}
     body.eval()
     try:
         with torch.no_grad():
-            features = body(torch.zeros(2, *image_shape))
+            features = body(torch.zeros(2, *image_shape, device=device))
     except Exception as error:
-        raise ModelError(f"--model {reference}: does not take images of shape {image_shape}: {error}") from error
+        raise ModelError(
+            f"--model {reference}: does not take images of shape {image_shape}: {_in_one_line(error)}"
+        ) from error
     finally:
-        body.train(was_training)
-    if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 2:
-        found = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
-        raise ModelError(f"--model {reference}: two images gave {found}, not [2, features]")
+        # one by one: a part that the user put in evaluation mode is meant to stay there
+        for module, training in modes.items():
+            module.training = training
+    if not isinstance(features, Tensor):
+        raise ModelError(f"--model {reference}: two images gave {type(features).__name__}, not [2, features]")
+    if features.ndim != 2 or len(features) != 2 or not features.numel() or not features.is_floating_point():
+        found = f"{features.dtype} of shape {tuple(features.shape)}"
+        raise ModelError(f"--model {reference}: two images gave {found}, not [2, features] in floating point")
+
+
+def _in_one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

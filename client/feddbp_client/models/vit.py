@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
+import torch
 from torch import nn
 
 from feddbp_client.models.errors import ModelError
@@ -26,6 +28,9 @@ def vit_b(patch: int) -> Callable[[ImageShape], nn.Module]:
             mlp_dim=3072,
         )
         network.heads = nn.Identity()
+        # its stem, unlike the others, is drawn on a scale that depends on the number of channels
+        with torch.no_grad():
+            network.conv_proj.weight.mul_(math.sqrt(3 / channels))
         return with_channels(network, channels)
 
     return build

@@ -8,6 +8,8 @@ from typing import Final
 from feddbp_common.errors import refuse
 
 CHUNK_BYTES: Final = 256 * 1024
+_SMALL_PIECE: Final = 4096
+"""Pieces up to this size are gathered: an object for each would take many times the memory of the bytes in it."""
 
 
 def chunked(segments: Iterable[memoryview], size: int = CHUNK_BYTES) -> Iterator[bytes]:
@@ -36,7 +38,7 @@ class BodyAssembler:
     def __init__(self, total_bytes: int) -> None:
         self._total = total_bytes
         self._received = 0
-        self._pieces: list[bytes] = []
+        self._pieces: list[bytes | bytearray] = []
 
     def add(self, piece: bytes) -> None:
         if not piece:
@@ -44,7 +46,13 @@ class BodyAssembler:
         self._received += len(piece)
         if self._received > self._total:
             refuse("chunk", f"brings {self._received} bytes where {self._total} were declared")
-        self._pieces.append(piece)
+        last = self._pieces[-1] if self._pieces else None
+        if len(piece) > _SMALL_PIECE:
+            self._pieces.append(piece)
+        elif isinstance(last, bytearray):
+            last += piece
+        else:
+            self._pieces.append(bytearray(piece))
 
     @property
     def complete(self) -> bool:
@@ -53,4 +61,5 @@ class BodyAssembler:
     def body(self) -> bytes:
         if not self.complete:
             refuse("chunk", f"the stream ended after {self._received} of {self._total} declared bytes")
-        return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        first = self._pieces[0] if len(self._pieces) == 1 else None
+        return first if isinstance(first, bytes) else b"".join(self._pieces)

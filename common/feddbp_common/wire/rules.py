@@ -25,6 +25,7 @@ MAGNITUDE_BOUND: Final = 1e6
 """No feature, logit, score or weight of a training that works comes near it; one beyond is garbage or an attack."""
 
 _MAX_DIMENSIONS: Final = 8
+_MAX_TENSORS: Final = 1024
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,8 @@ def check_manifest(
     label_counts: Sequence[int] | None = None,
 ) -> None:
     """Refuses whatever can be refused before a byte of the body is here."""
+    if len(manifest.tensors) > _MAX_TENSORS:
+        refuse("tensors", f"{len(manifest.tensors)} are declared, at most {_MAX_TENSORS} are admitted")
     declared = declarations(manifest)
     for tensor in declared:
         if len(tensor.shape) > _MAX_DIMENSIONS:

@@ -241,6 +241,8 @@ class _RefusalReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Refusal
     """A message lacks something or says something impossible."""
     REFUSAL_REASON_NOT_AUTHORISED: _RefusalReason.ValueType  # 13
     """The caller's certificate or token is not that of the party it acts as."""
+    REFUSAL_REASON_STORAGE: _RefusalReason.ValueType  # 14
+    """The server cannot keep anything for now, e.g. because its disk is full: try again later."""
 
 class RefusalReason(_RefusalReason, metaclass=_RefusalReasonEnumTypeWrapper):
     """-------------------------------------------------------------------------------------------------------------- refusals
@@ -276,6 +278,8 @@ REFUSAL_REASON_INVALID_REQUEST: RefusalReason.ValueType  # 12
 """A message lacks something or says something impossible."""
 REFUSAL_REASON_NOT_AUTHORISED: RefusalReason.ValueType  # 13
 """The caller's certificate or token is not that of the party it acts as."""
+REFUSAL_REASON_STORAGE: RefusalReason.ValueType  # 14
+"""The server cannot keep anything for now, e.g. because its disk is full: try again later."""
 Global___RefusalReason: _TypeAlias = RefusalReason  # noqa: Y015
 
 @_typing.final
@@ -1589,7 +1593,7 @@ class RunStatus(_message.Message):
     min_clients: _builtins.int
     """Clients needed before the first round opens and for a round to close at its deadline."""
     reason: _builtins.str
-    """Why the run failed or was stopped."""
+    """Why the run failed, was stopped, or cannot go on for now."""
     mean_accuracy: _builtins.float
     """Sample-weighted mean accuracy of the newest round every selected client has reported on."""
     bytes_up: _builtins.int

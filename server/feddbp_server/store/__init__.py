@@ -12,10 +12,12 @@ from feddbp_server.store.base import (
 from feddbp_server.store.memory import MemoryStore
 from feddbp_server.store.sqlite import SqliteStore
 from feddbp_server.store.thread import StoreThread
+from feddbp_server.store.watch import Jobs, WatchedStore
 
 __all__ = [
     "AggregateRecord",
     "ClientRecord",
+    "Jobs",
     "MemoryStore",
     "ReportRecord",
     "RunMismatchError",
@@ -24,4 +26,5 @@ __all__ = [
     "StoreError",
     "StoreThread",
     "UploadRecord",
+    "WatchedStore",
 ]

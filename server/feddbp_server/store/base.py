@@ -86,6 +86,10 @@ class Store(ABC):
     def save_progress(self, progress: str) -> None: ...
 
     @abstractmethod
+    def touch(self) -> None:
+        """Writes what is there already, to see whether anything can be written."""
+
+    @abstractmethod
     def clients(self) -> list[ClientRecord]:
         """Everyone who ever joined, by id."""
 

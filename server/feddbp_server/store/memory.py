@@ -36,6 +36,9 @@ class MemoryStore(Store):
     def save_progress(self, progress: str) -> None:
         self._progress = progress
 
+    def touch(self) -> None:
+        pass
+
     def clients(self) -> list[ClientRecord]:
         return [self._clients[client_id] for client_id in sorted(self._clients)]
 

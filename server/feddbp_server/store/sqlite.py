@@ -41,6 +41,8 @@ class SqliteStore(Store):
     def __init__(self, state_dir: Path) -> None:
         self._lock = _lock_directory(state_dir)
         self._path = state_dir / DATABASE_NAME
+        self._depth = 0
+        self._lost: BaseException | None = None
         try:
             self._db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
             self._prepare()
@@ -92,17 +94,31 @@ class SqliteStore(Store):
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        nested = self._db.in_transaction
+        nested = self._depth > 0
+        self._check_not_lost()
         self._db.execute("SAVEPOINT step" if nested else "BEGIN IMMEDIATE")
+        self._depth += 1
         try:
             yield
+            self._check_not_lost()
             self._db.execute("RELEASE step" if nested else "COMMIT")
-        except BaseException:
+        except BaseException as error:
             # also after a commit that failed: left open, it would swallow everything that follows
-            if self._db.in_transaction:  # SQLite ends it itself on some errors, e.g. a full disk
+            if self._db.in_transaction:
                 for statement in ("ROLLBACK TO step", "RELEASE step") if nested else ("ROLLBACK",):
                     self._db.execute(statement)
+            elif nested:
+                self._lost = error
             raise
+        finally:
+            self._depth -= 1
+            if not nested:
+                self._lost = None
+
+    def _check_not_lost(self) -> None:
+        """On some errors, e.g. a full disk, SQLite gives up the whole transaction: the steps around are lost, too."""
+        if self._lost is not None:
+            raise self._lost
 
     def progress(self) -> str | None:
         row = self._db.execute("SELECT progress FROM run").fetchone()
@@ -110,6 +126,9 @@ class SqliteStore(Store):
 
     def save_progress(self, progress: str) -> None:
         self._db.execute("UPDATE run SET progress = ?", (progress,))
+
+    def touch(self) -> None:
+        self._db.execute("UPDATE run SET progress = progress")
 
     def clients(self) -> list[ClientRecord]:
         rows = self._db.execute(

@@ -21,7 +21,7 @@ PROTO_ROOT = Path(pb.__file__).parents[2]
 DEFINITION = "feddbp/v1/federation.proto"
 GENERATED = ["federation_pb2.py", "federation_pb2.pyi", "federation_pb2_grpc.py", "federation_pb2_grpc.pyi"]
 
-Path_ = tuple[int, ...]
+Place = tuple[int, ...]
 
 
 def protoc(*arguments: str) -> None:
@@ -64,8 +64,10 @@ def test_the_generated_modules_are_what_the_definition_makes(generated: Path, na
     assert committed.read_text() == fresh.read_text(), f"{name} is stale: run `make proto`"
 
 
-def _in_messages(messages: list[DescriptorProto], path: Path_, field_of_parent: int) -> Iterator[tuple[Path_, str]]:
+def _in_messages(messages: list[DescriptorProto], path: Place, field_of_parent: int) -> Iterator[tuple[Place, str]]:
     for index, message in enumerate(messages):
+        if message.options.map_entry:  # made up by the compiler for a map; its field has the comment
+            continue
         here = (*path, field_of_parent, index)
         yield here, message.name
         for number, field in enumerate(message.field):
@@ -77,7 +79,7 @@ def _in_messages(messages: list[DescriptorProto], path: Path_, field_of_parent: 
         yield from _in_messages(list(message.nested_type), here, DescriptorProto.NESTED_TYPE_FIELD_NUMBER)
 
 
-def _in_enums(enums: list[EnumDescriptorProto], path: Path_, field_of_parent: int) -> Iterator[tuple[Path_, str]]:
+def _in_enums(enums: list[EnumDescriptorProto], path: Place, field_of_parent: int) -> Iterator[tuple[Place, str]]:
     for index, enum in enumerate(enums):
         here = (*path, field_of_parent, index)
         yield here, enum.name
@@ -85,7 +87,7 @@ def _in_enums(enums: list[EnumDescriptorProto], path: Path_, field_of_parent: in
             yield (*here, EnumDescriptorProto.VALUE_FIELD_NUMBER, number), f"{enum.name}.{value.name}"
 
 
-def _in_services(services: list[ServiceDescriptorProto]) -> Iterator[tuple[Path_, str]]:
+def _in_services(services: list[ServiceDescriptorProto]) -> Iterator[tuple[Place, str]]:
     for index, service in enumerate(services):
         here = (FileDescriptorProto.SERVICE_FIELD_NUMBER, index)
         yield here, service.name
@@ -93,7 +95,7 @@ def _in_services(services: list[ServiceDescriptorProto]) -> Iterator[tuple[Path_
             yield (*here, ServiceDescriptorProto.METHOD_FIELD_NUMBER, number), f"{service.name}.{method.name}"
 
 
-def declared(definition: FileDescriptorProto) -> dict[Path_, str]:
+def declared(definition: FileDescriptorProto) -> dict[Place, str]:
     return dict(
         (
             *_in_messages(list(definition.message_type), (), FileDescriptorProto.MESSAGE_TYPE_FIELD_NUMBER),

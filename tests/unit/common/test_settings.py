@@ -41,6 +41,7 @@ class Machine(_Strict):
     beans: Beans = Beans()
     brew_time: Duration = Field(timedelta(seconds=25), gt=timedelta(0), description="how long")
     crema: bool = Field(False, description="with foam")
+    sugar: int = Field(0, ge=0, description="how much of it, from none on")
     cup: str = Field("white", description="which cup", json_schema_extra={"flag": "--cup-colour", "aliases": ["-c"]})
     extras: dict[str, Any] = Field({}, description="anything else", json_schema_extra={"flag": "--set"})
     serial: int = Field(1, description="nobody's business", json_schema_extra={"hidden": True})
@@ -219,6 +220,7 @@ def test_every_leaf_of_the_model_is_an_option_in_the_group_of_its_table() -> Non
         ("beans.roast", "--roast", "BREW_ROAST", "beans"),
         ("brew_time", "--brew-time", "BREW_BREW_TIME", "options"),
         ("crema", "--crema", "BREW_CREMA", "options"),
+        ("sugar", "--sugar", "BREW_SUGAR", "options"),
         ("cup", "--cup-colour", "BREW_CUP_COLOUR", "options"),
         ("extras", "--set", "BREW_SET", "options"),
         ("serial", "--serial", "BREW_SERIAL", "options"),
@@ -238,6 +240,7 @@ def test_help_shows_choices_defaults_and_variables(monkeypatch: pytest.MonkeyPat
         "--roast {light,dark}",
         "how long (default: 25s) [BREW_BREW_TIME]",
         "with foam [BREW_CREMA]",
+        "how much of it, from none on (default: 0) [BREW_SUGAR]",
         "--cup-colour CUP, -c CUP",
         "--set NAME=VALUE",
     ):

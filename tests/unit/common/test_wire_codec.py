@@ -53,13 +53,13 @@ def as_float16(value: float) -> float:
 # --- there and back ---
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(payloads())
 def test_a_payload_comes_out_as_it_went_in(payload: Payload) -> None:
     assert same(over_the_wire(payload), payload)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(payloads(), st.sampled_from(HALF_TYPES))
 def test_half_precision_rounds_real_values_and_nothing_else(payload: Payload, real_type: WireType) -> None:
     rounded = as_float16 if real_type is WireType.FLOAT16 else as_bfloat16
@@ -70,7 +70,7 @@ def test_half_precision_rounds_real_values_and_nothing_else(payload: Payload, re
         assert got.ravel().tolist() == expected
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False))
 @example(1.00390625)  # halfway between two bfloat16 numbers, the lower one even
 @example(1.01171875)  # halfway, the upper one even
@@ -82,7 +82,7 @@ def test_bfloat16_is_the_nearest_number_ties_to_even(value: float) -> None:
     assert bits_of(received.tensors["x"].tolist()[0]) == bits_of(as_bfloat16(value))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.floats(-65_504, 65_504, width=32))
 @example(6.0e-8)  # subnormal in half precision
 @example(2049.0)  # halfway
@@ -195,7 +195,7 @@ def test_float32_arrays_are_viewed_not_copied_on_their_way_in(buffer: type) -> N
 # --- a part of the body ---
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(payloads(), st.sampled_from([WireType.FLOAT32, WireType.BFLOAT16]))
 def test_prototypes_can_be_read_from_the_beginning_of_a_body(payload: Payload, real_type: WireType) -> None:
     encoded = encode(payload, real_type=real_type)
@@ -299,7 +299,7 @@ def test_no_two_different_payloads_share_a_digest() -> None:
     assert len(set(digests.values())) == len(digests)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(payloads(), st.data())
 def test_flipping_any_bit_of_the_body_changes_the_digest(payload: Payload, data: st.DataObject) -> None:
     encoded = encode(payload)

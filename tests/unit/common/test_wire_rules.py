@@ -532,7 +532,7 @@ def test_a_manifest_of_any_content_is_admitted_or_refused_and_nothing_else(data:
     assert refusal is None or (refusal.field and refusal.reason)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(payloads())
 def test_what_is_admitted_can_be_decoded_and_has_the_shapes_the_rules_ask_for(payload: Payload) -> None:
     encoded = encode(payload)

@@ -52,6 +52,7 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
         (["demo", "--rounds", "0"], "--rounds: input should be greater than or equal to 1 (got '0')"),
         (["demo", "--model-group", "mini"], "no model group is called 'mini'"),
         (["demo", "--unknown"], "unrecognized arguments: --unknown; see feddbp demo --help"),
+        (["status", "--server", "10.1.2.3:50051"], "10.1.2.3 is not this machine"),
         (["methods", "nothing"], "no method is called 'nothing'"),
     ],
 )

@@ -15,7 +15,7 @@ from coordinator_runs import CLASSES, Daemon, Server, contribution, join_all, pa
 from run_machine import ids
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_common.wire import Encoded, Payload, encode
+from feddbp_common.wire import Encoded, Payload, digest_of
 from feddbp_server.audit import Audit
 from feddbp_server.ingest import Ingest, UploadLimits
 from feddbp_server.refusals import RefusedError
@@ -81,13 +81,6 @@ async def counted(part: pb.UploadPart, read: list[int]) -> Parts:
     while True:
         read.append(len(read))
         yield chunk(b"x" * 1000)
-
-
-def _wrong(change: Callable[[pb.UploadHeader], Any]) -> Callable[[pb.UploadHeader], None]:
-    def apply(sent: pb.UploadHeader) -> None:
-        change(sent)
-
-    return apply
 
 
 @pytest.mark.parametrize(
@@ -168,23 +161,14 @@ async def test_a_body_that_is_not_what_was_announced_is_refused(
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 2e6])
 async def test_values_that_would_poison_the_average_are_refused(server: Server, daemon: Daemon, value: float) -> None:
-    poisoned = contribution(0, 0, Payload())
-    vectors = np.frombuffer(poisoned.body(), "<f4").copy()
-    vectors[3] = value
-    body = vectors.tobytes()
-    honest = encode(Payload(tensors={"x": vectors}))  # only to have a body; the digest is made below
-    assert honest.body() == body
+    numbers = np.frombuffer(LEARNT.body(), "<f4").copy()
+    numbers[3] = value
     manifest = pb.Manifest()
-    manifest.CopyFrom(poisoned.manifest)
-    manifest.sha256 = _digest(manifest, body)
-    refusal = await refusal_of(server, stream(header(daemon, poisoned, manifest=manifest), chunk(body)))
+    manifest.CopyFrom(LEARNT.manifest)
+    manifest.sha256 = digest_of(manifest, [numbers.tobytes()])
+    poisoned = stream(header(daemon, LEARNT, manifest=manifest), chunk(numbers.tobytes()))
+    refusal = await refusal_of(server, poisoned)
     assert (refusal.details.reason, refusal.details.field) == (pb.REFUSAL_REASON_INVALID_PAYLOAD, "prototypes")
-
-
-def _digest(manifest: pb.Manifest, body: bytes) -> bytes:
-    from feddbp_common.wire import digest_of
-
-    return digest_of(manifest, [body])
 
 
 async def test_a_refused_upload_can_be_followed_by_a_good_one(server: Server, daemon: Daemon) -> None:
@@ -236,7 +220,7 @@ async def test_all_uploads_together_are_bounded(server: Server, daemon: Daemon) 
     ingest = Ingest(server.coordinator, UploadLimits(bytes_in_flight=2 * size - 1))
     first = asyncio.create_task(ingest.receive(stuck(header(daemon, LEARNT)), server.coordinator.sessions.by_session))
     await asyncio.sleep(0.01)
-    other = await Daemon.join(server, 1, previous=await _session_of(server, 1))
+    other = await taken_anew(server, 1)
     learnt = contribution(1, 0, Payload())
     refusal = await refusal_of(server, parts(other.session, 0, learnt), ingest)
     assert refusal.details.reason == pb.REFUSAL_REASON_BUSY
@@ -247,12 +231,12 @@ async def test_all_uploads_together_are_bounded(server: Server, daemon: Daemon) 
     assert not receipt.duplicate
 
 
-async def _session_of(server: Server, client_id: int) -> str:
-    """Frees an id whose secret this test does not hold, and takes it anew."""
+async def taken_anew(server: Server, client_id: int) -> Daemon:
+    """A daemon in the place of one that is gone."""
     holder = server.coordinator.sessions.get(client_id)
     assert holder is not None
     server.coordinator.sessions.close(holder)
-    return ""
+    return await Daemon.join(server, client_id)
 
 
 # --- the audit log ---

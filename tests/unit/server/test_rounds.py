@@ -355,6 +355,7 @@ def test_what_a_client_uploaded_before_it_left_still_counts() -> None:
     run = Run.collecting(2)
     run(Uploaded(0, 0), Left(0))
     assert run.state.uploaded == ids(0)
+    assert run.state.selected == ids(0, 1)
     assert 0 not in run.state.members
     assert run(Uploaded(1, 0)) == (CloseRound(0, ids()),)
 

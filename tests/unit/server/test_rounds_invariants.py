@@ -235,7 +235,7 @@ class LifeOfARun(RuleBasedStateMachine):
 
 TestLifeOfARun = LifeOfARun.TestCase
 TestLifeOfARun.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -109,7 +109,7 @@ few_scores = st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0]), min_size=WIDTH, max
 # --- averaging ---
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(previous=class_maps, uploads=st.lists(class_maps, max_size=5))
 def test_each_class_is_the_mean_over_the_clients_that_sent_it(previous: Vectors, uploads: list[Vectors]) -> None:
     known = Payload(prototypes=prototypes(previous)) if previous else Payload()
@@ -161,7 +161,7 @@ def test_aggregation_reads_each_upload_once_and_keeps_none() -> None:
             nonlocal alive
             alive -= 1
 
-    def uploads() -> list[Upload]:
+    def uploads() -> Iterator[Upload]:
         nonlocal alive, most
         for client in range(30):
             alive += 1
@@ -177,7 +177,7 @@ def test_aggregation_reads_each_upload_once_and_keeps_none() -> None:
 # --- the most important channels ---
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(rows=st.lists(few_scores, min_size=1, max_size=6), k=st.integers(0, WIDTH))
 @example(rows=[[1.0] * WIDTH], k=3)
 @example(rows=[[0.0] * WIDTH], k=WIDTH)
@@ -203,7 +203,7 @@ def replies(draw: st.DrawFn) -> tuple[Vectors, Vectors, Vectors]:
     return shared, {c: draw(vectors) for c in held}, {c: draw(few_scores) for c in held}
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(drawn=replies(), k=st.integers(0, WIDTH))
 def test_a_client_keeps_its_own_values_in_its_most_important_channels(
     drawn: tuple[Vectors, Vectors, Vectors], k: int
@@ -213,7 +213,7 @@ def test_a_client_keeps_its_own_values_in_its_most_important_channels(
     assert told(reply) == slow_reply(shared, own, scores, k, eta=1.0)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(drawn=replies(), k=st.integers(0, WIDTH), eta=st.floats(0, 1))
 def test_eta_blends_own_and_shared_values(drawn: tuple[Vectors, Vectors, Vectors], k: int, eta: float) -> None:
     shared, own, scores = drawn
@@ -257,7 +257,7 @@ def test_a_reply_says_nothing_of_counts_and_scores() -> None:
     assert reply.prototypes.vectors.dtype == np.float32
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(drawn=replies(), k=st.integers(0, WIDTH), eta=st.sampled_from([0.0, 0.3, 1.0]))
 def test_top_channels_and_full_scores_give_the_same_reply_bit_for_bit(
     drawn: tuple[Vectors, Vectors, Vectors], k: int, eta: float

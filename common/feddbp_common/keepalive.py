@@ -1,0 +1,27 @@
+"""How both sides notice that the other's machine or network went away without a word: pings on a silent connection."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Final
+
+DEFAULT_LEASE: Final = timedelta(seconds=30)
+"""How long an id stays reserved without a connection, and so how long a lost connection may go unnoticed."""
+_SHORTEST: Final = timedelta(seconds=3)
+"""No lease makes pings more impatient than this: a busy machine is not a lost one."""
+
+
+def keepalive_options(lease: timedelta) -> list[tuple[str, int]]:
+    """Channel options under which a dead connection is given up within the lease."""
+    noticed = min(max(lease, _SHORTEST), DEFAULT_LEASE)
+    milliseconds = int(noticed.total_seconds() * 1000)
+    until_ping = milliseconds * 2 // 3
+    return [
+        ("grpc.keepalive_time_ms", until_ping),
+        ("grpc.keepalive_timeout_ms", milliseconds - until_ping),
+        # the longer of the two is what counts, and a ping may take a minute unless one says otherwise
+        ("grpc.http2.ping_timeout_ms", milliseconds - until_ping),
+        ("grpc.keepalive_permit_without_calls", 1),
+        # an event stream may be silent for hours: pings must not run out because no data is sent between them
+        ("grpc.http2.max_pings_without_data", 0),
+    ]

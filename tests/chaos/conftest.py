@@ -1,0 +1,34 @@
+"""Fixtures of the chaos tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from light_runs import LIGHT_RUN, Outcome, undisturbed_outcome
+
+from feddbp_common.tls import OPERATOR, Access, client_subject
+from feddbp_lab.certificates import Authority
+
+
+@pytest.fixture(scope="session")
+def undisturbed_light(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """What a run of light clients comes to that nobody touches."""
+    return undisturbed_outcome(tmp_path_factory.mktemp("undisturbed"), *LIGHT_RUN)
+
+
+@pytest.fixture(scope="session")
+def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Certificates for a server on loopback, three clients and an operator."""
+    directory = tmp_path_factory.mktemp("certs")
+    authority = Authority.create(directory)
+    authority.issue_server(["127.0.0.1"])
+    for subject in (*map(client_subject, range(3)), OPERATOR):
+        authority.issue_party(subject)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def access(certs: Path) -> Access:
+    """What a party with a certificate reaches the server by."""
+    return Access(certs=certs)

@@ -1,0 +1,291 @@
+"""kill -9 of either side at every point where it could hurt: the run ends as if nobody had touched it.
+
+Fault points are reached on purpose (FEDDBP_FAULT names one and how many times it is passed), never by luck with sleeps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from _pytest.mark.structures import ParameterSet
+from light_runs import (
+    LIGHT_RUN,
+    Crowd,
+    Gate,
+    Outcome,
+    control_of,
+    exits,
+    finish,
+    is_killed,
+    start_server,
+    status_when,
+)
+from processes import Command, Federation, GaveUpError, federation, wait_until
+
+import feddbp_client
+import feddbp_server
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.errors import ExitCode
+from feddbp_common.faults import VARIABLE
+
+BEFORE_LISTENING = "server.start.opened"
+SERVER_FAULTS = {
+    "before anyone joins": (BEFORE_LISTENING,),
+    "a join is stored but not answered": ("server.join.committed", "server.join.committed@3"),
+    "waiting": ("server.follow.told",),
+    "a report is stored but not answered": ("server.report.committed@2",),
+    "inside an upload stream": ("server.upload.receiving", "server.upload.receiving@5"),
+    "an upload is received but not stored": ("server.upload.received@2",),
+    "collecting, some uploads in": ("server.upload.committed@2",),
+    "collecting, all uploads in": ("server.upload.committed@3",),
+    "a round is about to be closed": ("server.close.begun@2",),
+    "a round is aggregated but not stored": ("server.close.aggregated",),
+    "between commit and announcement": ("server.close.committed", "server.close.committed@3"),
+    "announced but not tidied up": ("server.close.announced@2",),
+    "inside a download": ("server.download.sending", "server.download.sending@4"),
+    "the last evaluation, some results in": ("server.report.committed@11",),
+    "the end is stored but not told": ("server.end.committed",),
+    "lingering, the summary is written": ("server.end.summarised",),
+    "lingering, some clients are told": ("server.end.told",),
+}
+"""By phase, where the server is killed; three clients and three rounds, so @4 is in the second round."""
+
+TOLD_OF_THE_END = "client.end.told"
+CLIENT_FAULTS = {
+    "before join": ("client.join.calling",),
+    "joined, session not saved": ("client.join.answered",),
+    "waiting": ("client.follow.waiting",),
+    "inside a download": ("client.download.receiving", "client.download.receiving@2"),
+    "trained, nothing saved": ("client.work.done@2",),
+    "inside the writing of a checkpoint": ("client.checkpoint.written", "client.checkpoint.written@2"),
+    "trained and saved": ("client.work.saved@2",),
+    "reported but not uploaded": ("client.report.answered@2",),
+    "inside an upload stream": ("client.upload.sending@2",),
+    "the upload is acknowledged": ("client.upload.receipt", "client.upload.receipt@3"),
+    "the last evaluation, nothing saved": ("client.work.done@4",),
+    "after the last report": ("client.report.answered@4",),
+    "told of the end": (TOLD_OF_THE_END,),
+}
+"""By phase, where client 0 is killed: in its first round, its second (@2), or the last evaluation (@4)."""
+IN_EVERY_RUN = {"client.work.saved@2", "client.upload.sending@2"}
+"""Those that are worth the seconds a real client takes to start."""
+
+REAL_RUN = ("--clients", 3, "--rounds", 3, "--alpha", 1.0, "--local-epochs", 1, "--min-clients", 3, "--lease", "1s")
+
+
+def cases(
+    faults: dict[str, tuple[str, ...]], *, without: str | None = None, fast: set[str] | None = None
+) -> list[ParameterSet]:
+    return [
+        pytest.param(point, id=point, marks=() if fast is None or point in fast else (pytest.mark.full,))
+        for points in faults.values()
+        for point in points
+        if point != without
+    ]
+
+
+def points_in(package: Path) -> set[str]:
+    return {point for file in package.rglob("*.py") for point in re.findall(r'reach\("([^"]+)"\)', file.read_text())}
+
+
+@pytest.mark.parametrize(
+    ("package", "faults"), [(feddbp_server, SERVER_FAULTS), (feddbp_client, CLIENT_FAULTS)], ids=["server", "client"]
+)
+def test_no_fault_point_is_left_out(package: object, faults: dict[str, tuple[str, ...]]) -> None:
+    named = {point.partition("@")[0] for points in faults.values() for point in points}
+    assert named == points_in(Path(package.__file__).parent)  # type: ignore[attr-defined]
+
+
+# --- the server, with light clients ---
+
+
+async def test_a_server_that_is_killed_before_it_listens_begins_anew(
+    running_federation: Federation, undisturbed_light: Outcome
+) -> None:
+    with pytest.raises(GaveUpError, match="ended with -9"):
+        await start_server(running_federation, *LIGHT_RUN, fault=BEFORE_LISTENING)
+    assert await finish(running_federation, *LIGHT_RUN) == undisturbed_light
+
+
+@pytest.mark.parametrize("fault", cases(SERVER_FAULTS, without=BEFORE_LISTENING))
+async def test_a_server_that_is_killed_anywhere_loses_nothing(
+    fault: str, running_federation: Federation, undisturbed_light: Outcome
+) -> None:
+    doomed = await start_server(running_federation, *LIGHT_RUN, fault=fault)
+    async with Crowd(running_federation.address, range(3)) as crowd:
+        await is_killed(doomed)
+        server = await start_server(running_federation, *LIGHT_RUN)
+        await crowd.ended()
+    if fault in ("server.end.summarised", "server.end.told"):
+        server.terminate()  # it waits for whoever was told already and will not come again
+    await exits(server, 0)
+    assert running_federation.outcome() == undisturbed_light
+    assert running_federation.summary()["outcome"] == "finished"
+
+
+async def test_a_server_that_is_killed_three_times_loses_nothing(
+    running_federation: Federation, undisturbed_light: Outcome
+) -> None:
+    faults = ("server.upload.committed@2", "server.close.committed", "server.download.sending@2")
+    doomed = await start_server(running_federation, *LIGHT_RUN, fault=faults[0])
+    async with Crowd(running_federation.address, range(3)) as crowd:
+        for fault in (*faults[1:], None):
+            await is_killed(doomed)
+            doomed = await start_server(running_federation, *LIGHT_RUN, fault=fault)
+        await crowd.ended()
+    await exits(doomed, 0)
+    assert running_federation.outcome() == undisturbed_light
+
+
+async def test_a_server_and_a_client_that_vanish_at_once_lose_nothing(
+    running_federation: Federation, undisturbed_light: Outcome
+) -> None:
+    doomed = await start_server(running_federation, *LIGHT_RUN, fault="server.close.committed@2")
+    async with Crowd(running_federation.address, range(3)) as crowd:
+        await is_killed(doomed)
+        await crowd.lose(0)
+        server = await start_server(running_federation, *LIGHT_RUN)
+        async with Crowd(running_federation.address, [0]) as back:  # it remembers nothing, so its lease has to end
+            await asyncio.gather(crowd.ended(), back.ended())
+    await exits(server, 0)
+    assert running_federation.outcome() == undisturbed_light
+
+
+# --- absences, with light clients ---
+
+
+async def test_a_client_that_is_away_for_a_while_changes_nothing_under_the_default_policy(
+    running_federation: Federation, undisturbed_light: Outcome
+) -> None:
+    server = await start_server(running_federation, *LIGHT_RUN)
+    away = Gate(at_round=1)
+    async with Crowd(running_federation.address, range(3), on_event={2: away}) as crowd:
+        await away.reached.wait()
+        await crowd.lose(2)
+        await status_when(running_federation.address, lambda status: status.missing == [2], "waiting for client 2")
+        async with Crowd(running_federation.address, [2]) as back:
+            await asyncio.gather(crowd.ended(), back.ended())
+    await exits(server, 0)
+    assert running_federation.outcome() == undisturbed_light
+
+
+async def test_a_client_that_misses_two_rounds_catches_up(running_federation: Federation) -> None:
+    options = ("--clients", 3, "--rounds", 6, "--min-clients", 2, "--round-deadline", "2s", "--max-extensions", 60)
+    server = await start_server(running_federation, *options, "--lease", "1s", "--feature-dim", 64)
+    away, slow = Gate(at_round=1), Gate(at_round=4)
+    async with Crowd(running_federation.address, range(3), on_event={0: slow, 2: away}) as crowd:
+        await away.reached.wait()
+        await crowd.lose(2)
+        await slow.reached.wait()
+        waits = Gate()
+        async with Crowd(running_federation.address, [2], on_event={2: waits}) as back:
+            await waits.reached.wait()
+            waits.opened.set()
+            slow.opened.set()
+            await asyncio.gather(crowd.ended(), back.ended())
+    await exits(server, 0)
+    assert running_federation.summary()["completed_rounds"] == 6
+    rounds = {line["round"] for line in running_federation.metrics() if line["client"] == 2}
+    assert rounds - {0} == {5, 6}  # two were enough to begin: it may have come too late for round 0
+    assert "dropped until they join again: client 2" in server.log
+
+
+# --- the client, as it really is ---
+
+
+@pytest.fixture(scope="module")
+def undisturbed_real(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    with federation(tmp_path_factory.mktemp("undisturbed-real")) as running:
+        server = running.server(*REAL_RUN)
+        for command in (running.client("0-2"), server):
+            command.expect_exit(0)
+        return running.outcome()
+
+
+def start_doomed_client(running: Federation, fault: str) -> tuple[Command, Command]:
+    """Client 0, which will be killed, and then the others: it waits for them first, unless it is killed before."""
+    doomed = running.client("0", env={VARIABLE: fault})
+    wait_until(lambda: "waits:" in doomed.log or doomed.process.poll() is not None, "client 0 in the run")
+    return doomed, running.client("1,2")
+
+
+def expect_killed(command: Command) -> None:
+    command.expect_exit(-signal.SIGKILL)
+
+
+@pytest.mark.parametrize("fault", cases(CLIENT_FAULTS, without=TOLD_OF_THE_END, fast=IN_EVERY_RUN))
+def test_a_client_that_is_killed_anywhere_loses_nothing(
+    fault: str, running_federation: Federation, undisturbed_real: Outcome
+) -> None:
+    server = running_federation.server(*REAL_RUN)
+    doomed, others = start_doomed_client(running_federation, fault)
+    expect_killed(doomed)
+    for command in (running_federation.client("0"), others, server):
+        command.expect_exit(0)
+    assert running_federation.outcome() == undisturbed_real
+
+
+@pytest.mark.full
+def test_a_client_that_is_killed_when_all_is_over_finds_nobody(
+    running_federation: Federation, undisturbed_real: Outcome
+) -> None:
+    server = running_federation.server(*REAL_RUN)
+    doomed, others = start_doomed_client(running_federation, TOLD_OF_THE_END)
+    expect_killed(doomed)
+    for command in (others, server):
+        command.expect_exit(0)
+    assert running_federation.outcome() == undisturbed_real
+    again = running_federation.client("0", "--patience", "1s")
+    again.expect_exit(ExitCode.UNREACHABLE)
+    assert "does not answer" in again.log
+
+
+@pytest.mark.full
+def test_a_client_that_is_killed_three_times_loses_nothing(
+    running_federation: Federation, undisturbed_real: Outcome
+) -> None:
+    server = running_federation.server(*REAL_RUN)
+    doomed, others = start_doomed_client(running_federation, "client.work.saved")
+    for fault in ("client.upload.sending", "client.report.answered@2"):
+        expect_killed(doomed)
+        doomed = running_federation.client("0", env={VARIABLE: fault})
+    expect_killed(doomed)
+    for command in (running_federation.client("0"), others, server):
+        command.expect_exit(0)
+    assert running_federation.outcome() == undisturbed_real
+
+
+@pytest.mark.full
+def test_both_sides_killed_at_once_lose_nothing(running_federation: Federation, undisturbed_real: Outcome) -> None:
+    doomed_server = running_federation.server(*REAL_RUN, env={VARIABLE: "server.close.committed@2"})
+    doomed_client, others = start_doomed_client(running_federation, "client.upload.receipt@2")
+    expect_killed(doomed_server)
+    expect_killed(doomed_client)
+    server = running_federation.server(*REAL_RUN)
+    for command in (running_federation.client("0"), others, server):
+        command.expect_exit(0)
+    assert running_federation.outcome() == undisturbed_real
+
+
+@pytest.mark.full
+async def test_a_real_client_that_misses_two_rounds_catches_up(running_federation: Federation) -> None:
+    options = ("--clients", 3, "--rounds", 12, "--alpha", 1.0, "--local-epochs", 1, "--min-clients", 2, "--lease", "1s")
+    server = running_federation.server(*options, "--round-deadline", "10s")
+    doomed, others = start_doomed_client(running_federation, "client.work.done@2")
+    await is_killed(doomed)
+    async with control_of(running_federation.address) as control:
+        await status_when(running_federation.address, lambda status: status.round >= 3, "two rounds without client 0")
+        await control.Pause(pb.PauseRequest())
+        back = running_federation.client("0")
+        await asyncio.to_thread(wait_until, lambda: "waits:" in back.log, "client 0's return")
+        await control.Resume(pb.ResumeRequest())
+    for command in (back, others, server):
+        await exits(command, 0)
+    rounds = {line["round"] for line in running_federation.metrics() if line["client"] == 0}
+    assert 0 in rounds
+    assert not {1, 2} & rounds
+    assert rounds - {0} == set(range(min(rounds - {0}), 13))

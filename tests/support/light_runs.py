@@ -1,0 +1,146 @@
+"""Runs with a real server process and light clients on the test's own event loop: whole runs in a second or two."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from processes import PATIENCE, Command, Federation, GaveUpError, federation
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp.v1 import federation_pb2_grpc as pb_grpc
+from feddbp_client.connection import Bounds, Connection
+from feddbp_common.faults import VARIABLE
+from feddbp_common.tls import OPERATOR, Access
+from feddbp_lab.light_client import LightClient, OnEvent
+
+# wide enough that a contribution takes several chunks: "inside a stream" has to be a place
+LIGHT_RUN = ("--clients", 3, "--rounds", 3, "--min-clients", 3, "--feature-dim", 8192, "--lease", "1s")
+
+Outcome = tuple[str, list[dict[str, Any]]]
+
+
+class Crowd:
+    """Light clients that take part until the run ends, each over a connection of its own."""
+
+    def __init__(
+        self,
+        address: str,
+        ids: Iterable[int],
+        *,
+        access: Access = Access(),  # noqa: B008 - frozen
+        addresses: Mapping[int, str] | None = None,
+        on_event: Mapping[int, OnEvent] | None = None,
+        bounds: Bounds = Bounds(),  # noqa: B008 - frozen
+    ) -> None:
+        self._connections = {
+            number: Connection((addresses or {}).get(number, address), client_id=number, access=access, bounds=bounds)
+            for number in ids
+        }
+        self.clients = {number: LightClient(number, connection) for number, connection in self._connections.items()}
+        self._on_event = on_event or {}
+        self._tasks: dict[int, asyncio.Task[pb.RunEnded | None]] = {}
+
+    async def __aenter__(self) -> Self:
+        for number, client in self.clients.items():
+            staying = client.stay(self._on_event.get(number), patience=timedelta(seconds=PATIENCE))
+            self._tasks[number] = asyncio.create_task(staying)
+        return self
+
+    async def ended(self, seconds: float = PATIENCE) -> dict[int, pb.RunEnded | None]:
+        """How the run ended for each of them; whoever failed makes the test fail with its reason."""
+        try:
+            async with asyncio.timeout(seconds):
+                return dict(zip(self._tasks, await asyncio.gather(*self._tasks.values()), strict=True))
+        except TimeoutError:
+            waiting = [number for number, task in self._tasks.items() if not task.done()]
+            raise GaveUpError(f"clients {waiting} are still there after {seconds:g}s") from None
+
+    async def lose(self, number: int) -> None:
+        """A client vanishes: nothing is said and nothing remembered, as when its machine burns down."""
+        self._tasks.pop(number).cancel()
+        await self._connections.pop(number).close()
+        del self.clients[number]
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await asyncio.gather(*(connection.close() for connection in self._connections.values()))
+
+
+class Gate:
+    """Holds a light client at the opening of a round, or at the first event, until the test lets it go on."""
+
+    def __init__(self, *, at_round: int | None = None) -> None:
+        self.reached = asyncio.Event()
+        self.opened = asyncio.Event()
+        self._at_round = at_round
+
+    async def __call__(self, event: pb.RoundEvent) -> None:
+        if self._at_round is None or (event.HasField("round_opened") and event.round_opened.round == self._at_round):
+            self.reached.set()
+            await self.opened.wait()
+
+
+async def start_server(running: Federation, *options: object, fault: str | None = None) -> Command:
+    """Starts the server, where the loop goes on serving clients meanwhile; `fault` is where it will be killed."""
+    env = None if fault is None else {VARIABLE: fault}
+    return await asyncio.to_thread(running.server, *options, env=env)
+
+
+async def exits(command: Command, code: int) -> None:
+    await asyncio.to_thread(command.expect_exit, code)
+
+
+async def is_killed(command: Command) -> None:
+    """Waits until a fault point was reached."""
+    await exits(command, -signal.SIGKILL)
+
+
+async def finish(running: Federation, *options: object, clients: int = 3) -> Outcome:
+    """An undisturbed run from its start to its end."""
+    server = await start_server(running, *options)
+    async with Crowd(running.address, range(clients)) as crowd:
+        await crowd.ended()
+    await exits(server, 0)
+    return running.outcome()
+
+
+def undisturbed_outcome(directory: Path, *options: object, clients: int = 3) -> Outcome:
+    """For fixtures: what a run comes to that nobody touches."""
+    with federation(directory) as running:
+        return asyncio.run(finish(running, *options, clients=clients))
+
+
+@asynccontextmanager
+async def control_of(address: str, access: Access = Access()) -> AsyncIterator[pb_grpc.ControlAsyncStub]:  # noqa: B008
+    """The operator's calls."""
+    async with access.channel(address, OPERATOR) as channel:
+        stub: pb_grpc.ControlAsyncStub = pb_grpc.ControlStub(channel)
+        yield stub
+
+
+async def status_when(
+    address: str,
+    condition: Callable[[pb.RunStatus], bool],
+    what: str,
+    access: Access = Access(),  # noqa: B008 - frozen
+) -> pb.RunStatus:
+    """The first status that fulfils a condition, as it is pushed to an operator."""
+    newest = pb.RunStatus()
+    async with control_of(address, access) as control:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE):
+                async for newest in control.WatchStatus(pb.WatchStatusRequest(), metadata=access.metadata()):
+                    if condition(newest):
+                        return newest
+    raise GaveUpError(f"{what} did not happen; the last status was:\n{newest}")

@@ -1,0 +1,164 @@
+"""Methods without sockets: single halves with tiny networks, and a whole federation in one process.
+
+Whatever passes between the halves goes through the wire's codec and the method's own rules, as it would over a socket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from feddbp_client.methods.base import Task
+from feddbp_client.preparation import LocalOptions, prepare
+from feddbp_common.config import DataConfig, RunConfig, TrainingConfig
+from feddbp_common.methods import ExchangeShape, method_named
+from feddbp_common.wire import Payload, PayloadRules, PrototypeSet, check_manifest, check_values, decode, encode
+from feddbp_server.strategies import RunFacts, Upload
+
+CLASSES, WIDTH, SAMPLES = 5, 8, 24
+
+
+def small_backbone() -> nn.Module:
+    """With batch normalisation and dropout, so that a forgotten eval mode shows."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(12, WIDTH), nn.BatchNorm1d(WIDTH), nn.Dropout(0.3), nn.Linear(WIDTH, WIDTH)
+    )
+
+
+def small_trainer(name: str, *, rounds: int = 10, seed: int = 0, **settings: Any) -> Any:
+    """The client's half of a method around a tiny network."""
+    method = method_named(name)
+    torch.manual_seed(seed)
+    return method.load_trainer()(
+        backbone=small_backbone(),
+        make_head=lambda: nn.Linear(WIDTH, CLASSES),
+        settings=method.settings(**settings),
+        task=Task(classes=CLASSES, feature_dim=WIDTH, rounds=rounds),
+    )
+
+
+def small_strategy(
+    name: str, *, classes: int = CLASSES, width: int = WIDTH, clients: int = 3, seed: int = 0, **settings: Any
+) -> Any:
+    """The server's half of a method."""
+    method = method_named(name)
+    shape = ExchangeShape(classes=classes, feature_dim=width, clients=clients)
+    return method.load_strategy()(method.settings(**settings), RunFacts(shape=shape, seed=seed, rounds=10))
+
+
+def small_batch(seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Every class but the last occurs."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(SAMPLES, 3, 2, 2, generator=generator), torch.arange(SAMPLES) % (CLASSES - 1)
+
+
+def prototype_set(
+    class_ids: Sequence[int], vectors: Any = None, *, counts: Sequence[int] | None = None, seed: int = 0
+) -> PrototypeSet:
+    if vectors is None:
+        vectors = np.random.default_rng(seed).standard_normal((len(class_ids), WIDTH))
+    return PrototypeSet(
+        class_ids=np.array(class_ids, dtype=np.int32),
+        vectors=np.array(vectors, dtype=np.float32),
+        counts=None if counts is None else np.array(counts, dtype=np.int32),
+    )
+
+
+def upload_of(client_id: int, payload: Payload | PrototypeSet, label_counts: Sequence[int] = ()) -> Upload:
+    if isinstance(payload, PrototypeSet):
+        payload = Payload(prototypes=payload)
+    return Upload(client_id=client_id, payload=payload, label_counts=label_counts)
+
+
+def over_the_wire(payload: Payload, rules: PayloadRules, *, label_counts: Sequence[int] | None = None) -> Payload:
+    """What the other side makes of a payload, having looked at it as closely as it looks at any."""
+    encoded = encode(payload)
+    check_manifest(encoded.manifest, rules, max_bytes=64 << 20, label_counts=label_counts)
+    arrived = decode(encoded.manifest, encoded.body())
+    check_values(arrived, rules)
+    return arrived
+
+
+def upload_rules(name: str, *, clients: int = 3, classes: int = CLASSES, width: int = WIDTH, **settings: Any) -> Any:
+    method = method_named(name)
+    shape = ExchangeShape(classes=classes, feature_dim=width, clients=clients)
+    return method.upload_rules(method.settings(**settings), shape)
+
+
+def download_rules(name: str, *, clients: int = 3, classes: int = CLASSES, width: int = WIDTH, **settings: Any) -> Any:
+    method = method_named(name)
+    shape = ExchangeShape(classes=classes, feature_dim=width, clients=clients)
+    return method.download_rules(method.settings(**settings), shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOutcome:
+    """What a run in one process came to."""
+
+    accuracies: list[dict[str, float]]
+    """By evaluation, the share of all clients' test samples each rule got right; the first before any training."""
+    digests: list[str]
+    """Of what the server knew after every round."""
+
+    def of(self, rule: str) -> list[float]:
+        return [evaluation[rule] for evaluation in self.accuracies]
+
+
+def run_in_process(
+    method: str, *, settings: Mapping[str, Any] | None = None, seed: int = 1, rounds: int = 3
+) -> RunOutcome:
+    """Three unlike clients on handwritten digits, through the same trainers and strategies as over the network."""
+    config = RunConfig(
+        method=method,
+        method_settings=dict(settings or {}),
+        clients=3,
+        rounds=rounds,
+        seed=seed,
+        data=DataConfig(dataset="digits", alpha=0.5),
+        training=TrainingConfig(local_epochs=1, batch_size=32, learning_rate=0.05, feature_dim=32),
+    )
+    options = LocalOptions(data=None, data_dir=Path(), model=None, device=torch.device("cpu"), amp=False)
+    clients = [prepare(config, "test", client_id, options) for client_id in range(config.clients)]
+    spec, shape = config.method_spec, config.exchange_shape
+    rules_up, rules_down = (rules(config.settings, shape) for rules in (spec.upload_rules, spec.download_rules))
+    facts = RunFacts(shape=shape, seed=config.seed, rounds=config.rounds)
+    strategy = spec.load_strategy()(config.settings, facts)
+    known = strategy.initial()
+    own_uploads: dict[int, Payload] = {}
+    accuracies, digests = [], []
+    for number in range(rounds + 1):
+        results, uploads = [], []
+        for client in clients:
+            reply = over_the_wire(strategy.reply(known, own_uploads.get(client.client_id)), rules_down)
+            if number == rounds:
+                results.append(client.local.observe(reply, number).metrics)
+                continue
+            result = client.local.train(reply, number, lambda *_: None)
+            results.append(result.metrics)
+            assert result.contribution is not None
+            label_counts = client.data.label_counts.tolist()
+            sent = over_the_wire(result.contribution, rules_up, label_counts=label_counts)
+            own_uploads[client.client_id] = sent
+            uploads.append(upload_of(client.client_id, sent, label_counts))
+        accuracies.append(_pooled(results))
+        if uploads:
+            encoded = encode(strategy.aggregate(known, iter(uploads), round_number=number))
+            known = decode(encoded.manifest, encoded.body())  # as after a restart
+            digests.append(encoded.manifest.sha256.hex())
+    return RunOutcome(accuracies=accuracies, digests=digests)
+
+
+def _pooled(results: Sequence[Any]) -> dict[str, float]:
+    samples = sum(metrics.test_samples for metrics in results)
+    rules = [accuracy.rule for accuracy in results[0].accuracies]
+    right = dict.fromkeys(rules, 0)
+    for metrics in results:
+        for accuracy in metrics.accuracies:
+            right[accuracy.rule] += accuracy.correct
+    return {rule: correct / samples for rule, correct in right.items()}
