@@ -20,9 +20,9 @@ from feddbp_client.checkpoint import Checkpoint, ClientDirectory
 from feddbp_client.connection import LATE, PASSING, Connection, RefusedError, ServerAwayError, upload_parts
 from feddbp_client.inbox import Inbox
 from feddbp_client.preparation import LocalOptions, Prepared, prepare, resume
-from feddbp_client.training import OnEpoch, RoundResult, TrainingError
+from feddbp_client.training import OnEpoch, RoundResult
 from feddbp_common.config import run_from_proto
-from feddbp_common.errors import ExitCode
+from feddbp_common.errors import ExitCode, FedDBPError
 from feddbp_common.faults import reach
 from feddbp_common.wire import Encoded, PayloadRules, decode, encode
 
@@ -201,7 +201,7 @@ class ClientDaemon:
             self._under_way = ((number, train), asyncio.create_task(work))
         try:
             self._last_work = await asyncio.shield(self._under_way[1])
-        except TrainingError as error:
+        except FedDBPError as error:  # whatever it is, the server should not have to guess
             await self._report_failure(number, error)
             raise
         self._under_way = None
@@ -261,7 +261,7 @@ class ClientDaemon:
         except (ServerAwayError, RefusedError) as error:
             log.debug("client %d: a progress report was lost: %s", self.client_id, error)
 
-    async def _report_failure(self, number: int, error: TrainingError) -> None:
+    async def _report_failure(self, number: int, error: FedDBPError) -> None:
         failure = pb.Failure(cause=str(error))
         await self._quietly(pb.ReportRequest(session=self._session, round=number, failure=failure))
 

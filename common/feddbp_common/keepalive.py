@@ -15,12 +15,14 @@ def keepalive_options(lease: timedelta) -> list[tuple[str, int]]:
     """Channel options under which a dead connection is given up within the lease."""
     noticed = min(max(lease, _SHORTEST), DEFAULT_LEASE)
     milliseconds = int(noticed.total_seconds() * 1000)
-    until_ping = milliseconds * 2 // 3
+    # the answer gets the larger part: on a slow link a ping waits behind whatever is being uploaded
+    until_ping = milliseconds // 3
+    until_lost = milliseconds - until_ping
     return [
         ("grpc.keepalive_time_ms", until_ping),
-        ("grpc.keepalive_timeout_ms", milliseconds - until_ping),
-        # the longer of the two is what counts, and a ping may take a minute unless one says otherwise
-        ("grpc.http2.ping_timeout_ms", milliseconds - until_ping),
+        ("grpc.keepalive_timeout_ms", until_lost),
+        # gRPC waits for the longer of the two, and for a minute unless it is told otherwise
+        ("grpc.http2.ping_timeout_ms", until_lost),
         ("grpc.keepalive_permit_without_calls", 1),
         # an event stream may be silent for hours: pings must not run out because no data is sent between them
         ("grpc.http2.max_pings_without_data", 0),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
-from typing import Final, Literal, Self
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -14,10 +14,6 @@ from feddbp_common.errors import ConfigurationError
 from feddbp_common.keepalive import DEFAULT_LEASE
 from feddbp_common.tls import check_exposure
 from feddbp_server.rounds import RoundPolicy
-
-
-_RARE: Final = {"hidden": True}
-"""Not a flag: a variable and a line of the TOML file only."""
 
 
 class _Frozen(BaseModel):
@@ -79,17 +75,17 @@ class RoundsConfig(_Frozen):
 
 
 class LimitsConfig(_Frozen):
-    """Limits: how much of the server uploads may take. The defaults fit every method; rarely worth a flag."""
+    """Limits: how much of the server uploads may take."""
 
-    max_upload_bytes: int = Field(64 << 20, ge=1, description="bytes of one upload", json_schema_extra=_RARE)
+    max_upload_bytes: int = Field(64 << 20, ge=1, description="largest upload that is admitted")
     max_bytes_in_flight: int = Field(
-        512 << 20, ge=1, description="bytes of all uploads that are being received", json_schema_extra=_RARE
+        512 << 20, ge=1, description="bytes of all uploads that are being received, and so of the memory they take"
     )
     header_wait: Duration = Field(
-        timedelta(seconds=10), gt=timedelta(0), description="longest wait for an upload's header", json_schema_extra=_RARE
+        timedelta(seconds=10), gt=timedelta(0), description="longest wait for an upload's header"
     )
     chunk_wait: Duration = Field(
-        timedelta(seconds=30), gt=timedelta(0), description="longest wait for an upload's next chunk", json_schema_extra=_RARE
+        timedelta(seconds=30), gt=timedelta(0), description="longest wait for an upload's next chunk"
     )
 
 

@@ -29,7 +29,7 @@ class Undecodable:
         )
 
 
-class DecodingGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+class DecodingGuard(grpc.aio.ServerInterceptor):
     """Stands before every service of the server."""
 
     def __init__(self, coordinator: Coordinator) -> None:
@@ -37,9 +37,9 @@ class DecodingGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler:
+    ) -> Handler | None:
         handler = await continuation(handler_call_details)
         if handler is None:  # no such method: gRPC says so itself
             return handler

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Self
 
 _PIECE_BYTES = 16 << 10
+_BUFFER_BYTES = 32 << 10
 _COMMAND_SECONDS = 10.0
 
 
@@ -69,7 +70,7 @@ class _Link:
 
     async def carry(self, way: Way, reader: asyncio.StreamReader) -> None:
         """Moves bytes until their sender ends or a trap springs."""
-        under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(64)
+        under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_BUFFER_BYTES // _PIECE_BYTES if not self._proxy.delay else 0)
         delivery = asyncio.create_task(self._deliver(way, under_way))
         try:
             while not delivery.done():
@@ -181,8 +182,11 @@ class TcpProxy:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(_COMMAND_SECONDS)
 
     async def _listen(self) -> None:
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
+        listener = socket.create_server(("127.0.0.1", self.port))
+        # connections inherit it: loopback would take megabytes off the sender's hands, a slow link does not
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
+        self._server = await asyncio.start_server(self._connected, sock=listener)
+        self.port = listener.getsockname()[1]
 
     async def _go_away(self) -> None:
         if self._server is not None:

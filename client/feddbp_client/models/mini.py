@@ -90,8 +90,11 @@ def mini_mixer(image_shape: ImageShape) -> nn.Module:
 def mini_dilated(image_shape: ImageShape) -> nn.Module:
     return _body(
         image_shape,
-        _Residual(_conv(_STEM, 32, dilation=2)),
-        _conv(32, _TRUNK, dilation=3, stride=2),
+        # Sees far by spreading its kernels, and so keeps the resolution to the end.
+        _conv(_STEM, 24, kernel=1),
+        *(_Residual(_conv(24, 24, dilation=dilation)) for dilation in (1, 2, 3)),
+        nn.AvgPool2d(2, ceil_mode=True),
+        _conv(24, _TRUNK, kernel=1),
     )
 
 

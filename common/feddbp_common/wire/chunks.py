@@ -46,13 +46,13 @@ class BodyAssembler:
         self._received += len(piece)
         if self._received > self._total:
             refuse("chunk", f"brings {self._received} bytes where {self._total} were declared")
-        last = self._pieces[-1] if self._pieces else None
-        if len(piece) > _SMALL_PIECE:
+        last = self._pieces[-1] if self._pieces else b""
+        if len(piece) > _SMALL_PIECE or not last:
             self._pieces.append(piece)
         elif isinstance(last, bytearray):
             last += piece
         else:
-            self._pieces.append(bytearray(piece))
+            self._pieces[-1] = bytearray(last) + piece
 
     @property
     def complete(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from datetime import timedelta
@@ -15,7 +16,14 @@ from run_machine import ids, policy
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config import DataConfig, RunConfig
 from feddbp_common.errors import PayloadError, PayloadTooLargeError
-from feddbp_server.admission import check_download, check_join, check_report, check_upload
+from feddbp_server.admission import (
+    check_download,
+    check_join,
+    check_progress,
+    check_report,
+    check_upload,
+    one_line,
+)
 from feddbp_server.announcements import changes_announcements, event_for
 from feddbp_server.progress import Progress, differs
 from feddbp_server.refusals import STATUS_OF, RefusedError, as_refusal
@@ -58,6 +66,21 @@ def test_a_client_may_join_in_every_phase_but_the_last(phase: Phase) -> None:
         ({"data": pb.DataSummary(label_counts=[5])}, pb.REFUSAL_REASON_INVALID_REQUEST, "label_counts"),
         ({"data": pb.DataSummary(label_counts=[5, 5, 5])}, pb.REFUSAL_REASON_INVALID_REQUEST, "label_counts"),
         ({"data": pb.DataSummary(label_counts=[0, 0])}, pb.REFUSAL_REASON_INVALID_REQUEST, "label_counts"),
+        ({"data": pb.DataSummary(label_counts=[2**31, 1])}, pb.REFUSAL_REASON_INVALID_REQUEST, "label_counts"),
+        (
+            {"data": pb.DataSummary(label_counts=[1, 1], test_samples=2**31)},
+            pb.REFUSAL_REASON_INVALID_REQUEST,
+            "test_samples",
+        ),
+        ({"previous_session": "x" * 257}, pb.REFUSAL_REASON_INVALID_REQUEST, "previous_session"),
+        ({"capabilities": pb.Capabilities(architecture="a\nb")}, pb.REFUSAL_REASON_INVALID_REQUEST, "architecture"),
+        ({"capabilities": pb.Capabilities(architecture="x" * 257)}, pb.REFUSAL_REASON_INVALID_REQUEST, "architecture"),
+        ({"capabilities": pb.Capabilities(device="\x1b[31m")}, pb.REFUSAL_REASON_INVALID_REQUEST, "device"),
+        (
+            {"capabilities": pb.Capabilities(software_version="\0")},
+            pb.REFUSAL_REASON_INVALID_REQUEST,
+            "software_version",
+        ),
     ],
 )
 def test_a_client_that_does_not_belong_here_is_refused(changed: dict[str, object], reason: int, field: str) -> None:
@@ -154,6 +177,47 @@ def test_more_right_answers_than_questions_are_refused() -> None:
         check_report(4, metrics(6, 5), state())
     details = refusal.value.details
     assert (details.reason, details.field) == (pb.REFUSAL_REASON_INVALID_REQUEST, "accuracies")
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        ({"accuracies": [pb.Accuracy(rule="", correct=1)]}, "accuracies"),
+        ({"accuracies": [pb.Accuracy(rule="head"), pb.Accuracy(rule="head")]}, "accuracies"),
+        ({"accuracies": [pb.Accuracy(rule=str(number)) for number in range(65)]}, "accuracies"),
+        ({"accuracies": [pb.Accuracy(rule="two\nlines")]}, "accuracies"),
+        ({"inference": "x" * 257}, "inference"),
+        ({"test_samples": 2**31}, "test_samples"),
+        ({"losses": [pb.LossTerm(name="ce", value=math.nan)]}, "losses"),
+        ({"losses": [pb.LossTerm(name="ce", value=-math.inf)]}, "losses"),
+        ({"losses": [pb.LossTerm(name="", value=1.0)]}, "losses"),
+        ({"seconds": pb.Seconds(train=-1.0)}, "seconds"),
+        ({"seconds": pb.Seconds(collect=math.inf)}, "seconds"),
+        ({"bytes_up": 2**41}, "bytes_up"),
+        ({"bytes_down": 2**41}, "bytes_down"),
+    ],
+)
+def test_results_nobody_can_have_are_refused(changed: dict[str, object], field: str) -> None:
+    usual: dict[str, object] = {"inference": "head", "test_samples": 5}
+    with pytest.raises(RefusedError) as refusal:
+        check_report(4, pb.RoundMetrics(**{**usual, **changed}), state())  # type: ignore[arg-type]
+    assert (refusal.value.details.reason, refusal.value.details.field) == (pb.REFUSAL_REASON_INVALID_REQUEST, field)
+    assert "\n" not in str(refusal.value)
+
+
+def test_nobody_has_done_more_epochs_than_there_are() -> None:
+    check_progress(pb.Progress(epochs_done=10, epochs=10))
+    with pytest.raises(RefusedError) as refusal:
+        check_progress(pb.Progress(epochs_done=11, epochs=10))
+    assert refusal.value.details.field == "epochs_done"
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.text(max_size=40), st.integers(1, 30))
+def test_words_from_the_wire_become_one_line(text: str, limit: int) -> None:
+    shown = one_line(text, limit)
+    assert shown.isprintable()
+    assert len(shown) == min(len(text), limit)
 
 
 # --- refusals ---

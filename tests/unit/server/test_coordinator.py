@@ -488,21 +488,22 @@ async def test_the_status_of_a_finished_run_says_how_it_ended(server: Server) ->
 # --- deadlines ---
 
 
-async def hurry(server: Server, seconds: float) -> None:
+async def hurry(server: Server, seconds: float, *, min_clients: int = CLIENTS) -> None:
     """From here on the open round has only so much time; what was to be done in it is done by now."""
     coordinator = server.coordinator
     await coordinator.operate(PauseAsked())
-    coordinator.policy = replace(coordinator.policy, deadline=timedelta(seconds=seconds))
+    deadline = timedelta(seconds=seconds)
+    coordinator.policy = replace(coordinator.policy, deadline=deadline, min_clients=min_clients)
     await coordinator.operate(ResumeAsked())
 
 
 async def test_the_deadline_is_a_timer_and_needs_no_traffic(tmp_path: Path) -> None:
-    async with Server(MemoryStore(), tmp_path, min_clients=2) as server:
+    async with Server(MemoryStore(), tmp_path) as server:
         daemons = await join_all(server)
         for daemon in daemons[:2]:
             await daemon.work(0)
         assert server.coordinator.state.missing == ids(2)
-        await hurry(server, 0.05)
+        await hurry(server, 0.05, min_clients=2)
         await server.until(lambda c: c.state.round == 1)
         assert server.coordinator.state.members == ids(0, 1)
 

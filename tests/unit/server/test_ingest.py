@@ -86,8 +86,8 @@ async def counted(part: pb.UploadPart, read: list[int]) -> Parts:
 @pytest.mark.parametrize(
     ("change", "reason", "field"),
     [
-        (lambda h: setattr(h, "session", "guess"), pb.REFUSAL_REASON_STALE_SESSION, ""),
-        (lambda h: setattr(h, "session", ""), pb.REFUSAL_REASON_STALE_SESSION, ""),
+        (lambda h: setattr(h, "session", "guess"), pb.REFUSAL_REASON_STALE_SESSION, "session"),
+        (lambda h: setattr(h, "session", ""), pb.REFUSAL_REASON_STALE_SESSION, "session"),
         (lambda h: setattr(h, "round", 1), pb.REFUSAL_REASON_WRONG_ROUND, "round"),
         (lambda h: h.ClearField("manifest"), pb.REFUSAL_REASON_INVALID_PAYLOAD, "sha256"),
         (lambda h: setattr(h.manifest, "total_bytes", 1), pb.REFUSAL_REASON_INVALID_PAYLOAD, "total_bytes"),

@@ -168,6 +168,12 @@ class TestAnyStore:
         begun.tidy()
         assert begun.upload_body(upload_record()) == b"body"
 
+    def test_trying_whether_it_can_be_written_changes_nothing(self, begun: Store) -> None:
+        begun.save_progress("here")
+        begun.touch()
+        assert begun.progress() == "here"
+        assert begun.open_run("another", CONFIG) == RUN_ID
+
     # --- reports ---
 
     def test_results_come_by_round_and_client(self, begun: Store) -> None:
