@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from feddbp_client.config import ClientConfig
@@ -36,6 +37,8 @@ def _start(argv: Sequence[str]) -> int:
 
 
 async def _run(config: ClientConfig) -> int:
+    if config.source.model is not None:
+        sys.path.insert(0, str(Path.cwd()))  # a user's own model lies where the client is started
     # torch takes a second to import: mistakes in the flags are told before that
     import torch
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Final
 
+from feddbp_common.wire import CHUNK_BYTES
+
 DEFAULT_LEASE: Final = timedelta(seconds=30)
 """How long an id stays reserved without a connection, and so how long a lost connection may go unnoticed."""
 _SHORTEST: Final = timedelta(seconds=3)
@@ -26,4 +28,8 @@ def keepalive_options(lease: timedelta) -> list[tuple[str, int]]:
         ("grpc.keepalive_permit_without_calls", 1),
         # an event stream may be silent for hours: pings must not run out because no data is sent between them
         ("grpc.http2.max_pings_without_data", 0),
+        # a window of fixed size: what it lets through is all a ping can ever wait behind. A window that grows with the
+        # link would let an upload of megabytes onto a slow one, and the ping that measures it would be the first lost
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", CHUNK_BYTES),
     ]

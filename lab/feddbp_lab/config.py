@@ -39,7 +39,7 @@ class DemoData(DataConfig):
 class DemoTraining(TrainingConfig):
     """Local training: what each client does in a round."""
 
-    local_epochs: int = Field(5, ge=1, description="passes over the local data per round")
+    local_epochs: int = Field(3, ge=1, description="passes over the local data per round")
     learning_rate: float = Field(0.05, gt=0, description="step size of SGD")
 
 

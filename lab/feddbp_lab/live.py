@@ -24,6 +24,8 @@ from feddbp_lab.units import NOTHING, human_bytes, human_seconds, percent, spark
 WIDE: Final = 100
 """Columns from which there is room for more about each client."""
 _TREND_WIDTH: Final = 24
+_DOING_WIDTH: Final = len("training 10/10 epochs")
+"""Kept free from the start: columns that move with every word are hard to read."""
 _TICK_SECONDS: Final = 0.2
 _PHASES: Final = {
     pb.PHASE_WAITING: ("waiting for clients", "yellow"),
@@ -50,6 +52,9 @@ class Snapshot:
         yield Text(self.title, style="bold", overflow="ellipsis", no_wrap=True)
         yield from self._progress()
         yield Text()
+        if not self.status.clients:
+            yield Text("The clients are loading their data and models.", style="dim")
+            return
         # of the terminal's height: the lines above, those of the table itself and one for the cursor
         room = console.height - 8
         yield clients_table(self.status, self.history, width=options.max_width, rows=max(room, 3))
@@ -102,7 +107,7 @@ def clients_table(status: pb.RunStatus, history: History, *, width: int, rows: i
     if wide:
         table.add_column("parameters", justify="right")
         table.add_column("device")
-    table.add_column("doing", no_wrap=True, min_width=18)
+    table.add_column("doing", no_wrap=True, min_width=_DOING_WIDTH)
     table.add_column("classes", justify="right")
     table.add_column("samples", justify="right")
     table.add_column("accuracy", justify="right", style="bold", min_width=8)

@@ -77,9 +77,14 @@ def check_upload(client_id: int, round_number: int, state: RunState) -> None:
         )
 
 
-def check_report(round_number: int, metrics: pb.RoundMetrics, state: RunState) -> None:
+def check_reported_round(round_number: int, state: RunState) -> None:
+    """Results may come late, but not early."""
     if round_number > state.round:
         raise wrong_round(round_number, state)
+
+
+def check_report(round_number: int, metrics: pb.RoundMetrics, state: RunState) -> None:
+    check_reported_round(round_number, state)
     if any(entry.correct > metrics.test_samples for entry in metrics.accuracies):
         raise RefusedError(
             pb.REFUSAL_REASON_INVALID_REQUEST,

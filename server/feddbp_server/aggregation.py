@@ -99,10 +99,11 @@ class Aggregator:
 
     async def reply(self, client_id: int, round_number: int) -> Encoded:
         """What a client receives at the start of a round, computed when it asks: there are no copies per client."""
+        known = self._known  # before anything is awaited: a round may close meanwhile
         own = None
         if self._strategy.personalises:
             own = await self._store.run(lambda store: self._last_upload(store, client_id, round_number))
-        return encode(self._strategy.reply(self._known, own), real_type=self._config.wire_type)
+        return encode(self._strategy.reply(known, own), real_type=self._config.wire_type)
 
     def _hold(self, known: Payload) -> None:
         self._known = known

@@ -83,7 +83,8 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
         if self._config.listen.reflection:
             self._add_reflection()
-        address = f"{self._config.listen.host}:{self._config.listen.port}"
+        host = self._config.listen.host
+        address = f"[{host}]:{self._config.listen.port}" if ":" in host else f"{host}:{self._config.listen.port}"
         try:
             self.port = self._add_port(address)
         except RuntimeError:

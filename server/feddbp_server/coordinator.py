@@ -26,6 +26,7 @@ from feddbp_server.admission import (
     check_join,
     check_progress,
     check_report,
+    check_reported_round,
     check_upload,
     one_line,
 )
@@ -138,7 +139,7 @@ class Coordinator:
             self.results.restore([])
         else:
             await self._restore()
-        if self.state.phase.is_final:
+        if self.state.phase.is_final and not self.results.has_summary:
             await self._write_summary()
         await self._apply(TimePassed())
         self._schedule_deadline(self.state.deadline)  # also if nothing follows from the start itself
@@ -320,7 +321,8 @@ class Coordinator:
         self.status_changed.publish()
 
     def report_failure(self, client: Client, round_number: int, cause: str) -> None:
-        shown = one_line(cause, _MAX_WORDS)
+        check_reported_round(round_number, self.state)
+        shown = one_line(cause, _MAX_WORDS) or "no cause given"
         log.warning("client %d could not do round %d: %s", client.client_id, round_number, shown)
         self.audit.note("failed", client=client.client_id, round=round_number, cause=shown)
         self.note_incident(client.client_id, f"could not do round {round_number}: {shown}")

@@ -41,8 +41,8 @@ class CertificateNames:
     def check(self, context: grpc.aio.ServicerContext[Any, Any], subject: str) -> None:
         names = [name.decode(errors="replace") for name in context.auth_context().get("x509_common_name", ())]
         if names != [subject]:
-            shown = names[0][:64] if names else "no certificate"
-            raise _not_authorised(f"{shown!r} may not act as {subject!r}")
+            shown = f"the certificate of {names[0][:64]!r}" if names else "a caller without a certificate"
+            raise _not_authorised("certificate", f"{shown} may not act as {subject!r}")
 
     def check_is_known(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """The handshake saw to it: without a certificate of our authority nobody gets as far as a call."""
@@ -75,12 +75,12 @@ class TokenOpens:
     def check(self, context: grpc.aio.ServicerContext[Any, Any], subject: str) -> None:
         expected = self._tokens.get(subject)
         if expected is None or not hmac.compare_digest(_token_of(context), expected.encode()):
-            raise _not_authorised(f"the token is not that of {subject!r}")
+            raise _not_authorised("token", f"the token is not that of {subject!r}")
 
     def check_is_known(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         token = _token_of(context)
         if not any(hmac.compare_digest(token, known.encode()) for known in self._tokens.values()):
-            raise _not_authorised("the token is nobody's")
+            raise _not_authorised("token", "the token is nobody's")
 
 
 def _token_of(context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
@@ -96,5 +96,5 @@ def operator_may(identity: Identity, context: grpc.aio.ServicerContext[Any, Any]
     identity.check(context, OPERATOR)
 
 
-def _not_authorised(message: str) -> RefusedError:
-    return RefusedError(pb.REFUSAL_REASON_NOT_AUTHORISED, message)
+def _not_authorised(field: str, message: str) -> RefusedError:
+    return RefusedError(pb.REFUSAL_REASON_NOT_AUTHORISED, message, field=field)

@@ -21,6 +21,8 @@ from feddbp_server.store import StoreError
 
 _CHECK_INLINE_BYTES: Final = 1 << 20
 """Bodies up to this size are checked on the event loop: a thread would cost more than the check."""
+_LOSS_SECONDS: Final = 0.02
+"""A connection that was lost ends a stream, too; this long after, the call is cancelled and nobody is to blame."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +139,8 @@ class Ingest:
                 raise PayloadError("chunk", "only chunks may follow the header")
             assembler.add(part.chunk.data)
             reach("server.upload.receiving")
+        if not assembler.complete:
+            await asyncio.sleep(_LOSS_SECONDS)
         body = assembler.body()
         if len(body) <= _CHECK_INLINE_BYTES:
             self._check(manifest, body)

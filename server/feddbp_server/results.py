@@ -222,6 +222,10 @@ class Results:
             return tally.correct / tally.samples if tally.samples else 0.0
         return None
 
+    @property
+    def has_summary(self) -> bool:
+        return self._summary.exists()
+
     def write_summary(self, summary: dict[str, Any]) -> None:
         replace_text(self._summary, json.dumps(summary, indent=2) + "\n")
 

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator
+import re
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
 
+import grpc
 import pytest
-from light_runs import LIGHT_RUN, Crowd, Outcome, exits, start_server
-from processes import Command, Federation
+from light_runs import LIGHT_RUN, Crowd, Outcome, exits, start_server, status_when
+from processes import Command, Federation, federation
 from tcp_proxy import Fate, TcpProxy, Way
 
+from feddbp.v1 import federation_pb2 as pb
+from feddbp.v1 import federation_pb2_grpc as pb_grpc
+from feddbp_client.connection import Bounds, Connection, ServerAwayError
+from feddbp_common.config import RunConfig, run_to_proto
+from feddbp_common.keepalive import DEFAULT_LEASE
 from feddbp_common.tls import Access
+from feddbp_lab.light_client import LightClient
 
 INSIDE_A_TRANSFER = 200_000
 """Bytes: far more than a handshake and all messages but those of a transfer, and less than one transfer."""
@@ -35,11 +46,20 @@ def logged(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixtur
 
 
 @asynccontextmanager
-async def behind_proxy(running: Federation, access: Access, *options: object) -> AsyncIterator[Behind]:
-    assert access.certs is not None
-    server = await start_server(running, "--certs", access.certs, *LIGHT_RUN, *options)
+async def behind_proxy(running: Federation, access: Access, *, others: Sequence[int] = (1, 2)) -> AsyncIterator[Behind]:
+    server = await start_server(running, "--certs", access.certs, *LIGHT_RUN)
     with TcpProxy(running.port) as proxy:
-        async with Crowd(running.address, range(3), access=access, addresses={0: proxy.address}) as crowd:
+        async with Crowd(running.address, [0, *others], access=access, addresses={0: proxy.address}) as crowd:
+            yield Behind(proxy=proxy, crowd=crowd, server=server, federation=running)
+
+
+@asynccontextmanager
+async def alone_behind_proxy(running: Federation, access: Access, *, width: int) -> AsyncIterator[Behind]:
+    """A run of one client and one round, under the default lease."""
+    options = ("--clients", 1, "--rounds", 1, "--feature-dim", width)
+    server = await start_server(running, "--certs", access.certs, *options)
+    with TcpProxy(running.port) as proxy:
+        async with Crowd(proxy.address, [0], access=access) as crowd:
             yield Behind(proxy=proxy, crowd=crowd, server=server, federation=running)
 
 
@@ -52,6 +72,13 @@ async def expect_end(behind: Behind, expected: Outcome) -> None:
 def reasons_of(client_id: int, logged: pytest.LogCaptureFixture) -> list[str]:
     """Why a client had to try again, in the words of its log."""
     return [text for text in logged.messages if text.startswith(f"client {client_id}: ") and "trying again" in text]
+
+
+async def first_reason_of(client_id: int, logged: pytest.LogCaptureFixture) -> str:
+    """Waits for trouble; bounded by the time-out of the test."""
+    while not (reasons := reasons_of(client_id, logged)):
+        await asyncio.sleep(0.02)
+    return reasons[0]
 
 
 CUTS = [
@@ -84,3 +111,177 @@ async def test_a_connection_that_is_lost_inside_a_transfer_costs_a_try(
         await expect_end(behind, undisturbed_light)
     assert reasons_of(0, logged)
     assert not reasons_of(1, logged)
+
+
+async def test_a_cut_upload_is_not_held_against_its_client(running_federation: Federation, access: Access) -> None:
+    async with behind_proxy(running_federation, access) as behind:
+        await behind.proxy.set_trap(Fate.RESET, Way.UP, INSIDE_A_TRANSFER).sprung()
+        await behind.crowd.ended()
+    assert "invalid_payload" not in (running_federation.state_dir / "audit.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    ("delay", "bytes_per_second"), [(0.1, None), (0.0, 1 << 20)], ids=["far away", "over a thin line"]
+)
+async def test_a_slow_network_only_takes_longer(
+    delay: float,
+    bytes_per_second: int | None,
+    running_federation: Federation,
+    access: Access,
+    undisturbed_light: Outcome,
+    logged: pytest.LogCaptureFixture,
+) -> None:
+    async with behind_proxy(running_federation, access) as behind:
+        behind.proxy.delay, behind.proxy.bytes_per_second = delay, bytes_per_second
+        await expect_end(behind, undisturbed_light)
+    assert not reasons_of(0, logged)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("width", "delay", "bytes_per_second"),
+    [(8192, 0.0, 22_000), (64, 1.5, None)],
+    ids=["30 s for an upload, while a ping may wait for 20", "10 s for a handshake and a call"],
+)
+async def test_a_very_slow_network_is_not_taken_for_a_lost_one(
+    width: int,
+    delay: float,
+    bytes_per_second: int | None,
+    running_federation: Federation,
+    access: Access,
+    logged: pytest.LogCaptureFixture,
+) -> None:
+    async with alone_behind_proxy(running_federation, access, width=width) as behind:
+        behind.proxy.delay, behind.proxy.bytes_per_second = delay, bytes_per_second
+        await behind.crowd.ended()
+        await exits(behind.server, 0)
+        assert behind.proxy.connections == 1
+    assert not reasons_of(0, logged)
+
+
+async def test_both_sides_notice_when_the_network_swallows_everything(
+    running_federation: Federation, access: Access, undisturbed_light: Outcome, logged: pytest.LogCaptureFixture
+) -> None:
+    async with behind_proxy(running_federation, access, others=[1]) as behind:
+        await both_are_waiting(running_federation, access)
+        behind.proxy.swallow()
+        await status_when(running_federation.address, is_away(0), "the server's finding out", access)
+        assert "ping timeout" in await first_reason_of(0, logged)
+        behind.proxy.restore()
+        async with Crowd(running_federation.address, [2], access=access) as last:
+            await last.ended()
+            await expect_end(behind, undisturbed_light)
+
+
+async def test_a_proxy_that_restarts_is_found_again(
+    running_federation: Federation, access: Access, undisturbed_light: Outcome, logged: pytest.LogCaptureFixture
+) -> None:
+    async with behind_proxy(running_federation, access, others=[1]) as behind:
+        await both_are_waiting(running_federation, access)
+        behind.proxy.stop()
+        await first_reason_of(0, logged)
+        behind.proxy.start()
+        async with Crowd(running_federation.address, [2], access=access) as last:
+            await last.ended()
+            await expect_end(behind, undisturbed_light)
+
+
+async def both_are_waiting(running: Federation, access: Access) -> None:
+    def two_idle(status: pb.RunStatus) -> bool:
+        return [client.activity for client in status.clients] == [pb.CLIENT_ACTIVITY_IDLE] * 2
+
+    await status_when(running.address, two_idle, "two joins", access)
+
+
+def is_away(client_id: int) -> Callable[[pb.RunStatus], bool]:
+    return lambda status: any(
+        client.client_id == client_id and client.activity == pb.CLIENT_ACTIVITY_AWAY for client in status.clients
+    )
+
+
+async def test_a_client_in_a_black_hole_gives_up_when_its_patience_is_spent(
+    running_federation: Federation, access: Access, logged: pytest.LogCaptureFixture
+) -> None:
+    await start_server(running_federation, "--certs", access.certs, *LIGHT_RUN)
+    with TcpProxy(running_federation.port) as proxy:
+        proxy.swallow()
+        connection = Connection(proxy.address, access=access, bounds=Bounds(answer=timedelta(seconds=1)))
+        with pytest.raises(ServerAwayError, match=f"the server at {proxy.address} does not answer"):
+            await LightClient(0, connection).stay(patience=timedelta(seconds=2))
+        await connection.close()
+    assert reasons_of(0, logged)
+
+
+# --- a server that hangs behind a connection that does not ---
+
+
+class Hanging(pb_grpc.FederationServicer):
+    """Lets a client in, has nothing to tell it, and stops answering after a number of questions."""
+
+    def __init__(self, *, answers: int) -> None:
+        self.asked = 0
+        self._answers = answers
+        self._stuck = asyncio.Event()
+
+    async def GetRun(self, request: pb.GetRunRequest, context: object) -> pb.GetRunResponse:
+        self.asked += 1
+        if self.asked > self._answers:
+            await self._stuck.wait()
+        return pb.GetRunResponse(config=run_to_proto(RunConfig()), run_id="stuck")
+
+    async def Join(self, request: pb.JoinRequest, context: object) -> pb.JoinResponse:
+        response = pb.JoinResponse(session="session", epoch=1)
+        response.lease.FromTimedelta(DEFAULT_LEASE)
+        return response
+
+    async def Follow(self, request: pb.FollowRequest, context: object) -> AsyncIterator[pb.RoundEvent]:
+        yield pb.RoundEvent(waiting=pb.Waiting(reason="nothing to do"))
+        await self._stuck.wait()
+
+
+async def test_a_server_that_hangs_is_told_from_one_that_has_nothing_to_say() -> None:
+    hanging = Hanging(answers=4)
+    server = grpc.aio.server()
+    pb_grpc.add_FederationServicer_to_server(hanging, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    bounds = Bounds(answer=timedelta(seconds=1), quiet=timedelta(milliseconds=200))
+    connection = Connection(f"127.0.0.1:{port}", bounds=bounds)
+    with pytest.raises(ServerAwayError, match="Deadline Exceeded"):
+        await LightClient(0, connection).run()
+    assert hanging.asked == 5  # once to prepare, three times while it answered, once in vain
+    await connection.close()
+    await server.stop(None)
+
+
+def test_bounds_follow_the_deadline_a_server_announces() -> None:
+    usual = Bounds()
+    long, short = usual.under(timedelta(minutes=30)), usual.under(timedelta(seconds=15))
+    assert long == Bounds(answer=usual.answer, transfer=usual.transfer, quiet=usual.quiet)
+    assert short == Bounds(answer=timedelta(seconds=15), transfer=timedelta(minutes=1), quiet=timedelta(seconds=15))
+    assert usual.under(timedelta(milliseconds=1)).answer == timedelta(seconds=10)
+
+
+# --- real clients ---
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("fate", [Fate.RESET, Fate.SILENCE], ids=lambda fate: fate.value)
+async def test_a_real_client_survives_a_lost_connection(
+    fate: Fate, running_federation: Federation, certs: Path, tmp_path: Path
+) -> None:
+    options = ("--clients", 2, "--rounds", 2, "--alpha", 1.0, "--local-epochs", 1, "--min-clients", 2, "--lease", "1s")
+    with federation(tmp_path / "undisturbed") as undisturbed:
+        for command in (undisturbed.server(*options), undisturbed.client("0-1")):
+            await exits(command, 0)
+    server = await start_server(running_federation, "--certs", certs, *options)
+    with TcpProxy(running_federation.port) as proxy:
+        # a contribution of this run takes 40 kB, and everything else that goes up a fraction of it
+        trap = proxy.set_trap(fate, Way.UP, 30_000)
+        direct = running_federation.client("1", "--certs", certs)
+        behind = running_federation.client("0", "--certs", certs, "--server", proxy.address)
+        await trap.sprung()
+        for command in (behind, direct, server):
+            await exits(command, 0)
+    assert re.search(r"client 0: .* does not answer .*; trying again in", behind.log)
+    assert running_federation.outcome() == undisturbed.outcome()

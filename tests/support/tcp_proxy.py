@@ -70,7 +70,9 @@ class _Link:
 
     async def carry(self, way: Way, reader: asyncio.StreamReader) -> None:
         """Moves bytes until their sender ends or a trap springs."""
-        under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_BUFFER_BYTES // _PIECE_BYTES if not self._proxy.delay else 0)
+        under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(
+            _BUFFER_BYTES // _PIECE_BYTES if not self._proxy.delay else 0
+        )
         delivery = asyncio.create_task(self._deliver(way, under_way))
         try:
             while not delivery.done():
@@ -175,7 +177,7 @@ class TcpProxy:
         self._command(self._set_swallowing(swallows=True))
 
     def restore(self) -> None:
-        """Serves new connections again. Those that fell silent stay so: a network forgets what it swallowed."""
+        """Serves new connections again, and resets those that fell silent: a network forgets what it swallowed."""
         self._command(self._set_swallowing(swallows=False))
 
     def _command(self, work: Coroutine[None, None, None]) -> None:
@@ -197,8 +199,11 @@ class TcpProxy:
 
     async def _set_swallowing(self, *, swallows: bool) -> None:
         self._swallows = swallows
-        for link in self._links:
-            link.is_silent = link.is_silent or swallows
+        for link in list(self._links):
+            if swallows:
+                link.is_silent = True
+            elif link.is_silent:
+                link.reset()
 
     async def _cancel_everything(self) -> None:
         others = asyncio.all_tasks() - {asyncio.current_task()}

@@ -233,7 +233,7 @@ class _MixerBlock(nn.Module):
         self.token_norm = nn.LayerNorm(channels)
         self.token_mix = _perceptron(tokens, 32)
         self.channel_norm = nn.LayerNorm(channels)
-        self.channel_mix = _perceptron(channels, 2 * channels)
+        self.channel_mix = _perceptron(channels, channels)
 
     def forward(self, x: Tensor) -> Tensor:
         t: Tensor = x.flatten(2).transpose(1, 2)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from feddbp_server.store.base import Store
+from feddbp_server.store.base import Store, StoreError
 
 T = TypeVar("T")
 log = logging.getLogger("feddbp.server")
@@ -45,12 +45,15 @@ class StoreThread:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._closing = False
         self._tidy_up = threading.Event()
         self._thread = threading.Thread(target=self._work, name="store")
         self._thread.start()
 
     async def run(self, work: Callable[[Store], T]) -> T:
         """Does `work` in the store's thread; returns once it is durable."""
+        if self._closing:
+            raise StoreError("the store is closed")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         self._jobs.put(_Job(work, future, loop))
@@ -63,6 +66,7 @@ class StoreThread:
 
     async def close(self) -> None:
         """Finishes what was given, then closes the store."""
+        self._closing = True
         self._jobs.put(None)
         await asyncio.to_thread(self._thread.join)
 

@@ -63,6 +63,12 @@ def test_waiting_tells_how_many_have_joined() -> None:
     assert "waiting for clients 2/8" in text
 
 
+def test_there_is_no_empty_table_before_anybody_joined() -> None:
+    text = drawn(run_status(phase=pb.PHASE_WAITING, round=0))
+    assert "The clients are loading" in text
+    assert "architecture" not in text
+
+
 def test_eighty_columns_and_eight_clients_fit_a_small_terminal() -> None:
     clients = [client(number, epochs_done=5, metrics_round=2, correct=50) for number in range(8)]
     lines = drawn(run_status(*clients)).splitlines()

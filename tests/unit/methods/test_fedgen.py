@@ -111,7 +111,7 @@ def batch(size: int = 10, seed: int = 0) -> tuple[Any, Any]:
 
 
 def test_the_full_method_trains_its_generator_slowly_unless_told_otherwise() -> None:
-    assert FedGenSettings().server_learning_rate == 0.1
+    assert FedGenSettings().server_learning_rate == 0.005
     assert FedGenSettings(full=True).server_learning_rate == 0.0003
     assert FedGenSettings(full=True, server_learning_rate=0.1).server_learning_rate == 0.1
     stored = FedGenSettings(full=True).model_dump(mode="json")
@@ -281,7 +281,8 @@ def test_the_generator_that_is_sent_is_the_one_that_was_trained() -> None:
     strategy = strategy_of()
     first, second = (strategy.reply(after(rounds, strategy), None).tensors for rounds in (1, 2))
     untrained = fresh(derive_seed(0, "generator")).tensors()
-    for name in MODULES:
+    # a bias before a batch normalisation is subtracted again: its gradient is zero but for rounding
+    for name in MODULES.keys() - {"generator.hidden.bias"}:
         assert (first[name] != untrained[name]).any(), name
         assert (second[name] != first[name]).any(), name
 

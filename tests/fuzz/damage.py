@@ -1,0 +1,191 @@
+"""Ways to spoil a message: bytes that were hit, fields with values nobody meant, and what no encoder would write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.internal.encoder import _VarintBytes  # type: ignore[attr-defined]
+from google.protobuf.message import Message
+
+WHOLE_NUMBERS = (0, 1, 2, 127, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**64 - 1)
+REAL_NUMBERS = (float("nan"), float("inf"), float("-inf"), -1.0, -0.0, 5e-324, 1e-310, 1e308, 2.0**64)
+ENUM_NUMBERS = (0, 5, 6, 99, -1, 2**31 - 1, -(2**31))
+TEXTS = (
+    "",
+    " ",
+    "\x00",
+    "line\nline",
+    "\r\n\x1b[31m",
+    "\u202ebackwards",
+    "naïve ✓ 名前 🙂",
+    "e\u0301" * 50,
+    "../../../etc/passwd",
+    "'; DROP TABLE run; --",
+    "%s%n{0}",
+    "x" * 257,
+    "名" * 5_000,
+    "y" * 100_000,
+)
+NOT_TEXT = (b"\xff\xfe", b"\xc0\x80", b"\xed\xa0\x80", b"ok\x80")
+"""Bytes that are no UTF-8: a stray byte, an overlong null, half a surrogate pair."""
+
+
+# --- bytes ---
+
+
+def damaged_bytes(data: bytes, random: Random) -> bytes:
+    """The same bytes after one to four accidents."""
+    spoilt = bytearray(data)
+    for _ in range(random.randint(1, 4)):
+        random.choice(_ACCIDENTS)(spoilt, random)
+    return bytes(spoilt)
+
+
+def _flip_a_bit(data: bytearray, random: Random) -> None:
+    if data:
+        data[random.randrange(len(data))] ^= 1 << random.randrange(8)
+
+
+def _replace_a_byte(data: bytearray, random: Random) -> None:
+    if data:
+        data[random.randrange(len(data))] = random.choice((0, 1, 0x7F, 0x80, 0xFF, random.randrange(256)))
+
+
+def _insert_noise(data: bytearray, random: Random) -> None:
+    at = random.randint(0, len(data))
+    data[at:at] = random.randbytes(random.randint(1, 16))
+
+
+def _lose_a_piece(data: bytearray, random: Random) -> None:
+    at = random.randint(0, len(data))
+    del data[at : at + random.randint(1, 16)]
+
+
+def _lose_the_end(data: bytearray, random: Random) -> None:
+    del data[random.randint(0, len(data)) :]
+
+
+def _repeat_a_piece(data: bytearray, random: Random) -> None:
+    at = random.randint(0, len(data))
+    piece = data[at : at + random.randint(1, 64)]
+    data[at:at] = piece * random.randint(1, 4)
+
+
+def _become_noise(data: bytearray, random: Random) -> None:
+    data[:] = random.randbytes(random.randint(0, 200))
+
+
+_ACCIDENTS: tuple[Callable[[bytearray, Random], None], ...] = (
+    _flip_a_bit,
+    _replace_a_byte,
+    _insert_noise,
+    _lose_a_piece,
+    _lose_the_end,
+    _repeat_a_piece,
+    _become_noise,
+)
+
+
+# --- fields ---
+
+
+def spoil_a_field(message: Message, random: Random) -> str:
+    """Gives some field of the message, at any depth, a value nobody meant; returns which."""
+    holder, field = random.choice(list(_fields_of(message)))
+    if field.is_repeated:
+        _spoil_list(holder, field, random)
+    elif field.message_type is not None:
+        _spoil_part(holder, field, random)
+    else:
+        setattr(holder, field.name, _odd_value(field, random))
+    return str(field.full_name)
+
+
+def _fields_of(message: Message) -> Iterator[tuple[Message, FieldDescriptor]]:
+    for field in message.DESCRIPTOR.fields:
+        yield message, field
+        if field.message_type is None:
+            continue
+        if field.is_repeated:
+            for entry in getattr(message, field.name)[:4]:
+                yield from _fields_of(entry)
+        elif message.HasField(field.name):
+            yield from _fields_of(getattr(message, field.name))
+
+
+def _spoil_list(holder: Message, field: FieldDescriptor, random: Random) -> None:
+    entries = getattr(holder, field.name)
+    before = list(entries)
+    fate = random.choice(("lost", "twice", "reversed", "shorter", "longer", "odd", "many"))
+    del entries[:]
+    if fate == "twice":
+        before += before
+    elif fate == "reversed":
+        before.reverse()
+    elif fate == "shorter":
+        before = before[:-1]
+    elif fate in ("longer", "many"):
+        before += [_new_entry(field, random)] * (1 if fate == "longer" else 2_000)
+    elif fate == "odd":
+        before = [_new_entry(field, random), *before[1:]]
+    if fate != "lost":
+        entries.extend(before)
+
+
+def _spoil_part(holder: Message, field: FieldDescriptor, random: Random) -> None:
+    if random.random() < 0.5:
+        holder.ClearField(field.name)
+    else:  # there, but empty; of a oneof, instead of what was there
+        holder.ClearField(field.name)
+        getattr(holder, field.name).SetInParent()
+
+
+def _new_entry(field: FieldDescriptor, random: Random) -> Any:
+    if field.message_type is not None:
+        return field.message_type._concrete_class()
+    return _odd_value(field, random)
+
+
+def _odd_value(field: FieldDescriptor, random: Random) -> Any:
+    kind = field.cpp_type
+    if kind == FieldDescriptor.CPPTYPE_ENUM:
+        return random.choice(ENUM_NUMBERS)
+    if kind in (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT):
+        return random.choice(REAL_NUMBERS)
+    if kind == FieldDescriptor.CPPTYPE_BOOL:
+        return random.random() < 0.5
+    if kind == FieldDescriptor.CPPTYPE_STRING:
+        if field.type == FieldDescriptor.TYPE_BYTES:
+            return random.randbytes(random.choice((0, 1, 31, 32, 33, 1000)))
+        return random.choice(TEXTS)
+    bits = 64 if kind in (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64) else 32
+    number = random.choice(WHOLE_NUMBERS) % 2**bits
+    signed = kind in (FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64)
+    return number - 2**bits if signed and number >= 2 ** (bits - 1) else number
+
+
+# --- what no encoder writes ---
+
+
+def with_foreign_field(data: bytes, numbers: range, random: Random) -> bytes:
+    """The message and behind it a field as only a broken or hostile encoder writes it; the last of its kind counts."""
+    number = random.choice(numbers)
+    kind = random.choice(("negative", "overlong", "wrong type", "not text", "group", "too long", "unknown"))
+    if kind == "negative":  # minus one in a field of unsigned numbers
+        return data + _VarintBytes(number << 3) + b"\xff" * 9 + b"\x01"
+    if kind == "overlong":
+        return data + _VarintBytes(number << 3) + b"\x80" * random.randint(9, 12) + b"\x01"
+    if kind == "wrong type":
+        wire_type, body = random.choice(((1, random.randbytes(8)), (5, random.randbytes(4)), (2, b"\x03abc")))
+        return data + _VarintBytes(number << 3 | wire_type) + body
+    if kind == "not text":
+        text = random.choice(NOT_TEXT)
+        return data + _VarintBytes(number << 3 | 2) + _VarintBytes(len(text)) + text
+    if kind == "group":
+        return data + _VarintBytes(number << 3 | 3) * random.choice((1, 200))
+    if kind == "too long":  # says it is longer than everything there is
+        return data + _VarintBytes(number << 3 | 2) + _VarintBytes(random.choice((10**6, 2**31, 2**40)))
+    return data + _VarintBytes(random.randint(100, 2**29 - 1) << 3) + b"\x01"

@@ -1,0 +1,222 @@
+"""Garbage at the door of a live server: it stays up, changes nothing, says why, and the honest finish their run."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from besieged import CLIENTS, RUN, Besieged, besieged, lay_siege
+from hostile_calls import complaint
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from light_runs import Outcome, control_of, exits, start_server, undisturbed_outcome
+from message_strategies import any_message
+from mistakes import mistakes
+from processes import Federation, federation
+from raw_calls import METHODS, RawAnswer, RawCall, RawChannel, serialised
+from server_state import resident_bytes
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.tls import Access
+
+MEMORY_BOUND = 160e6
+"""Resident bytes of the server under a siege, the interpreter and its libraries included."""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return undisturbed_outcome(tmp_path_factory.mktemp("undisturbed"), *RUN, clients=CLIENTS)
+
+
+@dataclass(frozen=True)
+class Siege:
+    """A besieged server for tests that are not coroutines themselves."""
+
+    runner: asyncio.Runner
+    target: Besieged
+    channel: RawChannel
+
+    def ask(self, call: RawCall) -> RawAnswer:
+        return self.runner.run(self.channel.ask(call))
+
+
+@pytest.fixture(scope="module")
+def siege(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siege]:
+    """One server for all tests that must leave it as it is; at the end, that is what is looked at."""
+    with federation(tmp_path_factory.mktemp("siege")) as running, asyncio.Runner() as runner:
+        context = besieged(running)
+        target = runner.run(context.__aenter__())
+        channel = RawChannel(running.address)
+        before = runner.run(target.digest())
+        yield Siege(runner, target, channel)
+        assert runner.run(target.digest()) == before
+        assert resident_bytes(target.pid) < MEMORY_BOUND
+        runner.run(target.finish())
+        runner.run(channel.close())
+        runner.run(context.__aexit__(None, None, None))
+
+
+# --- all at once ---
+
+
+@pytest.mark.parametrize(
+    "calls", [500, pytest.param(100_000, marks=[pytest.mark.full, pytest.mark.timeout(3600)])], ids=str
+)
+async def test_whatever_is_sent_changes_nothing_and_the_run_ends_as_if_nobody_had_called(
+    calls: int, running_federation: Federation, undisturbed: Outcome
+) -> None:
+    async with besieged(running_federation) as target:
+        before = await target.digest()
+        tally = await lay_siege(target, calls=calls, seed=20_251, show=calls > 10_000)
+        print(f"\n{tally.table()}")
+        assert tally.complaints == []
+        assert tally.calls >= calls
+        assert target.server.process.poll() is None
+        assert await target.digest() == before
+        assert max(tally.memory) < MEMORY_BOUND
+        assert "Traceback" not in target.server.log
+        assert sum((await target.refusals()).values()) >= 0.8 * calls
+        await target.finish()
+    assert running_federation.outcome() == undisturbed
+
+
+# --- one by one ---
+
+
+def test_every_mistake_is_refused_for_what_it_is(siege: Siege) -> None:
+    for call, reason, field in mistakes(siege.target.scene):
+        answer = siege.ask(call)
+        assert answer.refusal is not None, f"{call.method}, {call.what}: {answer}"
+        refused = (pb.RefusalReason.Name(answer.refusal.reason), answer.refusal.field)
+        assert refused == (pb.RefusalReason.Name(reason), field), f"{call.method}, {call.what}: {answer.details}"
+        assert complaint(call, answer) is None
+
+
+@pytest.mark.parametrize("examples", [40, pytest.param(2_000, marks=pytest.mark.full)], ids=str)
+@pytest.mark.parametrize("method", ["Join", "Report", "Download", "Follow", "Leave", "Upload"])
+def test_any_message_at_all_is_answered_as_the_protocol_has_it(siege: Siege, method: str, examples: int) -> None:
+    @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(messages=_messages(method, siege.target.scene.sessions[0]))
+    def holds(messages: list[Any]) -> None:
+        call = RawCall(method=method, messages=serialised(messages))
+        answer = siege.ask(call)
+        assert complaint(call, answer) is None
+
+    holds()
+
+
+def _messages(method: str, session: str) -> st.SearchStrategy[list[Any]]:
+    """Under a session that is in force, or any other; nobody leaves under one that is."""
+    sessions = st.text(max_size=20) if method == "Leave" else st.just(session) | st.text(max_size=20)
+    if method == "Join":
+        return st.lists(any_message(pb.JoinRequest), min_size=1, max_size=1)
+    if method == "Upload":
+        header = any_message(pb.UploadHeader, session=sessions, round=st.integers(0, 2))
+        return st.lists(any_message(pb.UploadPart, header=header), max_size=4)
+    kind = getattr(pb, f"{method}Request")
+    return st.lists(any_message(kind, session=sessions, round=st.integers(0, 2)), min_size=1, max_size=1)
+
+
+# --- below and beside the protocol ---
+
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_NOT_OURS = (
+    b"",
+    b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    bytes.fromhex("16030100c8010000c40303") + bytes(200),  # the beginning of a TLS handshake
+    _PREFACE,
+    _PREFACE + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00" * 2_000,  # settings, again and again
+    _PREFACE + b"\xff\xff\xff\x01\x04\x00\x00\x00\x01",  # headers of sixteen megabytes
+    _PREFACE + b"\x00\x40\x00\x01\x00\x00\x00\x00\x01" + bytes(16_384) + b"\x00\x40\x00\x09\x00\x00\x00\x00\x01",
+)
+
+
+@pytest.mark.parametrize("connections", [60, pytest.param(3_000, marks=pytest.mark.full)], ids=str)
+def test_connections_that_speak_another_language_disturb_nobody(siege: Siege, connections: int) -> None:
+    random = Random(7)
+    port = siege.target.federation.port
+    for number in range(connections):
+        noise = random.randbytes(random.randint(1, 4_000))
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+            connection.sendall(random.choice((*_NOT_OURS, noise, _PREFACE + noise)))
+            if number % 2:  # half of them wait to be thrown out for a moment, half just vanish
+                connection.settimeout(0.01)
+                connection.recv(1_000)
+    status = siege.ask(RawCall(method="GetStatus", messages=[b""]))
+    assert pb.RunStatus.FromString(status.message).round == siege.target.scene.round
+
+
+@pytest.mark.parametrize("calls", [300, pytest.param(20_000, marks=pytest.mark.full)], ids=str)
+def test_calls_that_are_given_up_at_once_leave_nothing_behind(siege: Siege, calls: int) -> None:
+    async def give_up_many() -> None:
+        channel = RawChannel(siege.target.federation.address)
+        scene = siege.target.scene
+        for number in range(calls):
+            client = number % CLIENTS
+            header = pb.UploadHeader(
+                session=scene.sessions[client], round=1, manifest=scene.contributions[client].manifest
+            )
+            call = channel.open_upload(pb.UploadPart(header=header).SerializeToString())
+            if number % 3 == 0:
+                await asyncio.sleep(0)
+            call.cancel()
+        await channel.close()
+
+    siege.runner.run(give_up_many())
+    follow = pb.FollowRequest(session=siege.target.scene.sessions[0]).SerializeToString()
+    for _ in range(20):  # a stream that was given up must not count against the next one
+        answer = siege.ask(RawCall(method="Follow", messages=[follow]))
+        assert complaint(RawCall(method="Follow", messages=[follow]), answer) is None
+    assert resident_bytes(siege.target.pid) < MEMORY_BOUND
+
+
+# --- strangers ---
+
+
+async def test_without_a_token_nobody_gets_anywhere(running_federation: Federation, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("".join(f"client-{number} t{number}\n" for number in range(CLIENTS)) + "operator top-secret\n")
+    token = tmp_path / "operator"
+    token.write_text("top-secret\n")
+    server = await start_server(running_federation, *RUN, "--token-file", tokens)
+    channel = RawChannel(running_federation.address)
+    run_id = (await _operator_asks(running_federation, token)).run_id
+    join = pb.JoinRequest(run_id=run_id, client_id=3, data=pb.DataSummary(label_counts=[1] * 5))
+    for method in METHODS:
+        if method in ("Follow", "Download", "Upload", "Report", "Leave"):
+            continue  # they need a session, and so a join
+        for words in (
+            "",
+            "Bearer ",
+            "Bearer t4",
+            "Bearer TOP-SECRET",
+            "Basic dG9wLXNlY3JldA==",
+            "Bearer " + "x" * 4_000,
+        ):
+            request = join.SerializeToString() if method == "Join" else b""
+            call = RawCall(method=method, messages=[request], metadata=(("authorization", words),) if words else ())
+            if method == "GetRun" and words == "Bearer t4":
+                continue  # any party of the federation may ask which run it is
+            answer = await channel.ask(call)
+            assert answer.reason == "not_authorised", f"{method} with {words[:20]!r}: {answer}"
+            assert complaint(call, answer) is None
+    status = await _operator_asks(running_federation, token)
+    assert (status.phase, list(status.clients)) == (pb.PHASE_WAITING, [])
+    assert status.refusals["not_authorised"] >= 40
+    await channel.close()
+    server.terminate()
+    await exits(server, 0)
+
+
+async def _operator_asks(running: Federation, token: Path) -> pb.RunStatus:
+    access = Access(token_file=token)
+    async with control_of(running.address, access) as control:
+        status: pb.RunStatus = await control.GetStatus(pb.GetStatusRequest(), metadata=access.metadata())
+    return status

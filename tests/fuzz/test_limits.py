@@ -1,0 +1,278 @@
+"""Limits: nobody gets more of the server than their share, and whoever stays within them does not notice the others."""
+
+from __future__ import annotations
+
+import asyncio
+import tracemalloc
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import pytest
+from light_runs import Crowd, exits, start_server, status_when
+from processes import Command, Federation
+from raw_calls import RawAnswer, RawCall, RawChannel, serialised
+from server_state import peak_resident_bytes, resident_bytes
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_client.connection import Connection, upload_parts
+from feddbp_common.refusals import refusal_in
+from feddbp_common.wire import BodyAssembler
+from feddbp_lab.light_client import LightClient
+
+CLIENTS = 4
+UPLOAD_BYTES = 320  # two matrices of 5 x 8 floats
+RUN = (
+    *("--clients", CLIENTS, "--min-clients", CLIENTS, "--rounds", 2, "--round-deadline", 0),
+    *("--dataset", "custom", "--classes", 5, "--set", "k_top=2"),
+)
+SMALL = ("--feature-dim", 8)
+LARGE = ("--classes", 40, "--feature-dim", 65_535)
+HALF_OPEN = 1_000
+BYTES_PER_HALF_OPEN_STREAM = 64e3
+"""What a stream that never says anything may cost the server while it is waited for."""
+
+
+@dataclass
+class Door:
+    """A server whose clients have joined, and a way to call it in their names."""
+
+    server: Command
+    channel: RawChannel
+    clients: list[LightClient]
+
+    @property
+    def pid(self) -> int:
+        return self.server.process.pid
+
+    def header(self, client: int) -> bytes:
+        return self.upload(client)[0]
+
+    def upload(self, client: int) -> list[bytes]:
+        sender = self.clients[client]
+        return serialised(upload_parts(sender.session, 0, sender.contribution(0)))
+
+    async def send(self, client: int) -> RawAnswer:
+        return await self.channel.ask(RawCall(method="Upload", messages=self.upload(client)))
+
+
+@asynccontextmanager
+async def door(running: Federation, *options: object) -> AsyncIterator[Door]:
+    server = await start_server(running, *RUN, *options)
+    connection, channel = Connection(running.address), RawChannel(running.address)
+    clients = [LightClient(number, connection) for number in range(CLIENTS)]
+    for client in clients:
+        await client.join()
+    try:
+        yield Door(server, channel, clients)
+    finally:
+        await connection.close()
+        await channel.close()
+
+
+async def ended(call: grpc.aio.StreamUnaryCall[bytes, bytes]) -> RawAnswer:
+    try:
+        async with asyncio.timeout(30):
+            return RawAnswer(code=grpc.StatusCode.OK, message=await call)
+    except grpc.aio.AioRpcError as error:
+        return RawAnswer(code=error.code(), details=error.details() or "", refusal=refusal_in(error))
+
+
+async def eventually(ask: Callable[[], Any], wanted: Callable[[RawAnswer], bool]) -> RawAnswer:
+    """Asks until the answer is the wanted one: what another stream holds is free a moment after it has ended."""
+    async with asyncio.timeout(30):
+        while True:
+            answer: RawAnswer = await ask()
+            if wanted(answer):
+                return answer
+            await asyncio.sleep(0.05)
+
+
+# --- bytes ---
+
+
+async def test_an_upload_over_the_limit_is_refused_on_its_header(running_federation: Federation) -> None:
+    async with door(running_federation, *SMALL, "--max-upload-bytes", UPLOAD_BYTES - 1) as at:
+        answer = await ended(at.channel.open_upload(at.header(0)))  # no chunk was sent, and none is waited for
+    assert (answer.code, answer.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "too_large")
+    assert answer.details == "total_bytes: 320 bytes, at most 319 are admitted"
+
+
+async def test_uploads_beyond_what_the_server_will_hold_are_told_to_come_later(running_federation: Federation) -> None:
+    async with door(running_federation, *SMALL, "--max-bytes-in-flight", 3 * UPLOAD_BYTES) as at:
+        filling = [at.channel.open_upload(at.header(client)) for client in range(3)]
+        full = await eventually(lambda: _try_header(at, 3), lambda answer: answer.reason == "busy")
+        assert full.code is grpc.StatusCode.UNAVAILABLE
+        assert "too many uploads" in full.details
+        filling[0].cancel()
+        taken = await eventually(lambda: at.send(3), lambda answer: answer.reason != "busy")
+        assert taken.code is grpc.StatusCode.OK
+
+
+async def _try_header(at: Door, client: int) -> RawAnswer:
+    """What an upload without a body is told; it is refused either way."""
+    return await at.channel.ask(RawCall(method="Upload", messages=[at.header(client)]))
+
+
+async def test_a_client_has_one_upload_at_a_time(running_federation: Federation) -> None:
+    async with door(running_federation, *SMALL) as at:
+        first = at.channel.open_upload(at.header(0))
+        busy = await eventually(lambda: _try_header(at, 0), lambda answer: answer.reason == "busy")
+        assert "uploading already" in busy.details
+        first.cancel()
+        taken = await eventually(lambda: at.send(0), lambda answer: answer.reason != "busy")
+        assert taken.code is grpc.StatusCode.OK
+
+
+async def test_what_is_announced_takes_no_memory_before_it_is_here(running_federation: Federation) -> None:
+    """Eighty megabytes announced, one percent sent."""
+    async with door(running_federation, *LARGE) as at:
+        parts = [at.upload(client)[:2] for client in range(CLIENTS)]
+        before = resident_bytes(at.pid)
+        stalled = [at.channel.open_upload(*sent) for sent in parts]
+        await asyncio.sleep(1)
+        assert not any(call.done() for call in stalled)
+        assert resident_bytes(at.pid) - before < 8e6
+
+
+def test_a_body_in_single_bytes_takes_no_more_memory_than_the_same_body_in_one() -> None:
+    size = 200_000
+    assembler = BodyAssembler(size)
+    tracemalloc.start()
+    try:
+        for number in range(size):
+            assembler.add(bytes([number % 251]))
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken < 2 * size
+    assert assembler.body() == bytes(number % 251 for number in range(size))
+
+
+# --- time ---
+
+
+async def test_a_stream_that_says_nothing_is_ended(running_federation: Federation) -> None:
+    async with door(running_federation, *SMALL, "--header-wait", "300ms", "--chunk-wait", "400ms") as at:
+        without_header = await ended(at.channel.open_upload())
+        without_chunks = await ended(at.channel.open_upload(at.header(0)))
+        assert "nothing arrived for 0.3s" in without_header.details
+        assert "nothing arrived for 0.4s" in without_chunks.details
+        for answer in (without_header, without_chunks):  # a slow network is no crime: the client may try again
+            assert (answer.code, answer.reason) == (grpc.StatusCode.UNAVAILABLE, "busy")
+        assert (await at.send(0)).code is grpc.StatusCode.OK
+
+
+# --- streams ---
+
+
+async def opened(call: Any) -> bool:
+    """Whether a stream of answers began; otherwise it was refused for lack of room."""
+    try:
+        await call.read()
+        await asyncio.sleep(0)
+        return not call.done()
+    except grpc.aio.AioRpcError as error:
+        refusal = refusal_in(error)
+        assert refusal is not None
+        assert refusal.reason == pb.REFUSAL_REASON_BUSY
+        return False
+
+
+async def test_a_session_has_only_so_many_event_streams(running_federation: Federation) -> None:
+    async with door(running_federation, *SMALL) as at:
+        request = pb.FollowRequest(session=at.clients[0].session).SerializeToString()
+        streams = [at.channel.open_answers("Follow", request) for _ in range(12)]
+        began = [await opened(stream) for stream in streams]
+        assert sum(began) == 4
+        other = pb.FollowRequest(session=at.clients[1].session).SerializeToString()
+        assert await opened(at.channel.open_answers("Follow", other))
+        for stream in streams:
+            stream.cancel()
+        follow = RawCall(method="Follow", messages=[request])
+        again = await eventually(lambda: at.channel.ask(follow), lambda answer: answer.reason != "busy")
+        assert again.code is grpc.StatusCode.OK
+
+
+async def test_a_session_has_only_so_many_downloads_that_nobody_reads(running_federation: Federation) -> None:
+    async with door(running_federation, *LARGE) as at:
+        for client in at.clients:
+            await client.upload(0, client.contribution(0))
+        await status_when(running_federation.address, lambda status: status.round == 1, "round 1")
+        request = pb.DownloadRequest(session=at.clients[0].session, round=1).SerializeToString()
+        downloads = [at.channel.open_answers("Download", request) for _ in range(10)]
+        began = [await opened(download) for download in downloads]
+        assert sum(began) == 4
+        assert (await at.clients[1].download(1)).message_bytes > 1e6
+        for download in downloads:
+            download.cancel()
+
+
+async def test_only_so_many_watch_the_status(running_federation: Federation) -> None:
+    async with door(running_federation, *SMALL) as at:
+        watchers = [at.channel.open_answers("WatchStatus", b"") for _ in range(80)]
+        began = [await opened(watcher) for watcher in watchers]
+        assert sum(began) == 64
+        status = await at.channel.ask(RawCall(method="GetStatus", messages=[b""]))
+        assert status.code is grpc.StatusCode.OK
+
+
+# --- messages ---
+
+
+async def test_messages_and_metadata_have_a_size(running_federation: Federation) -> None:
+    async with door(running_federation, *SMALL) as at:
+        long_message = await at.channel.ask(RawCall(method="Join", messages=[bytes((1 << 20) + 1)]))
+        long_metadata = await at.channel.ask(
+            RawCall(method="GetRun", messages=[b""], metadata=(("x-noise", "n" * 32_000),))
+        )
+        assert long_message.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert long_metadata.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert (await at.channel.ask(RawCall(method="GetRun", messages=[b""]))).code is grpc.StatusCode.OK
+
+
+async def test_a_message_that_swells_when_it_is_unpacked_is_stopped(running_federation: Federation) -> None:
+    async with door(running_federation, *SMALL) as at:
+        before = resident_bytes(at.pid)
+        bomb = pb.JoinRequest(run_id="a" * (64 << 20)).SerializeToString()
+        packed = RawChannel(running_federation.address, compression=grpc.Compression.Gzip)
+        answer = await packed.ask(RawCall(method="Join", messages=[bomb]))
+        assert answer.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert peak_resident_bytes(at.pid) - before < 16e6
+        await packed.close()
+
+
+# --- half-open streams ---
+
+
+async def test_a_thousand_half_open_uploads_do_not_stop_the_honest(running_federation: Federation) -> None:
+    server = await start_server(running_federation, *RUN, *SMALL, "--header-wait", "10m", "--linger", "5s")
+    before = resident_bytes(server.process.pid)
+    channels = [RawChannel(running_federation.address) for _ in range(10)]
+    half_open = [channels[number % 10].open_upload() for number in range(HALF_OPEN)]
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(call.wait_for_connection() for call in half_open))
+    async with Crowd(running_federation.address, range(CLIENTS)) as crowd:
+        ends = await crowd.ended()
+        assert {end.outcome for end in ends.values() if end} == {pb.RUN_OUTCOME_FINISHED}
+        assert sum(not call.done() for call in half_open) == HALF_OPEN
+        grown = peak_resident_bytes(server.process.pid) - before
+    print(f"\n{HALF_OPEN} half-open uploads: {before / 1e6:.1f} MB before, {grown / 1e6:.1f} MB more at most")
+    assert grown < HALF_OPEN * BYTES_PER_HALF_OPEN_STREAM
+    await exits(server, 0)
+    answers = await asyncio.gather(*map(ended, half_open))
+    assert {answer.code for answer in answers} <= {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
+    for channel in channels:
+        await channel.close()
+
+
+@pytest.mark.parametrize("count", [200, pytest.param(5_000, marks=pytest.mark.full)], ids=str)
+async def test_half_open_uploads_are_forgotten_when_their_time_is_up(
+    count: int, running_federation: Federation
+) -> None:
+    async with door(running_federation, *SMALL, "--header-wait", "500ms") as at:
+        answers = await asyncio.gather(*(ended(at.channel.open_upload()) for _ in range(count)))
+        assert {(answer.code, answer.reason) for answer in answers} == {(grpc.StatusCode.UNAVAILABLE, "busy")}
+        assert (await at.send(0)).code is grpc.StatusCode.OK

@@ -1,0 +1,60 @@
+"""Every method, over the same wire: real processes, three rounds, and clients that know more afterwards."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+import pytest
+from processes import Federation
+
+from feddbp_common.methods import METHODS
+
+RUN = ("--clients", 3, "--min-clients", 3, "--rounds", 3, "--alpha", 1.0, "--local-epochs", 2, "--learning-rate", 0.05)
+STATEFUL = ("fedtgp", "fedgen", "fedkd", "fedmrl")
+"""Methods whose server or clients keep more than prototypes from round to round."""
+
+
+def finish(running: Federation, *options: object) -> None:
+    server = running.server(*RUN, *options)
+    client = running.client("0-2")
+    client.expect_exit(0)
+    server.expect_exit(0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_runs_and_learns(method: str, running_federation: Federation) -> None:
+    finish(running_federation, "--method", method)
+    by_round = {
+        number: fmean(line["accuracy"] for line in running_federation.metrics() if line["round"] == number)
+        for number in range(4)
+    }
+    assert by_round[3] > by_round[1], by_round
+    assert by_round[3] > 0.5, by_round
+    assert all(line["bytes_up"] > 0 for line in running_federation.metrics() if line["round"] < 3)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("method", STATEFUL)
+@pytest.mark.parametrize(
+    ("side", "point"), [("server", "server.close.committed@2"), ("client", "client.work.saved@5")], ids=str
+)
+def test_what_a_method_keeps_survives_a_kill(
+    method: str, side: str, point: str, running_federation: Federation, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    untouched = Federation(tmp_path_factory.mktemp("untouched"))
+    try:
+        finish(untouched, "--method", method)
+        fault = {"FEDDBP_FAULT": point}
+        server = running_federation.server(*RUN, "--method", method, env=fault if side == "server" else None)
+        client = running_federation.client("0-2", env=fault if side == "client" else None)
+        if side == "server":
+            server.expect_exit(-9)
+            server = running_federation.server(*RUN, "--method", method)
+        else:
+            client.expect_exit(-9)
+            client = running_federation.client("0-2")
+        client.expect_exit(0)
+        server.expect_exit(0)
+        assert running_federation.outcome() == untouched.outcome()
+    finally:
+        untouched.stop_all()

@@ -1,0 +1,138 @@
+"""Calls as bytes: whatever a hostile program could put on the wire, decodable or not, and what came back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import grpc
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.refusals import refusal_in
+
+ANSWER_WITHIN = 60.0
+"""Seconds; a call without an answer by then hangs."""
+_LOST = "Internal error from Core"
+"""What grpc.aio says, on the caller's side, of a write that failed because the call had ended: the answer is lost."""
+_ATTEMPTS = 10
+
+
+class Shape(Enum):
+    """Which side of a call is a stream."""
+
+    UNARY = "unary_unary"
+    ANSWERS = "unary_stream"
+    REQUESTS = "stream_unary"
+
+
+METHODS = {
+    **dict.fromkeys(("GetRun", "Join", "Report", "Leave"), ("Federation", Shape.UNARY)),
+    **dict.fromkeys(("Follow", "Download"), ("Federation", Shape.ANSWERS)),
+    "Upload": ("Federation", Shape.REQUESTS),
+    **dict.fromkeys(("GetStatus", "Pause", "Resume", "Stop"), ("Control", Shape.UNARY)),
+    "WatchStatus": ("Control", Shape.ANSWERS),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawCall:
+    """One call: its method and the bytes of its messages."""
+
+    method: str
+    messages: Sequence[bytes]
+    what: str = ""
+    """What is wrong with it, for whoever reads a failure."""
+    metadata: tuple[tuple[str, str], ...] = field(default=())
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawAnswer:
+    """What came back."""
+
+    code: grpc.StatusCode
+    details: str = ""
+    refusal: pb.Refusal | None = None
+    message: bytes = b""
+    """The answer's first message, if it had one."""
+
+    @property
+    def reason(self) -> str:
+        if self.refusal is None:
+            return ""
+        return pb.RefusalReason.Name(self.refusal.reason).removeprefix("REFUSAL_REASON_").lower()
+
+
+class RawChannel:
+    """A connection that sends any bytes to any method."""
+
+    def __init__(self, address: str, *, compression: grpc.Compression | None = None) -> None:
+        # a connection of its own, not one shared with other channels to the same address
+        options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+        self._channel = grpc.aio.insecure_channel(address, options=options, compression=compression)
+        self._methods = {name: self._generic(name) for name in METHODS}
+
+    def _generic(self, name: str) -> Any:
+        service, shape = METHODS[name]
+        make = getattr(self._channel, shape.value)
+        return make(f"/feddbp.v1.{service}/{name}", _as_it_is, _as_it_is)
+
+    async def ask(self, call: RawCall) -> RawAnswer:
+        """Makes the call and waits for its status; of a stream of answers, the first message will do."""
+        for _ in range(_ATTEMPTS):
+            answer = await self._ask(call)
+            if answer.code is not grpc.StatusCode.INTERNAL or answer.details != _LOST:
+                break
+        return answer
+
+    async def _ask(self, call: RawCall) -> RawAnswer:
+        _, shape = METHODS[call.method]
+        options = {"timeout": ANSWER_WITHIN, "metadata": call.metadata}
+        try:
+            if shape is Shape.REQUESTS:
+                message = await self._methods[call.method](iter(call.messages), **options)
+            elif shape is Shape.UNARY:
+                message = await self._methods[call.method](call.messages[0], **options)
+            else:
+                message = await self._first(self._methods[call.method](call.messages[0], **options))
+        except grpc.aio.AioRpcError as error:
+            return RawAnswer(code=error.code(), details=error.details() or "", refusal=refusal_in(error))
+        return RawAnswer(code=grpc.StatusCode.OK, message=message)
+
+    def open_upload(self, *messages: bytes) -> grpc.aio.StreamUnaryCall[bytes, bytes]:
+        """An upload that sends these messages and then neither goes on nor ends."""
+
+        async def endless() -> Any:
+            for message in messages:
+                yield message
+            await asyncio.Event().wait()
+
+        call: grpc.aio.StreamUnaryCall[bytes, bytes] = self._methods["Upload"](endless())
+        return call
+
+    def open_answers(self, method: str, message: bytes) -> grpc.aio.UnaryStreamCall[bytes, bytes]:
+        """A call whose answers are read, or not, by the caller."""
+        call: grpc.aio.UnaryStreamCall[bytes, bytes] = self._methods[method](message)
+        return call
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    @staticmethod
+    async def _first(stream: Any) -> bytes:
+        try:
+            async for message in stream:
+                return bytes(message)
+        finally:
+            stream.cancel()
+        return b""
+
+
+def serialised(messages: Iterable[Any]) -> list[bytes]:
+    return [message.SerializeToString() for message in messages]
+
+
+def _as_it_is(data: bytes) -> bytes:
+    return data

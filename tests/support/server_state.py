@@ -1,0 +1,61 @@
+"""A server seen from outside: a digest of everything it must not lose or change, and the memory it takes."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from pathlib import Path
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_server.store.sqlite import DATABASE_NAME
+
+_KEPT = {
+    "run": "run_id, config, progress",
+    "client": "client_id, epoch, session_sha256, data, capabilities",
+    "upload": "round, client_id, sha256, manifest, body",
+    "report": "round, client_id, metrics",
+    "aggregate": "completed_rounds, manifest, body",
+}
+"""Every table the server keeps, and its columns in the order of their meaning."""
+
+
+def durable_digest(state_dir: Path) -> str:
+    """SHA-256 over every row of the database: the run and its progress, sessions, uploads, reports, the aggregate."""
+    digest = hashlib.sha256()
+    connection = sqlite3.connect(f"file:{state_dir / DATABASE_NAME}?mode=ro", uri=True)
+    try:
+        for table, columns in _KEPT.items():
+            for row in connection.execute(f"SELECT {columns} FROM {table} ORDER BY 1, 2"):
+                digest.update(repr((table, row)).encode())
+    finally:
+        connection.close()
+    return digest.hexdigest()
+
+
+def run_digest(status: pb.RunStatus) -> str:
+    """SHA-256 over what the running server says of the run; not over when and how often it was called."""
+    lasting = pb.RunStatus()
+    lasting.CopyFrom(status)
+    for passing in ("incidents", "refusals", "time_left"):
+        lasting.ClearField(passing)
+    for client in lasting.clients:
+        client.ClearField("last_seen")
+        client.ClearField("progress")
+    return hashlib.sha256(lasting.SerializeToString(deterministic=True)).hexdigest()
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory a process has resident, as the kernel counts it."""
+    return _from_status(pid, "VmRSS")
+
+
+def peak_resident_bytes(pid: int) -> int:
+    """The most a process ever had resident."""
+    return _from_status(pid, "VmHWM")
+
+
+def _from_status(pid: int, name: str) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError(f"process {pid} has no {name}: is it running?")
