@@ -9,7 +9,7 @@ from feddbp_common.wire import CHUNK_BYTES
 
 DEFAULT_LEASE: Final = timedelta(seconds=30)
 """How long an id stays reserved without a connection, and so how long a lost connection may go unnoticed."""
-_SHORTEST: Final = timedelta(seconds=3)
+_SHORTEST: Final = timedelta(seconds=5)
 """No lease makes pings more impatient than this: a busy machine is not a lost one."""
 
 

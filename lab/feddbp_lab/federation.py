@@ -102,6 +102,8 @@ class Federation:
         self._watching: list[asyncio.Task[Any]] = []
 
     async def __aenter__(self) -> Self:
+        # what a run that is taken up again wrote when it last listened is not to be believed
+        self._endpoint_path.unlink(missing_ok=True)
         try:
             self._server = self._start(
                 "the server", SERVER_MODULE, arguments_for(self.options.server_config()), log="server"
@@ -153,6 +155,10 @@ class Federation:
         return loaded
 
     @property
+    def _endpoint_path(self) -> Path:
+        return self.options.server_dir / "endpoint.json"
+
+    @property
     def _summary_path(self) -> Path:
         return self.options.server_dir / SUMMARY_NAME
 
@@ -164,12 +170,11 @@ class Federation:
 
     async def _endpoint(self, server: Child) -> str:
         """Where the server listens, as it says itself once it does."""
-        path = self.options.server_dir / "endpoint.json"
-        while not path.exists():
+        while not self._endpoint_path.exists():
             if not server.running:
                 raise _died(server)
             await asyncio.sleep(_POLL_SECONDS)
-        endpoint = json.loads(path.read_text(encoding="utf-8"))
+        endpoint = json.loads(self._endpoint_path.read_text(encoding="utf-8"))
         return f"{endpoint['host']}:{endpoint['port']}"
 
     def _watch(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:

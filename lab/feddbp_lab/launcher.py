@@ -116,10 +116,14 @@ def _under_guard(
 
 def _await_end(process: subprocess.Popen[bytes], lifeline: int, child: Child, loop: asyncio.AbstractEventLoop) -> None:
     """In a thread of its own: the loop's pool is small, and a federation may have many processes."""
-    # Not collected yet, so that its id, and the group's, is nobody else's while the rest of the group is ended.
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    _signal([child], signal.SIGKILL)
-    code = process.wait()
+    if hasattr(os, "waitid"):
+        # Not collected yet, so that its id, and the group's, is nobody else's while the rest of the group is ended.
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        _signal([child], signal.SIGKILL)
+        code = process.wait()
+    else:  # macOS: the id could be another's only if the system had gone through all of them in this instant
+        code = process.wait()
+        _signal([child], signal.SIGKILL)
     os.close(lifeline)
     with suppress(RuntimeError):  # the loop is closed: nobody waits any more
         loop.call_soon_threadsafe(_settle, child.ended, code if code >= 0 else 128 - code)

@@ -25,9 +25,9 @@ from feddbp_server.audit import Audit
 from feddbp_server.config import ServerConfig
 from feddbp_server.control import ControlService
 from feddbp_server.coordinator import Coordinator
-from feddbp_server.decoding import DecodingGuard
 from feddbp_server.identity import AnyoneMay, CertificateNames, Identity, TokenOpens
 from feddbp_server.ingest import Ingest, UploadLimits
+from feddbp_server.request_guard import RequestGuard
 from feddbp_server.results import Results
 from feddbp_server.rounds import Phase
 from feddbp_server.service import FederationService, server_options
@@ -60,7 +60,8 @@ class Server:
         )
         self._health = health_aio.HealthServicer()
         self._grpc = grpc.aio.server(
-            interceptors=[DecodingGuard(self.coordinator)], options=server_options(config.rounds.lease_in_force)
+            interceptors=[RequestGuard(self.coordinator, patience=config.limits.header_wait)],
+            options=server_options(config.rounds.lease_in_force),
         )
         self.port = 0
 

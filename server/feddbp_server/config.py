@@ -82,7 +82,7 @@ class LimitsConfig(_Frozen):
         512 << 20, ge=1, description="bytes of all uploads that are being received, and so of the memory they take"
     )
     header_wait: Duration = Field(
-        timedelta(seconds=10), gt=timedelta(0), description="longest wait for an upload's header"
+        timedelta(seconds=10), gt=timedelta(0), description="longest wait for a request, or an upload's header"
     )
     chunk_wait: Duration = Field(
         timedelta(seconds=30), gt=timedelta(0), description="longest wait for an upload's next chunk"

@@ -115,6 +115,8 @@ def server_options(lease: timedelta = DEFAULT_LEASE) -> list[tuple[str, int]]:
         # a chunk is 256 KiB and every other message smaller; metadata holds a token at most
         ("grpc.max_receive_message_length", 1 << 20),
         ("grpc.max_metadata_size", 16 << 10),
+        # a client needs a handful, and one process may be a thousand clients
+        ("grpc.max_concurrent_streams", 4096),
         # never share a port with a second server: a bind error has to be an error
         ("grpc.so_reuseport", 0),
     ]

@@ -74,7 +74,7 @@ CLIENT_FAULTS = {
 IN_EVERY_RUN = {"client.work.saved@2", "client.upload.sending@2"}
 """Those that are worth the seconds a real client takes to start."""
 
-REAL_RUN = ("--clients", 3, "--rounds", 3, "--alpha", 1.0, "--local-epochs", 1, "--min-clients", 3, "--lease", "1s")
+REAL_RUN = ("--clients", 3, "--rounds", 3, "--alpha", 1.0, "--local-epochs", 1, "--min-clients", 3, "--lease", "6s")
 
 
 def cases(

@@ -229,7 +229,7 @@ def _follow(scene: Scene, client: int, random: Random) -> RawCall:
 
 def _leave(scene: Scene, client: int, random: Random) -> RawCall:
     """Not with a session that is in force: that would be a goodbye like any other."""
-    return _damaged("Leave", pb.LeaveRequest(session=scene.sessions[client][:-1] + "~", reason="bored"), random)
+    return _damaged("Leave", pb.LeaveRequest(session=scene.sessions[client][::-1], reason="bored"), random)
 
 
 def _ask(scene: Scene, client: int, random: Random) -> RawCall:

@@ -26,7 +26,7 @@ from server_state import resident_bytes
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.tls import Access
 
-MEMORY_BOUND = 160e6
+MEMORY_BOUND = 128e6
 """Resident bytes of the server under a siege, the interpreter and its libraries included."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tracemalloc
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ import grpc
 import pytest
 from light_runs import Crowd, exits, start_server, status_when
 from processes import Command, Federation
-from raw_calls import RawAnswer, RawCall, RawChannel, serialised
+from raw_calls import METHODS, HalfOpen, RawAnswer, RawCall, RawChannel, serialised
 from server_state import peak_resident_bytes, resident_bytes
 
 from feddbp.v1 import federation_pb2 as pb
@@ -72,7 +72,7 @@ async def door(running: Federation, *options: object) -> AsyncIterator[Door]:
         await channel.close()
 
 
-async def ended(call: grpc.aio.StreamUnaryCall[bytes, bytes]) -> RawAnswer:
+async def ended(call: HalfOpen) -> RawAnswer:
     try:
         async with asyncio.timeout(30):
             return RawAnswer(code=grpc.StatusCode.OK, message=await call)
@@ -90,6 +90,21 @@ async def eventually(ask: Callable[[], Any], wanted: Callable[[RawAnswer], bool]
             await asyncio.sleep(0.05)
 
 
+class Holding:
+    """Uploads that were announced and do not go on; opened again if another one was there first."""
+
+    def __init__(self, at: Door, clients: Iterable[int]) -> None:
+        self._at = at
+        self.calls = {client: at.channel.open_upload(at.header(client)) for client in clients}
+
+    async def while_asking(self, client: int) -> RawAnswer:
+        """What an upload without a body is told meanwhile; it is refused either way."""
+        for holder, call in self.calls.items():
+            if call.done():
+                self.calls[holder] = self._at.channel.open_upload(self._at.header(holder))
+        return await self._at.channel.ask(RawCall(method="Upload", messages=[self._at.header(client)]))
+
+
 # --- bytes ---
 
 
@@ -102,26 +117,21 @@ async def test_an_upload_over_the_limit_is_refused_on_its_header(running_federat
 
 async def test_uploads_beyond_what_the_server_will_hold_are_told_to_come_later(running_federation: Federation) -> None:
     async with door(running_federation, *SMALL, "--max-bytes-in-flight", 3 * UPLOAD_BYTES) as at:
-        filling = [at.channel.open_upload(at.header(client)) for client in range(3)]
-        full = await eventually(lambda: _try_header(at, 3), lambda answer: answer.reason == "busy")
+        filling = Holding(at, range(3))
+        full = await eventually(lambda: filling.while_asking(3), lambda answer: answer.reason == "busy")
         assert full.code is grpc.StatusCode.UNAVAILABLE
         assert "too many uploads" in full.details
-        filling[0].cancel()
+        filling.calls[0].cancel()
         taken = await eventually(lambda: at.send(3), lambda answer: answer.reason != "busy")
         assert taken.code is grpc.StatusCode.OK
 
 
-async def _try_header(at: Door, client: int) -> RawAnswer:
-    """What an upload without a body is told; it is refused either way."""
-    return await at.channel.ask(RawCall(method="Upload", messages=[at.header(client)]))
-
-
 async def test_a_client_has_one_upload_at_a_time(running_federation: Federation) -> None:
     async with door(running_federation, *SMALL) as at:
-        first = at.channel.open_upload(at.header(0))
-        busy = await eventually(lambda: _try_header(at, 0), lambda answer: answer.reason == "busy")
+        first = Holding(at, [0])
+        busy = await eventually(lambda: first.while_asking(0), lambda answer: answer.reason == "busy")
         assert "uploading already" in busy.details
-        first.cancel()
+        first.calls[0].cancel()
         taken = await eventually(lambda: at.send(0), lambda answer: answer.reason != "busy")
         assert taken.code is grpc.StatusCode.OK
 
@@ -163,6 +173,14 @@ async def test_a_stream_that_says_nothing_is_ended(running_federation: Federatio
         for answer in (without_header, without_chunks):  # a slow network is no crime: the client may try again
             assert (answer.code, answer.reason) == (grpc.StatusCode.UNAVAILABLE, "busy")
         assert (await at.send(0)).code is grpc.StatusCode.OK
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_a_call_whose_request_does_not_come_is_ended(method: str, running_federation: Federation) -> None:
+    async with door(running_federation, *SMALL, "--header-wait", "300ms") as at:
+        answer = await ended(at.channel.open_half(method))
+    assert (answer.code, answer.reason) == (grpc.StatusCode.UNAVAILABLE, "busy")
+    assert "arrived for 0.3s" in answer.details
 
 
 # --- streams ---

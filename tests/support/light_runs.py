@@ -17,7 +17,7 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_client.connection import Bounds, Connection
 from feddbp_common.faults import VARIABLE
-from feddbp_common.tls import OPERATOR, Access
+from feddbp_common.tls import OPERATOR, Access, client_subject
 from feddbp_lab.light_client import LightClient, OnEvent
 
 # wide enough that a contribution takes several chunks: "inside a stream" has to be a place
@@ -119,6 +119,18 @@ def undisturbed_outcome(directory: Path, *options: object, clients: int = 3) -> 
     """For fixtures: what a run comes to that nobody touches."""
     with federation(directory) as running:
         return asyncio.run(finish(running, *options, clients=clients))
+
+
+@asynccontextmanager
+async def federation_of(
+    address: str,
+    subject: str = client_subject(0),
+    access: Access = Access(),  # noqa: B008 - frozen
+) -> AsyncIterator[pb_grpc.FederationAsyncStub]:
+    """A client's calls as they are, for those that are to be refused."""
+    async with access.channel(address, subject) as channel:
+        stub: pb_grpc.FederationAsyncStub = pb_grpc.FederationStub(channel)
+        yield stub
 
 
 @asynccontextmanager

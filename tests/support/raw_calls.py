@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.refusals import refusal_in
 
+HalfOpen: TypeAlias = "grpc.aio.StreamUnaryCall[bytes, bytes]"
 ANSWER_WITHIN = 60.0
 """Seconds; a call without an answer by then hangs."""
 _LOST = "Internal error from Core"
@@ -74,9 +75,9 @@ class RawChannel:
         self._channel = grpc.aio.insecure_channel(address, options=options, compression=compression)
         self._methods = {name: self._generic(name) for name in METHODS}
 
-    def _generic(self, name: str) -> Any:
-        service, shape = METHODS[name]
-        make = getattr(self._channel, shape.value)
+    def _generic(self, name: str, shape: Shape | None = None) -> Any:
+        service, usual = METHODS[name]
+        make = getattr(self._channel, (shape or usual).value)
         return make(f"/feddbp.v1.{service}/{name}", _as_it_is, _as_it_is)
 
     async def ask(self, call: RawCall) -> RawAnswer:
@@ -101,15 +102,19 @@ class RawChannel:
             return RawAnswer(code=error.code(), details=error.details() or "", refusal=refusal_in(error))
         return RawAnswer(code=grpc.StatusCode.OK, message=message)
 
-    def open_upload(self, *messages: bytes) -> grpc.aio.StreamUnaryCall[bytes, bytes]:
+    def open_upload(self, *messages: bytes) -> HalfOpen:
         """An upload that sends these messages and then neither goes on nor ends."""
+        return self.open_half("Upload", *messages)
 
-        async def endless() -> Any:
+    def open_half(self, method: str, *messages: bytes) -> HalfOpen:
+        """A call of any method that never says it has sent everything."""
+
+        async def endless() -> AsyncIterator[bytes]:
             for message in messages:
                 yield message
             await asyncio.Event().wait()
 
-        call: grpc.aio.StreamUnaryCall[bytes, bytes] = self._methods["Upload"](endless())
+        call: HalfOpen = self._generic(method, Shape.REQUESTS)(endless())
         return call
 
     def open_answers(self, method: str, message: bytes) -> grpc.aio.UnaryStreamCall[bytes, bytes]:

@@ -17,6 +17,8 @@ from enum import Enum
 from types import TracebackType
 from typing import Self
 
+from processes import PATIENCE
+
 _PIECE_BYTES = 16 << 10
 _BUFFER_BYTES = 32 << 10
 _COMMAND_SECONDS = 10.0
@@ -55,8 +57,9 @@ class Trap:
         self._sprung.set()
         return True
 
-    async def sprung(self, seconds: float = 60.0) -> None:
-        assert await asyncio.to_thread(self._sprung.wait, seconds), f"no connection carried {self.after_bytes} bytes"
+    async def sprung(self) -> None:
+        sprung = await asyncio.to_thread(self._sprung.wait, 2 * PATIENCE)
+        assert sprung, f"no connection has carried {self.after_bytes} bytes"
 
 
 class _Link:

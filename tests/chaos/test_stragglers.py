@@ -1,0 +1,155 @@
+"""Clients that are slow, late or gone: the clock decides, and the log and the status say whom it went against."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import grpc
+import pytest
+from light_runs import Crowd, Gate, control_of, exits, federation_of, start_server, status_when
+from processes import Federation, GaveUpError, federation
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_client.connection import upload_parts
+from feddbp_common.errors import ExitCode
+from feddbp_common.refusals import refusal_in
+
+
+def run_of(clients: int, *, rounds: int, quorum: int, deadline: str, extensions: int = 60) -> tuple[object, ...]:
+    return (
+        *("--clients", clients, "--rounds", rounds, "--min-clients", quorum, "--feature-dim", 64),
+        *("--round-deadline", deadline, "--max-extensions", extensions),
+    )
+
+
+def rounds_of(client_id: int, running: Federation) -> set[int]:
+    return {line["round"] for line in running.metrics() if line["client"] == client_id}
+
+
+async def test_a_deadline_passes_without_any_traffic(running_federation: Federation) -> None:
+    server = await start_server(running_federation, *run_of(3, rounds=2, quorum=2, deadline="1s"))
+    stuck = Gate(at_round=0)
+    async with Crowd(running_federation.address, [2], on_event={2: stuck}) as late:
+        async with Crowd(running_federation.address, [0, 1]) as crowd:
+            outcomes = await crowd.ended()
+        stuck.opened.set()
+        assert await late.ended() == {2: None}
+    await exits(server, ExitCode.OK)
+    assert [ended and ended.outcome for ended in outcomes.values()] == [pb.RUN_OUTCOME_FINISHED] * 2
+    assert "round 0 closes without client" in server.log
+    assert "round 1 closes without client 2" in server.log
+    assert "no final results from client 2" in server.log
+    assert running_federation.summary()["completed_rounds"] == 2
+
+
+async def test_a_late_upload_is_refused_politely_and_its_client_goes_on(running_federation: Federation) -> None:
+    server = await start_server(running_federation, *run_of(2, rounds=3, quorum=1, deadline="2s"))
+    refusals: list[grpc.aio.AioRpcError] = []
+    ahead = Gate(at_round=1)
+
+    async def dawdle(event: pb.RoundEvent) -> None:
+        """Holds the contribution to round 0 back until round 1 is open."""
+        if refusals or not event.HasField("round_opened"):
+            return
+        late = crowd.clients[0]
+        await status_when(running_federation.address, lambda status: status.round == 1, "the deadline of round 0")
+        async with federation_of(running_federation.address) as stub:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stub.Upload(upload_parts(late.session, 0, late.contribution(0)))
+        refusals.append(refused.value)
+        ahead.opened.set()
+
+    async with Crowd(running_federation.address, [0, 1], on_event={0: dawdle, 1: ahead}) as crowd:
+        outcomes = await crowd.ended()
+    await exits(server, ExitCode.OK)
+    assert [ended and ended.outcome for ended in outcomes.values()] == [pb.RUN_OUTCOME_FINISHED] * 2
+    assert refusals[0].code() is grpc.StatusCode.FAILED_PRECONDITION
+    details = refusal_in(refusals[0])
+    assert details == pb.Refusal(reason=pb.REFUSAL_REASON_WRONG_ROUND, field="round", current_round=1)
+    assert {2, 3} <= rounds_of(0, running_federation)
+
+
+async def test_a_round_without_quorum_is_extended_and_the_missing_are_named(running_federation: Federation) -> None:
+    server = await start_server(running_federation, *run_of(2, rounds=1, quorum=2, deadline="1s"))
+    slow = Gate(at_round=0)
+    async with Crowd(running_federation.address, [0, 1], on_event={1: slow}) as crowd:
+        status = await status_when(
+            running_federation.address, lambda status: len(status.incidents) > 1, "two extensions of the deadline"
+        )
+        assert status.phase == pb.PHASE_COLLECTING
+        assert status.missing == [1]
+        assert [client.activity for client in status.clients] == [
+            pb.CLIENT_ACTIVITY_UPLOADED,
+            pb.CLIENT_ACTIVITY_TRAINING,
+        ]
+        assert status.incidents[0].message == "round 0 extended; missing: client 1"
+        assert 0 < status.time_left.ToTimedelta().total_seconds() <= 1
+        slow.opened.set()
+        await crowd.ended()
+    await exits(server, ExitCode.OK)
+    assert "round 0: extension 1, waiting for client 1" in server.log
+    assert {(line["client"], line["round"]) for line in running_federation.metrics()} >= {(0, 0), (1, 0)}
+
+
+async def test_a_run_that_cannot_get_its_quorum_fails_with_the_names_of_the_missing(
+    running_federation: Federation,
+) -> None:
+    server = await start_server(running_federation, *run_of(3, rounds=2, quorum=3, deadline="500ms", extensions=1))
+    stuck = Gate(at_round=0)
+    async with Crowd(running_federation.address, [2], on_event={2: stuck}) as missing:
+        async with Crowd(running_federation.address, [0, 1]) as crowd:
+            outcomes = await crowd.ended()
+        stuck.opened.set()
+        assert await missing.ended() == {2: None}
+    await exits(server, ExitCode.RUN_FAILED)
+    reason = "round 0 has 2 of the 3 contributions it needs after 1 extensions; missing: client 2"
+    assert {(ended.outcome, ended.reason) for ended in outcomes.values() if ended} == {(pb.RUN_OUTCOME_FAILED, reason)}
+    assert running_federation.summary()["outcome"] == "failed"
+    assert running_federation.summary()["reason"] == reason
+    assert reason in server.log
+
+
+async def test_a_deadline_begins_anew_after_a_restart_and_passes(running_federation: Federation) -> None:
+    options = run_of(1, rounds=1, quorum=1, deadline="1s", extensions=0)
+    server = await start_server(running_federation, *options)
+    stuck = Gate(at_round=0)
+    async with Crowd(running_federation.address, [0], on_event={0: stuck}):
+        await stuck.reached.wait()
+        server.kill()
+    server = await start_server(running_federation, *options, "--linger", "0s")
+    await exits(server, ExitCode.RUN_FAILED)  # nobody is there who could have said anything
+    assert "missing: client 0" in server.log
+
+
+def test_a_lease_that_outlasts_a_round_is_a_mistake(running_federation: Federation) -> None:
+    with pytest.raises(GaveUpError, match="--lease is 40s and --round-deadline 30s"):
+        running_federation.server("--lease", "40s", "--round-deadline", "30s")
+    assert running_federation.commands[-1].process.returncode == ExitCode.USAGE
+
+
+async def choices(directory: Path, *, seed: int) -> tuple[list[set[int]], list[set[int]]]:
+    """Who trained and who reported, by round, in a run where half of four clients are chosen."""
+    with federation(directory) as running:
+        options = run_of(4, rounds=4, quorum=2, deadline="0")
+        server = await start_server(running, *options, "--participation", 0.5, "--seed", seed)
+        async with control_of(running.address) as control:
+            await control.Pause(pb.PauseRequest())  # round 0 would open for the first two
+            async with Crowd(running.address, range(4)) as crowd:
+                await status_when(running.address, lambda status: len(status.clients) == 4, "four joins")
+                await control.Resume(pb.ResumeRequest())
+                await crowd.ended()
+        await exits(server, ExitCode.OK)
+        lines = running.metrics()
+        trained = [
+            {line["client"] for line in lines if line["round"] == number and line["bytes_up"]} for number in range(4)
+        ]
+        reported = [{line["client"] for line in lines if line["round"] == number} for number in range(5)]
+        return trained, reported
+
+
+async def test_who_trains_is_a_matter_of_the_seed_and_everyone_evaluates(tmp_path: Path) -> None:
+    trained, reported = await choices(tmp_path / "once", seed=3)
+    assert [len(clients) for clients in trained] == [2] * 4
+    assert reported == [{0, 1, 2, 3}] * 5
+    assert await choices(tmp_path / "again", seed=3) == (trained, reported)
+    assert (await choices(tmp_path / "otherwise", seed=4))[0] != trained
