@@ -33,7 +33,8 @@ def _as_flags(option: Option, value: Any) -> Iterator[str]:
     if value is True:
         yield option.flag
     elif isinstance(value, dict):
-        yield from (f"{option.flag}={name}={setting}" for name, setting in value.items())
+        # what is not set has no text: leaving it out says the same
+        yield from (f"{option.flag}={name}={setting}" for name, setting in value.items() if setting is not None)
     elif isinstance(value, list):
         yield f"{option.flag}={','.join(map(str, value))}"
     else:

@@ -31,7 +31,7 @@ from feddbp_server.request_guard import RequestGuard
 from feddbp_server.results import Results
 from feddbp_server.rounds import Phase
 from feddbp_server.service import FederationService, server_options
-from feddbp_server.store import SqliteStore, StoreThread
+from feddbp_server.store import SqliteStore, StoreError, StoreThread
 
 log = logging.getLogger("feddbp.server")
 
@@ -67,8 +67,12 @@ class Server:
 
     async def serve(self) -> ExitCode:
         try:
-            await self.coordinator.start()
-            await self._listen()
+            try:
+                await self.coordinator.start()
+                await self._listen()
+            except OSError as error:
+                file = error.filename2 or error.filename or self._config.listen.state_dir
+                raise StoreError(f"{file} cannot be written: {error.strerror}") from error
             await self._until_over()
             return self._exit_code()
         finally:

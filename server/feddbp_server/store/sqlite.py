@@ -41,6 +41,7 @@ class SqliteStore(Store):
     def __init__(self, state_dir: Path) -> None:
         self._lock = _lock_directory(state_dir)
         self._path = state_dir / DATABASE_NAME
+        self._file_id: tuple[int, int] | None = None
         self._depth = 0
         self._lost: BaseException | None = None
         try:
@@ -101,6 +102,8 @@ class SqliteStore(Store):
         try:
             yield
             self._check_not_lost()
+            if not nested:
+                self._check_in_place()
             self._db.execute("RELEASE step" if nested else "COMMIT")
         except BaseException as error:
             # also after a commit that failed: left open, it would swallow everything that follows
@@ -114,6 +117,17 @@ class SqliteStore(Store):
             self._depth -= 1
             if not nested:
                 self._lost = None
+
+    def _check_in_place(self) -> None:
+        """A file that was removed or replaced would go on taking writes, and be gone with this process."""
+        try:
+            found = self._path.stat()
+        except OSError as error:
+            raise sqlite3.OperationalError(f"{self._path}: {error.strerror}") from error
+        if self._file_id is None:
+            self._file_id = (found.st_dev, found.st_ino)
+        if self._file_id != (found.st_dev, found.st_ino):
+            raise sqlite3.OperationalError(f"{self._path} is another file than at the start")
 
     def _check_not_lost(self) -> None:
         """On some errors, e.g. a full disk, SQLite gives up the whole transaction: the steps around are lost, too."""

@@ -47,7 +47,8 @@ class StoreThread:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._closing = False
         self._tidy_up = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="store")
+        # a server that fails before it serves must not be kept alive by it; nothing is accepted by then
+        self._thread = threading.Thread(target=self._work, name="store", daemon=True)
         self._thread.start()
 
     async def run(self, work: Callable[[Store], T]) -> T:
@@ -80,8 +81,8 @@ class StoreThread:
                 self._tidy_up.clear()
                 try:
                     self._store.tidy()
-                except Exception:  # whoever has jobs must not suffer for it; the next round tries again
-                    log.exception("the store could not be tidied up")
+                except Exception as error:  # whoever has jobs must not suffer for it; the next round tries again
+                    log.warning("the store could not be tidied up: %s", error)
         self._store.close()
 
     def _next_group(self) -> tuple[list[_Job], bool]:
