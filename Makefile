@@ -20,7 +20,7 @@ demo: $(STAMP)  ## a whole federation on this machine: one server, eight clients
 	$(BIN)/feddbp demo
 
 test: $(STAMP)  ## every test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: $(STAMP)  ## ruff and mypy --strict
 	$(BIN)/ruff check .

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_client.connection import ServerAwayError
+from feddbp_client.connection import RefusedError, ServerAwayError
 
 T = TypeVar("T")
 _END_OF_STREAM_SECONDS: Final = 5.0
@@ -38,12 +38,20 @@ class Inbox:
         await asyncio.gather(self._reader, return_exceptions=True)
 
     async def act_on_newest(self, act: Callable[[pb.RoundEvent], Awaitable[T]]) -> T:
-        """Waits for an event and acts on it; whatever ends the stream meanwhile ends the action too."""
+        """Waits for an event and acts on it; whatever ends the stream meanwhile ends the action too.
+
+        A server that has told how the run ended may be gone by the time a slow action needs it: then that counts.
+        """
         await self._or_stream_ends(self._arrived.wait())
         event = self._newest
         assert event is not None
         self._arrived.clear()
-        return await self._or_stream_ends(act(event))
+        try:
+            return await self._or_stream_ends(act(event))
+        except (ServerAwayError, RefusedError):
+            if self._newest is None or not self._is_last_word():
+                raise
+            return await act(self._newest)
 
     async def _or_stream_ends(self, work: Awaitable[T]) -> T:
         assert self._reader is not None

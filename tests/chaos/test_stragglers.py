@@ -6,7 +6,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from light_runs import Crowd, Gate, control_of, exits, federation_of, start_server, status_when
+from light_runs import Crowd, Gate, begun_together, exits, federation_of, start_server, status_when
 from processes import Federation, GaveUpError, federation
 
 from feddbp.v1 import federation_pb2 as pb
@@ -29,14 +29,14 @@ def rounds_of(client_id: int, running: Federation) -> set[int]:
 async def test_a_deadline_passes_without_any_traffic(running_federation: Federation) -> None:
     server = await start_server(running_federation, *run_of(3, rounds=2, quorum=2, deadline="1s"))
     stuck = Gate(at_round=0)
-    async with Crowd(running_federation.address, [2], on_event={2: stuck}) as late:
-        async with Crowd(running_federation.address, [0, 1]) as crowd:
-            outcomes = await crowd.ended()
+    async with begun_together(
+        running_federation, Crowd(running_federation.address, range(3), on_event={2: stuck})
+    ) as crowd:
+        await exits(server, ExitCode.OK)
         stuck.opened.set()
-        assert await late.ended() == {2: None}
-    await exits(server, ExitCode.OK)
-    assert [ended and ended.outcome for ended in outcomes.values()] == [pb.RUN_OUTCOME_FINISHED] * 2
-    assert "round 0 closes without client" in server.log
+        outcomes = await crowd.ended()
+    assert [ended and ended.outcome for ended in outcomes.values()] == [pb.RUN_OUTCOME_FINISHED] * 3
+    assert "round 0 closes without client 2" in server.log
     assert "round 1 closes without client 2" in server.log
     assert "no final results from client 2" in server.log
     assert running_federation.summary()["completed_rounds"] == 2
@@ -51,7 +51,7 @@ async def test_a_late_upload_is_refused_politely_and_its_client_goes_on(running_
         """Holds the contribution to round 0 back until round 1 is open."""
         if refusals or not event.HasField("round_opened"):
             return
-        late = crowd.clients[0]
+        late = dawdling.clients[0]
         await status_when(running_federation.address, lambda status: status.round == 1, "the deadline of round 0")
         async with federation_of(running_federation.address) as stub:
             with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -59,7 +59,8 @@ async def test_a_late_upload_is_refused_politely_and_its_client_goes_on(running_
         refusals.append(refused.value)
         ahead.opened.set()
 
-    async with Crowd(running_federation.address, [0, 1], on_event={0: dawdle, 1: ahead}) as crowd:
+    dawdling = Crowd(running_federation.address, [0, 1], on_event={0: dawdle, 1: ahead})
+    async with begun_together(running_federation, dawdling) as crowd:
         outcomes = await crowd.ended()
     await exits(server, ExitCode.OK)
     assert [ended and ended.outcome for ended in outcomes.values()] == [pb.RUN_OUTCOME_FINISHED] * 2
@@ -96,14 +97,12 @@ async def test_a_run_that_cannot_get_its_quorum_fails_with_the_names_of_the_miss
 ) -> None:
     server = await start_server(running_federation, *run_of(3, rounds=2, quorum=3, deadline="500ms", extensions=1))
     stuck = Gate(at_round=0)
-    async with Crowd(running_federation.address, [2], on_event={2: stuck}) as missing:
-        async with Crowd(running_federation.address, [0, 1]) as crowd:
-            outcomes = await crowd.ended()
+    async with Crowd(running_federation.address, range(3), on_event={2: stuck}) as crowd:
+        await exits(server, ExitCode.RUN_FAILED)
         stuck.opened.set()
-        assert await missing.ended() == {2: None}
-    await exits(server, ExitCode.RUN_FAILED)
+        outcomes = await crowd.ended()
     reason = "round 0 has 2 of the 3 contributions it needs after 1 extensions; missing: client 2"
-    assert {(ended.outcome, ended.reason) for ended in outcomes.values() if ended} == {(pb.RUN_OUTCOME_FAILED, reason)}
+    assert list(outcomes.values()) == [pb.RunEnded(outcome=pb.RUN_OUTCOME_FAILED, reason=reason)] * 3
     assert running_federation.summary()["outcome"] == "failed"
     assert running_federation.summary()["reason"] == reason
     assert reason in server.log
@@ -132,12 +131,8 @@ async def choices(directory: Path, *, seed: int) -> tuple[list[set[int]], list[s
     with federation(directory) as running:
         options = run_of(4, rounds=4, quorum=2, deadline="0")
         server = await start_server(running, *options, "--participation", 0.5, "--seed", seed)
-        async with control_of(running.address) as control:
-            await control.Pause(pb.PauseRequest())  # round 0 would open for the first two
-            async with Crowd(running.address, range(4)) as crowd:
-                await status_when(running.address, lambda status: len(status.clients) == 4, "four joins")
-                await control.Resume(pb.ResumeRequest())
-                await crowd.ended()
+        async with begun_together(running, Crowd(running.address, range(4))) as crowd:
+            await crowd.ended()
         await exits(server, ExitCode.OK)
         lines = running.metrics()
         trained = [

@@ -71,12 +71,14 @@ def test_a_state_directory_of_another_run(running_federation: Federation, tmp_pa
         (["--id", "-1"], 2, ["--id"]),
         (["--id", "0", "--gpu", "1"], 2, ["--gpu 1", "torch sees"]),
         (["--id", "0", "--device", "tpu9"], 2, ["tpu9"]),
-        (["--id", "0", "--server", "127.0.0.1:1", "--patience", "1s"], 3, ["127.0.0.1:1 does not answer", "gave up after 1s"]),
+        (
+            ["--id", "0", "--server", "127.0.0.1:1", "--patience", "1s"],
+            3,
+            ["127.0.0.1:1 does not answer", "gave up after 1s"],
+        ),
     ],
 )
-def test_a_mistake_in_the_clients_flags(
-    arguments: list[str], code: int, fragments: list[str], tmp_path: Path
-) -> None:
+def test_a_mistake_in_the_clients_flags(arguments: list[str], code: int, fragments: list[str], tmp_path: Path) -> None:
     expect_one_line(run("feddbp_client.cli", *arguments, cwd=tmp_path), code, *fragments)
 
 
@@ -92,9 +94,7 @@ def test_private_data_that_cannot_be_read(
     path = tmp_path / "images.npz"
     if content is not None:
         path.write_bytes(content)
-    result = run(
-        "feddbp_client.cli", "--id", 0, "--server", running_federation.address, "--data", path, cwd=tmp_path
-    )
+    result = run("feddbp_client.cli", "--id", 0, "--server", running_federation.address, "--data", path, cwd=tmp_path)
     assert result.returncode == 1
     expect_one_line(result, 1, fragment)
 

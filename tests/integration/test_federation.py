@@ -71,9 +71,7 @@ def test_a_client_that_starts_late_joins_at_the_next_round(running_federation: F
 
 
 @pytest.mark.parametrize("victim", ["server", "client"])
-def test_killing_a_process_changes_no_bit(
-    victim: str, undisturbed: Federation, running_federation: Federation
-) -> None:
+def test_killing_a_process_changes_no_bit(victim: str, undisturbed: Federation, running_federation: Federation) -> None:
     server = running_federation.server(*SMALL_RUN)
     clients = [running_federation.client("0"), running_federation.client("1,2")]
     wait_until(lambda: any(line["round"] == 1 for line in running_federation.metrics()), "round 1")

@@ -55,12 +55,11 @@ class Crowd:
 
     async def ended(self, seconds: float = PATIENCE) -> dict[int, pb.RunEnded | None]:
         """How the run ended for each of them; whoever failed makes the test fail with its reason."""
-        try:
-            async with asyncio.timeout(seconds):
-                return dict(zip(self._tasks, await asyncio.gather(*self._tasks.values()), strict=True))
-        except TimeoutError:
-            waiting = [number for number, task in self._tasks.items() if not task.done()]
-            raise GaveUpError(f"clients {waiting} are still there after {seconds:g}s") from None
+        done, _ = await asyncio.wait(self._tasks.values(), timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+        outcomes = {number: task.result() for number, task in self._tasks.items() if task in done}
+        if outcomes.keys() != self._tasks.keys():
+            raise GaveUpError(f"clients {self._tasks.keys() - outcomes.keys()} are still there after {seconds:g}s")
+        return outcomes
 
     async def lose(self, number: int) -> None:
         """A client vanishes: nothing is said and nothing remembered, as when its machine burns down."""
@@ -119,6 +118,18 @@ def undisturbed_outcome(directory: Path, *options: object, clients: int = 3) -> 
     """For fixtures: what a run comes to that nobody touches."""
     with federation(directory) as running:
         return asyncio.run(finish(running, *options, clients=clients))
+
+
+@asynccontextmanager
+async def begun_together(running: Federation, crowd: Crowd) -> AsyncIterator[Crowd]:
+    """Holds the run until the whole crowd has joined; it would begin as soon as there are enough of them."""
+    async with control_of(running.address) as control:
+        await control.Pause(pb.PauseRequest())
+        async with crowd:
+            everyone = len(crowd.clients)
+            await status_when(running.address, lambda status: len(status.clients) == everyone, "everyone's join")
+            await control.Resume(pb.ResumeRequest())
+            yield crowd
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,20 +72,27 @@ class Federation:
         self.directory = directory
         self.commands: list[Command] = []
         self.port = 0
-
-    @property
-    def state_dir(self) -> Path:
-        return self.directory / "server"
+        self.state_dir = directory / "server"
+        """Where the test finds the server's files; the server may see the place by another name."""
+        self.before_server: tuple[str, ...] = ()
+        """Words before the server's command, e.g. to give it a disk of its own."""
 
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    def start(self, module: str, *arguments: object, name: str, env: dict[str, str] | None = None) -> Command:
+    def start(
+        self,
+        module: str,
+        *arguments: object,
+        name: str,
+        env: dict[str, str] | None = None,
+        before: Sequence[str] = (),
+    ) -> Command:
         log_path = self.directory / f"{name}-{len(self.commands)}.log"
         with log_path.open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", module, *map(str, arguments)],
+                [*before, sys.executable, "-m", module, *map(str, arguments)],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **(env or {})},
@@ -99,9 +106,8 @@ class Federation:
         """Starts the server and waits until it listens; on the same port if it was started before."""
         endpoint = self.state_dir / "endpoint.json"
         endpoint.unlink(missing_ok=True)
-        command = self.start(
-            "feddbp_server.cli", "--port", self.port, "--state-dir", self.state_dir, *options, name="server", env=env
-        )
+        place = ("--port", self.port, "--state-dir", self.directory / "server")
+        command = self.start("feddbp_server.cli", *place, *options, name="server", env=env, before=self.before_server)
 
         def listening() -> bool:
             if command.process.poll() is not None:

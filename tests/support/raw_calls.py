@@ -106,6 +106,11 @@ class RawChannel:
         """An upload that sends these messages and then neither goes on nor ends."""
         return self.open_half("Upload", *messages)
 
+    def upload_of(self, messages: AsyncIterator[bytes]) -> HalfOpen:
+        """An upload whose messages come when the caller has them."""
+        call: HalfOpen = self._methods["Upload"](messages)
+        return call
+
     def open_half(self, method: str, *messages: bytes) -> HalfOpen:
         """A call of any method that never says it has sent everything."""
 

@@ -123,11 +123,11 @@ class SqliteStore(Store):
         try:
             found = self._path.stat()
         except OSError as error:
-            raise sqlite3.OperationalError(f"{self._path}: {error.strerror}") from error
+            raise sqlite3.OperationalError(f"{DATABASE_NAME}: {error.strerror}") from error
         if self._file_id is None:
             self._file_id = (found.st_dev, found.st_ino)
         if self._file_id != (found.st_dev, found.st_ino):
-            raise sqlite3.OperationalError(f"{self._path} is another file than at the start")
+            raise sqlite3.OperationalError(f"{DATABASE_NAME} is another file than at the start")
 
     def _check_not_lost(self) -> None:
         """On some errors, e.g. a full disk, SQLite gives up the whole transaction: the steps around are lost, too."""

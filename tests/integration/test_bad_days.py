@@ -1,0 +1,345 @@
+"""Bad days on the server: its disk, its files, its operators. Whatever was accepted is still there afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import signal
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from light_runs import Crowd, Gate, Outcome, exits, start_server, status_when, undisturbed_outcome
+from private_disks import needs_mounts, read_only_disk, small_disk
+from processes import Command, Federation, GaveUpError, wait_until
+from raw_calls import RawChannel, serialised
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_client.connection import Connection, ServerAwayError, upload_parts
+from feddbp_common.wire import Encoded
+from feddbp_lab.light_client import LightClient
+
+CLIENTS = 3
+RUN = ("--clients", CLIENTS, "--min-clients", CLIENTS, "--rounds", 4, "--round-deadline", 0, "--feature-dim", 8192)
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return undisturbed_outcome(tmp_path_factory.mktemp("undisturbed"), *RUN, clients=CLIENTS)
+
+
+async def health_of(address: str, service: str) -> Any:
+    async with grpc.aio.insecure_channel(address) as channel:
+        answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service))
+        return answer.status
+
+
+def accepted(state_dir: Path) -> set[tuple[int, int, str]]:
+    """What was accepted according to the audit log: client, round, digest."""
+    lines = map(json.loads, (state_dir / "audit.jsonl").read_text().splitlines())
+    return {(line["client"], line["round"], line["sha256"]) for line in lines if line["what"] == "accepted"}
+
+
+# --- a disk with no room ---
+
+
+@asynccontextmanager
+async def stalled_run(running: Federation) -> AsyncIterator[tuple[Command, Crowd, Gate]]:
+    """A run in which client 0 stops at the beginning of round 1 until it is let go."""
+    server = await start_server(running, *RUN)
+    gate = Gate(at_round=1)
+    async with Crowd(running.address, range(CLIENTS), on_event={0: gate}) as crowd:
+        await gate.reached.wait()
+        yield server, crowd, gate
+
+
+async def expect_trouble(running: Federation, server: Command, words: str) -> None:
+    """The server is there, says what is wrong, and takes nothing it could not keep."""
+    status = await status_when(running.address, lambda status: words in status.reason, "trouble with the disk")
+    assert status.phase in (pb.PHASE_COLLECTING, pb.PHASE_AGGREGATING)
+    assert any(words in incident.message for incident in status.incidents)
+    assert await health_of(running.address, "feddbp.v1.Federation") == NOT_SERVING
+    assert await health_of(running.address, "feddbp.v1.Control") == SERVING
+    assert server.process.poll() is None
+
+
+@needs_mounts
+async def test_a_full_disk_stops_the_run_and_room_on_it_lets_it_go_on(
+    running_federation: Federation, undisturbed: Outcome
+) -> None:
+    with small_disk(running_federation.state_dir, 24) as disk:
+        running_federation.before_server, running_federation.state_dir = disk.words, disk.seen
+        async with stalled_run(running_federation) as (server, crowd, gate):
+            disk.fill()
+            gate.opened.set()
+            await expect_trouble(running_federation, server, "database or disk is full")
+            before = accepted(disk.seen)
+            disk.make_room()
+            await crowd.ended()
+            await exits(server, 0)
+        assert "Traceback" not in server.log
+        assert "refused Upload (storage)" in server.log
+        assert "the state directory can be used again" in server.log
+        assert before <= accepted(disk.seen)
+        assert running_federation.outcome() == undisturbed
+
+
+async def test_a_disk_that_fails_stops_the_run_and_a_better_day_lets_it_go_on(
+    running_federation: Federation, undisturbed: Outcome
+) -> None:
+    """Without mounts: the kernel refuses to write any file of the server beyond its first kilobytes."""
+    async with stalled_run(running_federation) as (server, crowd, gate):
+        pid = server.process.pid
+        no_limit = resource.prlimit(pid, resource.RLIMIT_FSIZE, (64 << 10, resource.RLIM_INFINITY))
+        gate.opened.set()
+        await expect_trouble(running_federation, server, "disk I/O error")
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, no_limit)
+        await crowd.ended()
+        await exits(server, 0)
+    assert "Traceback" not in server.log
+    assert running_federation.outcome() == undisturbed
+
+
+@needs_mounts
+async def test_a_server_that_is_killed_while_its_disk_is_full_has_lost_nothing(
+    running_federation: Federation, undisturbed: Outcome
+) -> None:
+    with small_disk(running_federation.state_dir, 24) as disk:
+        running_federation.before_server, running_federation.state_dir = disk.words, disk.seen
+        async with stalled_run(running_federation) as (server, crowd, gate):
+            disk.fill()
+            gate.opened.set()
+            await expect_trouble(running_federation, server, "database or disk is full")
+            server.kill()
+            disk.make_room()
+            server = await start_server(running_federation, *RUN)
+            await crowd.ended()
+            await exits(server, 0)
+        assert running_federation.outcome() == undisturbed
+
+
+@needs_mounts
+def test_a_server_does_not_start_on_a_full_disk(running_federation: Federation) -> None:
+    with small_disk(running_federation.state_dir, 1) as disk:
+        running_federation.before_server, running_federation.state_dir = disk.words, disk.seen
+        disk.fill()
+        assert "disk is full" in refused_start(running_federation)
+
+
+# --- a directory that cannot be used ---
+
+
+def refused_start(running: Federation, *options: object, code: int = 1) -> str:
+    """Why the server did not start, in one line."""
+    with pytest.raises(GaveUpError):
+        running.server(*RUN, *options)
+    server = running.commands[-1]
+    server.expect_exit(code)
+    assert "Traceback" not in server.log
+    last = server.log.splitlines()[-1]
+    assert last.startswith("feddbp-server: error: ")
+    return last
+
+
+def _a_file(place: Path) -> None:
+    place.write_text("not a directory")
+
+
+def _below_a_file(place: Path) -> None:
+    place.symlink_to("/proc/version/server")
+
+
+def _nowhere(place: Path) -> None:
+    place.symlink_to("/proc/no-such-place/server")
+
+
+@pytest.mark.parametrize("make", [_a_file, _below_a_file, _nowhere])
+def test_a_state_directory_that_is_none_is_named(make: Callable[[Path], None], running_federation: Federation) -> None:
+    make(running_federation.state_dir)
+    running_federation.state_dir = running_federation.directory  # where a test looks for what the server wrote
+    assert f"the state directory {running_federation.directory / 'server'} cannot be used" in refused_start(
+        running_federation
+    )
+
+
+@pytest.mark.parametrize("name", ["audit.jsonl", "metrics.jsonl", "run.sqlite3", "server.lock"])
+def test_a_file_that_cannot_be_written_is_named(name: str, running_federation: Federation) -> None:
+    (running_federation.state_dir / name).mkdir(parents=True)
+    assert "cannot be" in refused_start(running_federation)
+
+
+@needs_mounts
+@pytest.mark.parametrize("used_before", [False, True], ids=["new", "used"])
+async def test_a_read_only_state_directory_is_refused(used_before: bool, running_federation: Federation) -> None:
+    if used_before:
+        server = await start_server(running_federation, *RUN)
+        server.terminate()
+        await exits(server, 0)
+        (running_federation.state_dir / "endpoint.json").unlink()
+    with read_only_disk(running_federation.state_dir) as disk:
+        running_federation.before_server = disk.words
+        assert "Read-only file system" in refused_start(running_federation)
+
+
+def test_a_missing_state_directory_is_made(running_federation: Federation) -> None:
+    running_federation.server(*RUN)
+    assert (running_federation.state_dir / "run.sqlite3").exists()
+
+
+# --- a database that is not ours, or not whole ---
+
+
+@pytest.fixture
+def used(running_federation: Federation) -> Federation:
+    """A state directory with a run in it that has not ended."""
+    server = running_federation.server(*RUN)
+    server.terminate()
+    server.expect_exit(0)
+    return running_federation
+
+
+def test_a_file_that_is_no_database_is_left_alone(used: Federation) -> None:
+    database = used.state_dir / "run.sqlite3"
+    database.write_bytes(b"Dear diary, " * 10_000)
+    assert "file is not a database" in refused_start(used)
+    assert database.read_bytes().startswith(b"Dear diary")
+
+
+def test_the_database_of_another_program_is_left_alone(running_federation: Federation) -> None:
+    running_federation.state_dir.mkdir()
+    database = running_federation.state_dir / "run.sqlite3"
+    with sqlite3.connect(database) as foreign:
+        foreign.execute("CREATE TABLE accounts (owner TEXT)")
+    foreign.close()
+    before = database.read_bytes()
+    assert "is not a run of this server" in refused_start(running_federation)
+    assert database.read_bytes() == before
+
+
+def test_a_damaged_database_is_refused(used: Federation) -> None:
+    database = used.state_dir / "run.sqlite3"
+    with database.open("r+b") as file:
+        file.seek(16_384)
+        file.write(b"\xaa" * 65_536)
+    assert "malformed" in refused_start(used)
+
+
+def test_a_changed_configuration_is_refused_with_the_difference(used: Federation) -> None:
+    reason = refused_start(used, "--rounds", 7, "--alpha", 0.7, code=2)
+    assert "rounds is 4 there and 7 here" in reason
+    assert "data.alpha is 0.1 there and 0.7 here" in reason
+    assert used.server(*RUN).process.poll() is None  # and under the old one it goes on
+
+
+def test_two_servers_on_one_directory_are_one_too_many(running_federation: Federation) -> None:
+    first = running_federation.server(*RUN)
+    (running_federation.state_dir / "endpoint.json").unlink()
+    running_federation.port = 0
+    assert "another server is using the state directory" in refused_start(running_federation)
+    assert first.process.poll() is None
+
+
+def test_a_second_server_on_the_same_port_is_refused(running_federation: Federation, tmp_path: Path) -> None:
+    running_federation.server(*RUN)
+    second = Federation(tmp_path)
+    second.port = running_federation.port
+    assert "cannot listen on" in refused_start(second, code=2)
+
+
+# --- an operator who stops the server ---
+
+
+class SlowUpload:
+    """An upload whose end the test decides about."""
+
+    def __init__(self, channel: RawChannel, client: LightClient, contribution: Encoded) -> None:
+        self._parts = serialised(upload_parts(client.session, 0, contribution))
+        self._go_on = asyncio.Event()
+        self.call = channel.upload_of(self._sent())
+
+    async def _sent(self) -> AsyncIterator[bytes]:
+        yield self._parts[0]
+        await self._go_on.wait()
+        for part in self._parts[1:]:
+            yield part
+
+    def go_on(self) -> None:
+        self._go_on.set()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+async def test_a_server_that_is_told_to_stop_accepts_an_upload_whole_or_not_at_all(
+    number: signal.Signals, running_federation: Federation, undisturbed: Outcome
+) -> None:
+    server = await start_server(running_federation, *RUN)
+    connection, channel = Connection(running_federation.address), RawChannel(running_federation.address)
+    clients = [LightClient(client_id, connection) for client_id in range(CLIENTS)]
+    for client in clients:
+        await client.join()
+    finishes, stays_behind = (SlowUpload(channel, client, client.contribution(0)) for client in clients[:2])
+    for upload in (finishes, stays_behind):
+        await upload.call.wait_for_connection()
+    server.process.send_signal(number)
+    finishes.go_on()
+    receipt = pb.UploadReceipt.FromString(await finishes.call)
+    with pytest.raises(grpc.aio.AioRpcError):
+        await stays_behind.call
+    await exits(server, 0 if number == signal.SIGTERM else 130)
+    assert accepted(running_federation.state_dir) == {(0, 0, receipt.sha256.hex())}
+    await channel.close()
+
+    server = await start_server(running_federation, *RUN)
+    again = await clients[0].upload(0, clients[0].contribution(0))
+    assert (again.sha256, again.duplicate) == (receipt.sha256, True)
+    assert not (await clients[1].upload(0, clients[1].contribution(0))).duplicate
+    await connection.close()
+
+
+async def test_clients_find_the_next_server_by_themselves(running_federation: Federation, undisturbed: Outcome) -> None:
+    async with stalled_run(running_federation) as (server, crowd, gate):
+        for _ in range(3):
+            server.terminate()
+            await exits(server, 0)
+            server = await start_server(running_federation, *RUN)
+        gate.opened.set()
+        await crowd.ended()
+        await exits(server, 0)
+    assert running_federation.outcome() == undisturbed
+
+
+def test_real_clients_find_the_next_server_by_themselves(running_federation: Federation) -> None:
+    run = ("--clients", 2, "--rounds", 4, "--alpha", 1.0, "--local-epochs", 1, "--min-clients", 2)
+    server = running_federation.server(*run)
+    clients = running_federation.client("0,1")
+    wait_until(lambda: any(line["round"] >= 1 for line in running_federation.metrics()), "round 1")
+    server.terminate()
+    server.expect_exit(0)
+    server = running_federation.server(*run)
+    clients.expect_exit(0)
+    server.expect_exit(0)
+    assert running_federation.summary()["outcome"] == "finished"
+    assert "trying again" in clients.log
+    assert "Traceback" not in clients.log + server.log
+
+
+async def test_a_server_that_goes_away_says_so(running_federation: Federation) -> None:
+    server = await start_server(running_federation, *RUN)
+    connection = Connection(running_federation.address)
+    client = LightClient(0, connection)
+    await client.join()
+    events = connection.follow(client.session)
+    first = await anext(events)
+    assert first.HasField("waiting")
+    server.terminate()
+    assert (await anext(events)).HasField("server_draining")
+    with pytest.raises((StopAsyncIteration, ServerAwayError)):
+        await anext(events)
+    await exits(server, 0)
+    await connection.close()
