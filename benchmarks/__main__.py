@@ -6,9 +6,8 @@ import sys
 from importlib import import_module
 
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.measurement import Measurement
+from benchmarks.measurement import Measurement, table_of
 
 QUESTIONS = ("training_step", "fisher_pass", "wire_bytes", "round_gap", "closing", "ingest", "startup")
 
@@ -23,22 +22,8 @@ def main(names: list[str]) -> int:
     for name in names or QUESTIONS:
         with console.status(f"measuring {name}"):
             measured += import_module(f"benchmarks.{name}").measure()
-    console.print(_table(measured))
+    console.print(table_of(measured))
     return 0 if all(measurement.holds for measurement in measured) else 1
-
-
-def _table(measured: list[Measurement]) -> Table:
-    table = Table("what", "measured", "bar", "", "detail")
-    for measurement in measured:
-        sign = "<=" if measurement.at_most else ">="
-        table.add_row(
-            measurement.question,
-            f"{measurement.value:.3g} {measurement.unit}",
-            f"{sign} {measurement.bar:g} {measurement.unit}",
-            "[green]holds[/]" if measurement.holds else "[red]missed[/]",
-            measurement.detail,
-        )
-    return table
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
+from rich.table import Table
+
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
@@ -22,6 +24,21 @@ class Measurement:
     @property
     def holds(self) -> bool:
         return self.value <= self.bar if self.at_most else self.value >= self.bar
+
+
+def table_of(measured: list[Measurement]) -> Table:
+    """The figures beside their bars."""
+    table = Table("what", "measured", "bar", "", "detail")
+    for measurement in measured:
+        sign = "<=" if measurement.at_most else ">="
+        table.add_row(
+            measurement.question,
+            f"{measurement.value:.4g} {measurement.unit}",
+            f"{sign} {measurement.bar:g} {measurement.unit}",
+            "[green]holds[/]" if measurement.holds else "[red]missed[/]",
+            measurement.detail,
+        )
+    return table
 
 
 def seconds_of(work: Callable[[], object]) -> float:

@@ -18,6 +18,12 @@ class RunningServer:
     address: str
     pid: int
     state_dir: Path
+    _process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None, "another process has started it"
+        return self._process
 
 
 @contextmanager
@@ -33,7 +39,7 @@ def running_server(*options: object) -> Iterator[RunningServer]:
             )
             try:
                 endpoint = _endpoint(state_dir / "endpoint.json", process, log.name)
-                yield RunningServer(f"127.0.0.1:{endpoint['port']}", process.pid, state_dir)
+                yield RunningServer(f"127.0.0.1:{endpoint['port']}", process.pid, state_dir, process)
             finally:
                 process.kill()
                 process.wait()

@@ -218,6 +218,14 @@ class Connection:
         finally:
             reading.cancel()
 
+    def _cause(self, error: grpc.aio.AioRpcError) -> str:
+        """GRPC's text is a chain of causes; the last one is what a person can do something about."""
+        text = error.details() or error.code().name
+        cause = text.removesuffix(": OK").rpartition(": ")[2]
+        if self._access.certs is not None and text.startswith("failed to connect") and cause == "Socket closed":
+            return "it hangs up, as if it did not accept our certificate"
+        return cause
+
     @contextmanager
     def _translated(self) -> Iterator[None]:
         try:
@@ -227,9 +235,7 @@ class Connection:
             if refusal is not None and refusal.reason not in _FOR_NOW:
                 raise RefusedError(error.details() or "refused without a reason", refusal) from None
             if error.code() in _AWAY or refusal is not None:
-                # gRPC's text is a chain of causes; the last one is what a person can do something about
-                cause = (error.details() or error.code().name).rpartition(": ")[2]
-                raise ServerAwayError(f"the server at {self.address} does not answer ({cause})") from None
+                raise ServerAwayError(f"the server at {self.address} does not answer ({self._cause(error)})") from None
             raise RefusedError(f"{error.code().name}: {error.details()}", pb.Refusal()) from None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -35,10 +36,10 @@ class CertificateDirectory:
     path: Path
 
     def authority(self) -> bytes:
-        return self._read(f"{CA}.pem", "feddbp certs init")
+        return self._certificate(f"{CA}.pem", "feddbp certs init")
 
     def certificate(self, subject: str) -> bytes:
-        return self._read(f"{subject}.pem", _how_to_make(subject))
+        return self._certificate(f"{subject}.pem", _how_to_make(subject))
 
     def key(self, subject: str) -> bytes:
         return self._read(f"{subject}.key", _how_to_make(subject))
@@ -55,6 +56,23 @@ class CertificateDirectory:
         if subject is None:
             return grpc.ssl_channel_credentials(self.authority())
         return grpc.ssl_channel_credentials(self.authority(), self.key(subject), self.certificate(subject))
+
+    def _certificate(self, name: str, command: str) -> bytes:
+        """Read and looked at: the other side of a failed handshake only ever sees a socket that closes."""
+        from cryptography import x509  # takes a while to load, and only TLS needs it
+
+        pem = self._read(name, command)
+        try:
+            last_day = x509.load_pem_x509_certificate(pem).not_valid_after_utc
+        except ValueError:
+            raise ConfigurationError(
+                f"--certs {self.path}: {name} is not a certificate; `{command}` makes one"
+            ) from None
+        if last_day <= datetime.now(UTC):
+            raise ConfigurationError(
+                f"--certs {self.path}: {name} has expired on {last_day:%Y-%m-%d}; `{command}` makes a new one"
+            )
+        return pem
 
     def _read(self, name: str, command: str) -> bytes:
         try:

@@ -65,8 +65,18 @@ async def refuse_call(
         log.error("%s failed", call, exc_info=error)
         coordinator.note_incident(None, f"{call} failed: {type(error).__name__}")
         await context.abort(grpc.StatusCode.INTERNAL, f"the server failed to answer {call}; its log says why")
-    if refusal.client_id is None and isinstance(request, pb.JoinRequest):
-        refusal.of(request.client_id)
+    if refusal.client_id is None:
+        refusal.client_id = _whose(coordinator, request)
     coordinator.note_refusal(call, refusal, peer=context.peer())
     details: Any = ((REFUSAL_METADATA_KEY, refusal.details.SerializeToString()),)
     await context.abort(refusal.status, str(refusal), trailing_metadata=details)
+
+
+def _whose(coordinator: Coordinator, request: object) -> int | None:
+    """Who called, as far as the request tells."""
+    if isinstance(request, pb.JoinRequest):
+        return request.client_id
+    try:
+        return coordinator.sessions.by_session(getattr(request, "session", "")).client_id
+    except RefusedError:
+        return None

@@ -66,6 +66,9 @@ class Server:
         self.port = 0
 
     async def serve(self) -> ExitCode:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._stop, number)
         try:
             try:
                 await self.coordinator.start()
@@ -131,9 +134,6 @@ class Server:
         replace_text(self._config.listen.state_dir / ENDPOINT_NAME, json.dumps(endpoint) + "\n")
 
     async def _until_over(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._stop, number)
         health = asyncio.create_task(self._keep_health())
         over = asyncio.create_task(self.coordinator.ended(linger=self._config.listen.linger))
         stopped = asyncio.create_task(self._stopping.wait())

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from feddbp_common.cli import run_command, settings_from, settings_parser
 from feddbp_common.logs import configure_logging
 from feddbp_server.config import ServerConfig
+from feddbp_server.process import prepare_process
 
 PROG = "feddbp-server"
 
@@ -24,6 +25,7 @@ def _serve(argv: Sequence[str]) -> int:
         print(config.model_dump_json(indent=2))
         return 0
     configure_logging(as_json=config.listen.json_output, level=config.listen.log_level)
+    prepare_process()
     return asyncio.run(_run(config))
 
 

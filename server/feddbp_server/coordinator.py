@@ -336,8 +336,8 @@ class Coordinator:
         self.run_changed.publish()
 
     def note_refusal(self, call: str, refusal: RefusedError, *, peer: str) -> None:
-        log.warning("refused %s (%s): %s", call, refusal.reason_name, refusal)
-        self.audit.note_refusal(call, refusal, client=refusal.client_id, peer=peer)
+        if self.audit.note_refusal(call, refusal, client=refusal.client_id, peer=peer):
+            log.warning("refused %s (%s): %s", call, refusal.reason_name, refusal)
         self.note_incident(refusal.client_id, f"refused {call} ({refusal.reason_name}): {refusal}")
 
     def note_incident(self, client_id: int | None, message: str) -> None:

@@ -85,7 +85,6 @@ async def test_a_full_disk_stops_the_run_and_room_on_it_lets_it_go_on(
             await crowd.ended()
             await exits(server, 0)
         assert "Traceback" not in server.log
-        assert "refused Upload (storage)" in server.log
         assert "the state directory can be used again" in server.log
         assert before <= accepted(disk.seen)
         assert running_federation.outcome() == undisturbed
@@ -104,6 +103,7 @@ async def test_a_disk_that_fails_stops_the_run_and_a_better_day_lets_it_go_on(
         await crowd.ended()
         await exits(server, 0)
     assert "Traceback" not in server.log
+    assert "(storage): the state directory cannot be used: disk I/O error; try again later" in server.log
     assert running_federation.outcome() == undisturbed
 
 

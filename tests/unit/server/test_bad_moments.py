@@ -262,7 +262,7 @@ async def test_a_database_that_vanishes_takes_nothing_more(tmp_path: Path) -> No
     async with Server(SqliteStore(tmp_path), tmp_path) as server:
         daemons = await join_all(server)
         (tmp_path / "run.sqlite3").rename(tmp_path / "elsewhere")
-        with pytest.raises(Exception, match="run.sqlite3: No such file or directory"):
+        with pytest.raises(Exception, match=r"run\.sqlite3: No such file or directory"):
             await daemons[0].upload(0)
         (tmp_path / "elsewhere").rename(tmp_path / "run.sqlite3")
         await until_mended(server)

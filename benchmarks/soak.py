@@ -1,0 +1,267 @@
+"""A long run under a real server: zero errors, memory and database that do not grow by the round.
+
+`python -m benchmarks.soak` runs 200 light clients for 300 rounds of C=100; `--thousand` measures the other bar we hold
+ourselves to: 1,000 connected clients, from round 3 to round 50. Every client has a connection of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+
+import grpc
+from rich.console import Console
+
+from benchmarks.measurement import Measurement, table_of
+from benchmarks.servers import RunningServer, running_server
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_client.connection import Connection
+from feddbp_common.config import DataConfig, RunConfig
+from feddbp_common.tls import Access
+from feddbp_common.wire import Encoded
+from feddbp_lab.light_client import LightClient
+
+HELPERS = 2
+"""Processes the clients are spread over."""
+FLATNESS = 1.05
+"""Most over median of the server's resident memory."""
+ROUNDS_ON_DISK = 6
+"""The database holds each client's last two contributions; its log those of the open round and the one before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is run, and from which round on memory has to be flat."""
+
+    clients: int
+    rounds: int
+    dataset: str
+    flat_from: int
+
+    @property
+    def config(self) -> RunConfig:
+        return RunConfig(clients=self.clients, rounds=self.rounds, data=DataConfig(dataset=self.dataset))
+
+    @property
+    def round_bytes(self) -> int:
+        """What all clients together upload in a round: prototypes and Fisher scores in float32."""
+        shape = self.config.exchange_shape
+        return self.clients * 2 * 4 * shape.classes * shape.feature_dim
+
+    def server_options(self) -> tuple[object, ...]:
+        run = ("--clients", self.clients, "--rounds", self.rounds, "--dataset", self.dataset)
+        return (*run, "--min-clients", self.clients, "--round-deadline", "10m", "--log-level", "warning")
+
+
+THOUSAND = Plan(clients=1000, rounds=51, dataset="digits", flat_from=3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """The server at the opening of a round."""
+
+    round: int
+    seconds: float
+    resident: int
+    database: int
+
+
+# --- clients ---
+
+
+class _OwnConnection(Access):
+    """Channels to one address share a connection unless they are told not to."""
+
+    def channel(self, address: str, subject: str, options: Sequence[tuple[str, int]] = ()) -> grpc.aio.Channel:
+        return super().channel(address, subject, [*options, ("grpc.use_local_subchannel_pool", 1)])
+
+
+class _SoakingClient(LightClient):
+    """Uploads the same in every round: what it says does not matter here, and making it up takes time."""
+
+    def __init__(self, client_id: int, connection: Connection) -> None:
+        super().__init__(client_id, connection)
+        self._made_up: Encoded | None = None
+
+    def contribution(self, round_number: int) -> Encoded:
+        if self._made_up is None:
+            self._made_up = super().contribution(0)
+        return self._made_up
+
+
+async def _be_clients(address: str, ids: range, server: RunningServer) -> dict[str, object]:
+    """Runs clients to the end; the first one looks at the server whenever a round opens."""
+    started = time.perf_counter()
+    samples: list[Sample] = []
+
+    async def look(event: pb.RoundEvent) -> None:
+        number = event.round_opened.round if event.HasField("round_opened") else event.final_evaluation.round
+        if event.HasField("round_opened") or event.HasField("final_evaluation"):
+            samples.append(_sample(server, number, time.perf_counter() - started))
+
+    clients = [_SoakingClient(number, Connection(address, client_id=number, access=_OwnConnection())) for number in ids]
+    ends = await asyncio.gather(
+        *(client.run(look if client is clients[0] else None) for client in clients), return_exceptions=True
+    )
+    errors = [repr(end) for end in ends if isinstance(end, BaseException) or end.outcome != pb.RUN_OUTCOME_FINISHED]
+    return {
+        "errors": errors,
+        "rounds_done": sum(client.rounds_done for client in clients),
+        "samples": [asdict(sample) for sample in samples],
+    }
+
+
+def _sample(server: RunningServer, number: int, seconds: float) -> Sample:
+    status = Path(f"/proc/{server.pid}/status").read_text()
+    (kilobytes,) = [line.split()[1] for line in status.splitlines() if line.startswith("VmRSS:")]
+    database = sum(path.stat().st_size for path in server.state_dir.glob("run.sqlite3*"))
+    return Sample(round=number, seconds=seconds, resident=int(kilobytes) * 1024, database=database)
+
+
+def _start_clients(server: RunningServer, ids: range) -> subprocess.Popen[str]:
+    words = [server.address, str(server.pid), str(server.state_dir), str(ids.start), str(ids.stop)]
+    command = [sys.executable, "-m", "benchmarks.soak", "--as-clients", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+# --- the run ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a soak came to."""
+
+    samples: list[Sample]
+    errors: list[str]
+    rounds_done: int
+    refusals: int
+    exit_code: int
+    seconds: float
+
+    @property
+    def all_errors(self) -> int:
+        return len(self.errors) + self.refusals + (self.exit_code != 0)
+
+
+def soak(plan: Plan) -> Outcome:
+    """One server, the clients in processes of their own, from the first join to the end of the run."""
+    _raise_file_limit()
+    share = -(-plan.clients // HELPERS)
+    started = time.perf_counter()
+    with running_server(*plan.server_options()) as server:
+        helpers = [
+            _start_clients(server, range(start, min(start + share, plan.clients)))
+            for start in range(0, plan.clients, share)
+        ]
+        try:
+            _show_progress(plan, server, helpers)
+            reports = [json.loads(helper.communicate()[0]) for helper in helpers]
+        finally:
+            for helper in helpers:
+                helper.kill()
+                helper.wait()
+        exit_code = server.process.wait(60)
+        audit = (server.state_dir / "audit.jsonl").read_text()
+        return Outcome(
+            samples=[Sample(**sample) for sample in reports[0]["samples"]],
+            errors=[error for report in reports for error in report["errors"]],
+            rounds_done=sum(report["rounds_done"] for report in reports),
+            refusals=audit.count('"what": "refused"'),
+            exit_code=exit_code,
+            seconds=time.perf_counter() - started,
+        )
+
+
+def _raise_file_limit() -> None:
+    """A connection is a file, and there are more of them than a shell allows by default."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _show_progress(plan: Plan, server: RunningServer, helpers: list[subprocess.Popen[str]]) -> None:
+    started = time.perf_counter()
+    while any(helper.poll() is None for helper in helpers) and server.process.poll() is None:
+        time.sleep(min(10.0, 1.0 + (time.perf_counter() - started) / 10))
+        if server.process.poll() is None:
+            sample = _sample(server, 0, time.perf_counter() - started)
+            accepted = (server.state_dir / "audit.jsonl").read_bytes().count(b'"accepted"')
+            print(
+                f"{sample.seconds:6.0f}s  {accepted / plan.clients:6.1f} of {plan.rounds} rounds  "
+                f"{sample.resident / 1e6:6.1f} MB resident  {sample.database / 1e6:7.1f} MB on disk",
+                flush=True,
+            )
+
+
+def measurements(plan: Plan, outcome: Outcome) -> list[Measurement]:
+    flat = [sample for sample in outcome.samples if sample.round >= plan.flat_from]
+    resident = [sample.resident for sample in flat]
+    what = f"{plan.clients} clients, {plan.rounds} rounds, {plan.dataset}"
+    middle = median(resident)
+    per_round = (outcome.samples[-1].seconds - outcome.samples[0].seconds) / plan.rounds
+    return [
+        Measurement(
+            question=f"{what}: errors",
+            value=outcome.all_errors,
+            bar=0,
+            unit="",
+            detail=f"{outcome.rounds_done} client rounds in {outcome.seconds:.0f}s, {per_round:.2f}s a round, "
+            f"{plan.round_bytes * plan.rounds / 1e9:.1f} GB uploaded",
+        ),
+        Measurement(
+            question=f"resident memory of the server from round {plan.flat_from} on, most over median",
+            value=max(resident) / middle,
+            bar=FLATNESS,
+            detail=f"{len(flat)} samples: {min(resident) / 1e6:.1f} to {max(resident) / 1e6:.1f} MB, "
+            f"median {middle / 1e6:.1f} MB, last {resident[-1] / 1e6:.1f} MB",
+        ),
+        Measurement(
+            question="database and its log against the uploads of one round, at most",
+            value=max(sample.database for sample in outcome.samples) / plan.round_bytes,
+            bar=ROUNDS_ON_DISK,
+            detail=f"{max(sample.database for sample in outcome.samples) / 1e6:.1f} MB, "
+            f"{outcome.samples[-1].database / 1e6:.1f} MB at the end",
+        ),
+    ]
+
+
+def main(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
+    parser.add_argument("--clients", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--dataset", default="cifar100")
+    parser.add_argument("--flat-from", type=int, default=20, help="round from which memory has to be flat")
+    parser.add_argument("--thousand", action="store_true", help="1,000 connected clients, from round 3 to round 50")
+    parser.add_argument("--samples", type=Path, help="file to write the server's memory by round to, as JSON lines")
+    parser.add_argument("--as-clients", nargs=5, help=argparse.SUPPRESS)
+    given = parser.parse_args(words)
+    if given.as_clients is not None:
+        address, pid, state_dir, first, last = given.as_clients
+        server = RunningServer(address, int(pid), Path(state_dir))
+        print(json.dumps(asyncio.run(_be_clients(address, range(int(first), int(last)), server))))
+        return 0
+    plan = Plan(clients=given.clients, rounds=given.rounds, dataset=given.dataset, flat_from=given.flat_from)
+    if given.thousand:
+        plan = replace(THOUSAND)
+    outcome = soak(plan)
+    if given.samples is not None:
+        given.samples.write_text("".join(f"{json.dumps(asdict(sample))}\n" for sample in outcome.samples))
+    measured = measurements(plan, outcome)
+    Console().print(table_of(measured))
+    for error in outcome.errors[:10]:
+        print(error)
+    return 0 if all(measurement.holds for measurement in measured) else 1
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,181 @@
+"""The daemon's way through rounds that do not go as planned, with a server and a model that only pretend."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_client import daemon as daemon_module
+from feddbp_client.checkpoint import Checkpoint
+from feddbp_client.connection import Download, RefusedError, ServerAwayError
+from feddbp_client.daemon import ClientDaemon, DaemonOptions
+from feddbp_client.preparation import LocalOptions
+from feddbp_client.training import RoundResult
+from feddbp_common.config import RunConfig, run_to_proto
+from feddbp_common.errors import ExitCode
+from feddbp_common.wire import Encoded, Payload, PayloadRules, encode
+
+CONFIG = RunConfig(rounds=3)
+Script = Callable[["PretendedServer"], AsyncIterator[pb.RoundEvent]]
+
+
+class PretendedServer:
+    """Stands in for the connection: follows a script of events and notes what the client does."""
+
+    def __init__(self, script: Script, *, closed_rounds: frozenset[int] = frozenset()) -> None:
+        self.done: list[str] = []
+        self._script = script
+        self._closed_rounds = closed_rounds
+        self._changed = asyncio.Event()
+
+    async def has_seen(self, what: str) -> None:
+        while what not in self.done:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _note(self, what: str) -> None:
+        self.done.append(what)
+        self._changed.set()
+
+    async def get_run(self) -> pb.GetRunResponse:
+        return pb.GetRunResponse(config=run_to_proto(CONFIG), run_id="pretended")
+
+    async def join(self, request: pb.JoinRequest) -> pb.JoinResponse:
+        return pb.JoinResponse(session="session", epoch=1)
+
+    def follow(self, session: str) -> AsyncIterator[pb.RoundEvent]:
+        return self._script(self)
+
+    async def download(self, session: str, round_number: int, rules: PayloadRules) -> Download:
+        self._note(f"download {round_number}")
+        if round_number in self._closed_rounds:
+            raise RefusedError("it is over", pb.Refusal(reason=pb.REFUSAL_REASON_WRONG_ROUND, current_round=1))
+        return Download(encoded=encode(Payload()), message_bytes=0)
+
+    async def report(self, request: pb.ReportRequest) -> None:
+        self._note(f"report {request.round}")
+
+    async def upload(self, session: str, round_number: int, encoded: Encoded) -> None:
+        self._note(f"upload {round_number}")
+
+
+class PretendedModel:
+    def observe(self, received: Payload, round_number: int) -> RoundResult:
+        return RoundResult(metrics=pb.RoundMetrics(), contribution=None)
+
+    def train(self, received: Payload, round_number: int, on_epoch: object) -> RoundResult:
+        return RoundResult(metrics=pb.RoundMetrics(), contribution=Payload())
+
+
+def opened(number: int, *, selected: bool = True) -> pb.RoundEvent:
+    return pb.RoundEvent(round_opened=pb.RoundOpened(round=number, selected=selected))
+
+
+def ended(outcome: pb.RunOutcome.ValueType = pb.RUN_OUTCOME_FINISHED) -> pb.RoundEvent:
+    return pb.RoundEvent(run_ended=pb.RunEnded(outcome=outcome, reason="so it goes"))
+
+
+def pretended_checkpoint(round_number: int, metrics: pb.RoundMetrics) -> Checkpoint:
+    return Checkpoint(
+        run_id="pretended",
+        client_id=0,
+        round=round_number,
+        architecture="none",
+        head="none",
+        image_shape=(1, 1, 1),
+        class_names=(),
+        config=run_to_proto(CONFIG),
+        model={},
+        metrics=metrics,
+    )
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[PretendedServer], ClientDaemon]:
+    prepared = SimpleNamespace(
+        run_id="pretended",
+        config=CONFIG,
+        local=PretendedModel(),
+        architecture="none",
+        summary=pb.DataSummary,
+        capabilities=pb.Capabilities,
+        checkpoint=pretended_checkpoint,
+    )
+    monkeypatch.setattr(daemon_module, "prepare", lambda *_: prepared)
+    monkeypatch.setattr(daemon_module, "resume", lambda *_: None)
+    local = LocalOptions(data=None, data_dir=tmp_path, model=None, device=torch.device("cpu"), amp=False)
+    options = DaemonOptions(state_dir=tmp_path, patience=timedelta(0), local=local)
+
+    def started(server: PretendedServer) -> ClientDaemon:
+        connection: Any = server
+        return ClientDaemon(0, connection, options, training_slot=asyncio.Semaphore(1))
+
+    return started
+
+
+async def test_a_round_that_closed_before_its_download_is_passed_over(
+    start: Callable[[PretendedServer], ClientDaemon],
+) -> None:
+    async def script(server: PretendedServer) -> AsyncIterator[pb.RoundEvent]:
+        yield opened(0)
+        await server.has_seen("download 0")
+        yield opened(1)
+        await server.has_seen("upload 1")
+        yield ended()
+
+    server = PretendedServer(script, closed_rounds=frozenset({0}))
+    assert await start(server).run() is ExitCode.OK
+    assert server.done == ["download 0", "download 1", "report 1", "upload 1"]
+
+
+async def test_a_round_that_was_observed_and_opens_anew_is_trained(
+    start: Callable[[PretendedServer], ClientDaemon],
+) -> None:
+    async def script(server: PretendedServer) -> AsyncIterator[pb.RoundEvent]:
+        yield opened(0, selected=False)
+        await server.has_seen("report 0")
+        yield opened(0, selected=True)
+        await server.has_seen("upload 0")
+        yield ended()
+
+    server = PretendedServer(script)
+    assert await start(server).run() is ExitCode.OK
+    assert server.done == ["download 0", "report 0", "download 0", "report 0", "upload 0"]
+
+
+async def test_a_round_that_is_told_of_twice_is_done_once(start: Callable[[PretendedServer], ClientDaemon]) -> None:
+    async def script(server: PretendedServer) -> AsyncIterator[pb.RoundEvent]:
+        yield opened(0)
+        await server.has_seen("upload 0")
+        yield pb.RoundEvent(waiting=pb.Waiting(reason="the run is paused"))
+        yield opened(0)
+        yield opened(1)
+        await server.has_seen("upload 1")
+        yield ended()
+
+    server = PretendedServer(script)
+    assert await start(server).run() is ExitCode.OK
+    assert server.done.count("upload 0") == 1
+
+
+async def test_the_last_word_of_a_server_that_is_gone_counts(
+    start: Callable[[PretendedServer], ClientDaemon], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def script(server: PretendedServer) -> AsyncIterator[pb.RoundEvent]:
+        yield opened(0)
+        await server.has_seen("download 0")
+        yield ended(pb.RUN_OUTCOME_STOPPED)
+
+    async def gone(self: PretendedServer, request: pb.ReportRequest) -> None:
+        raise ServerAwayError("the server does not answer")
+
+    monkeypatch.setattr(PretendedServer, "report", gone)
+    assert await start(PretendedServer(script)).run() is ExitCode.RUN_FAILED
