@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -68,12 +69,25 @@ THOUSAND = Plan(clients=1000, rounds=51, dataset="digits", flat_from=3)
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """The server at the opening of a round."""
+    """The server in one round."""
 
     round: int
     seconds: float
+    """Since the start, at the opening of the round."""
     resident: int
+    """The least it had resident: what stays when the round's uploads are done with, and would add up if it leaked."""
+    peak: int
+    """The most it had resident, with all of the round's transfers under way."""
     database: int
+    """The most its files took."""
+
+    def joined_by(self, later: Sample) -> Sample:
+        return replace(
+            self,
+            resident=min(self.resident, later.resident),
+            peak=max(self.peak, later.peak),
+            database=max(self.database, later.database),
+        )
 
 
 # --- clients ---
@@ -99,33 +113,64 @@ class _SoakingClient(LightClient):
         return self._made_up
 
 
-async def _be_clients(address: str, ids: range, server: RunningServer) -> dict[str, object]:
-    """Runs clients to the end; the first one looks at the server whenever a round opens."""
-    started = time.perf_counter()
-    samples: list[Sample] = []
+class _Watch:
+    """Looks at the server many times a second, and keeps one sample a round."""
 
-    async def look(event: pb.RoundEvent) -> None:
-        number = event.round_opened.round if event.HasField("round_opened") else event.final_evaluation.round
+    def __init__(self, server: RunningServer) -> None:
+        self._server = server
+        self._started = time.perf_counter()
+        self.samples: list[Sample] = []
+
+    async def on_event(self, event: pb.RoundEvent) -> None:
         if event.HasField("round_opened") or event.HasField("final_evaluation"):
-            samples.append(_sample(server, number, time.perf_counter() - started))
+            number = event.round_opened.round if event.HasField("round_opened") else event.final_evaluation.round
+            self.samples.append(self._look(number))
 
+    async def keep_looking(self) -> None:
+        while True:
+            await asyncio.sleep(0.05)
+            if self.samples:
+                self.samples[-1] = self.samples[-1].joined_by(self._look(self.samples[-1].round))
+
+    def _look(self, number: int) -> Sample:
+        resident = _resident(self._server)
+        return Sample(
+            round=number,
+            seconds=time.perf_counter() - self._started,
+            resident=resident,
+            peak=resident,
+            database=_on_disk(self._server),
+        )
+
+
+async def _be_clients(address: str, ids: range, server: RunningServer) -> dict[str, object]:
+    """Runs clients to the end; the first one also looks after the server."""
+    watch = _Watch(server)
+    looking = asyncio.create_task(watch.keep_looking())
     clients = [_SoakingClient(number, Connection(address, client_id=number, access=_OwnConnection())) for number in ids]
     ends = await asyncio.gather(
-        *(client.run(look if client is clients[0] else None) for client in clients), return_exceptions=True
+        *(client.run(watch.on_event if client is clients[0] else None) for client in clients), return_exceptions=True
     )
+    looking.cancel()
     errors = [repr(end) for end in ends if isinstance(end, BaseException) or end.outcome != pb.RUN_OUTCOME_FINISHED]
     return {
         "errors": errors,
         "rounds_done": sum(client.rounds_done for client in clients),
-        "samples": [asdict(sample) for sample in samples],
+        "samples": [asdict(sample) for sample in watch.samples],
     }
 
 
-def _sample(server: RunningServer, number: int, seconds: float) -> Sample:
-    status = Path(f"/proc/{server.pid}/status").read_text()
-    (kilobytes,) = [line.split()[1] for line in status.splitlines() if line.startswith("VmRSS:")]
-    database = sum(path.stat().st_size for path in server.state_dir.glob("run.sqlite3*"))
-    return Sample(round=number, seconds=seconds, resident=int(kilobytes) * 1024, database=database)
+def _resident(server: RunningServer) -> int:
+    pages = int(Path(f"/proc/{server.pid}/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+def _on_disk(server: RunningServer) -> int:
+    size = 0
+    for path in server.state_dir.glob("run.sqlite3*"):
+        with suppress(FileNotFoundError):  # the log is removed when the server ends
+            size += path.stat().st_size
+    return size
 
 
 def _start_clients(server: RunningServer, ids: range) -> subprocess.Popen[str]:
@@ -192,12 +237,12 @@ def _show_progress(plan: Plan, server: RunningServer, helpers: list[subprocess.P
     started = time.perf_counter()
     while any(helper.poll() is None for helper in helpers) and server.process.poll() is None:
         time.sleep(min(10.0, 1.0 + (time.perf_counter() - started) / 10))
-        if server.process.poll() is None:
-            sample = _sample(server, 0, time.perf_counter() - started)
+        with suppress(FileNotFoundError):  # it may end at any moment
+            seconds = time.perf_counter() - started
             accepted = (server.state_dir / "audit.jsonl").read_bytes().count(b'"accepted"')
             print(
-                f"{sample.seconds:6.0f}s  {accepted / plan.clients:6.1f} of {plan.rounds} rounds  "
-                f"{sample.resident / 1e6:6.1f} MB resident  {sample.database / 1e6:7.1f} MB on disk",
+                f"{seconds:6.0f}s  {accepted / plan.clients:6.1f} of {plan.rounds} rounds  "
+                f"{_resident(server) / 1e6:6.1f} MB resident  {_on_disk(server) / 1e6:7.1f} MB on disk",
                 flush=True,
             )
 

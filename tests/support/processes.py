@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 90.0
+PATIENCE = 240.0
 """Seconds after which a wait in a test has failed; generous, because nothing is measured by it."""
 
 

@@ -215,6 +215,32 @@ async def test_a_client_uploads_one_thing_at_a_time(server: Server, daemon: Daem
     assert not (await daemon.send(0, LEARNT)).duplicate
 
 
+async def test_the_upload_of_a_superseded_session_is_given_up_for_the_next_one(server: Server, daemon: Daemon) -> None:
+    zombie = asyncio.create_task(
+        server.ingest.receive(stuck(header(daemon, LEARNT)), server.coordinator.sessions.by_session)
+    )
+    await asyncio.sleep(0.01)
+    successor = await Daemon.join(server, 0, previous=daemon.session)
+    assert not (await successor.send(0, LEARNT)).duplicate
+    with pytest.raises(RefusedError, match="superseded while it uploaded") as refusal:
+        await zombie
+    assert refusal.value.details.reason == pb.REFUSAL_REASON_STALE_SESSION
+
+
+async def test_an_upload_whose_connection_is_lost_is_nobodys_fault(
+    server: Server, daemon: Daemon, tmp_path: Path
+) -> None:
+    async def cut() -> Parts:
+        yield header(daemon, LEARNT)
+        asyncio.get_running_loop().call_soon(upload.cancel)  # as gRPC does, right after the stream has ended
+
+    upload = asyncio.create_task(server.ingest.receive(cut(), server.coordinator.sessions.by_session))
+    with pytest.raises(asyncio.CancelledError):
+        await upload
+    assert not (await daemon.send(0, LEARNT)).duplicate
+    assert [line["what"] for line in audit_lines(tmp_path)] == ["joined", "joined", "joined", "accepted"]
+
+
 async def test_all_uploads_together_are_bounded(server: Server, daemon: Daemon) -> None:
     size = LEARNT.manifest.total_bytes
     ingest = Ingest(server.coordinator, UploadLimits(bytes_in_flight=2 * size - 1))
