@@ -74,17 +74,20 @@ class Sample:
     round: int
     seconds: float
     """Since the start, at the opening of the round."""
-    resident: int
-    """The least it had resident: what stays when the round's uploads are done with, and would add up if it leaked."""
+    looks: int
+    resident: float
+    """Bytes it had resident, on average over the round: at any one moment it depends on who is sending just then."""
     peak: int
-    """The most it had resident, with all of the round's transfers under way."""
+    """The most it had resident."""
     database: int
     """The most its files took."""
 
     def joined_by(self, later: Sample) -> Sample:
+        looks = self.looks + later.looks
         return replace(
             self,
-            resident=min(self.resident, later.resident),
+            looks=looks,
+            resident=(self.resident * self.looks + later.resident * later.looks) / looks,
             peak=max(self.peak, later.peak),
             database=max(self.database, later.database),
         )
@@ -137,7 +140,8 @@ class _Watch:
         return Sample(
             round=number,
             seconds=time.perf_counter() - self._started,
-            resident=resident,
+            looks=1,
+            resident=float(resident),
             peak=resident,
             database=_on_disk(self._server),
         )

@@ -81,6 +81,7 @@ class ClientDaemon:
                         raise
                     await self._wait_for_server(error)
         finally:
+            await self._abandon_work()
             if self._directory is not None:
                 self._directory.close()
 
@@ -206,6 +207,12 @@ class ClientDaemon:
             raise
         self._under_way = None
         return self._last_work
+
+    async def _abandon_work(self) -> None:
+        """A run that has ended has no use for what is under way, and a thread left behind would keep the process."""
+        if self._under_way is not None:
+            self.stop()
+            await self._finish_what_is_under_way()
 
     async def _finish_what_is_under_way(self) -> None:
         """A thread cannot be stopped: work that came too late for its round ends before the next begins."""

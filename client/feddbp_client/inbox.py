@@ -40,13 +40,13 @@ class Inbox:
     async def act_on_newest(self, act: Callable[[pb.RoundEvent], Awaitable[T]]) -> T:
         """Waits for an event and acts on it; whatever ends the stream meanwhile ends the action too.
 
-        A server that has told how the run ended may be gone by the time a slow action needs it: then that counts.
+        Once the server has told how the run ended it may be gone: what an action still wanted of it no longer counts.
         """
-        await self._or_stream_ends(self._arrived.wait())
-        event = self._newest
-        assert event is not None
-        self._arrived.clear()
         try:
+            await self._or_stream_ends(self._arrived.wait())
+            event = self._newest
+            assert event is not None
+            self._arrived.clear()
             return await self._or_stream_ends(act(event))
         except (ServerAwayError, RefusedError):
             if self._newest is None or not self._is_last_word():
@@ -57,7 +57,7 @@ class Inbox:
         assert self._reader is not None
         task = asyncio.ensure_future(work)
         await asyncio.wait((task, self._reader), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done() and not self._is_last_word():
+        if not task.done() and not self._has_finished():
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             self._reader.result()  # raises what ended the stream
@@ -67,6 +67,10 @@ class Inbox:
     def _is_last_word(self) -> bool:
         """A stream that ends after telling how the run ended has not been lost."""
         return self._newest is not None and self._newest.HasField("run_ended")
+
+    def _has_finished(self) -> bool:
+        """After a run's last round there is an evaluation worth finishing; after any other end there is nothing."""
+        return self._newest is not None and self._newest.run_ended.outcome == pb.RUN_OUTCOME_FINISHED
 
     async def _read(self) -> None:
         async for event in self._events:

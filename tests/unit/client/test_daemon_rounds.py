@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from pathlib import Path
@@ -14,11 +15,11 @@ import torch
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client import daemon as daemon_module
-from feddbp_client.checkpoint import Checkpoint
+from feddbp_client.checkpoint import CHECKPOINT_NAME, Checkpoint
 from feddbp_client.connection import Download, RefusedError, ServerAwayError
 from feddbp_client.daemon import ClientDaemon, DaemonOptions
 from feddbp_client.preparation import LocalOptions
-from feddbp_client.training import RoundResult
+from feddbp_client.training import RoundResult, TrainingError
 from feddbp_common.config import RunConfig, run_to_proto
 from feddbp_common.errors import ExitCode
 from feddbp_common.wire import Encoded, Payload, PayloadRules, encode
@@ -68,10 +69,22 @@ class PretendedServer:
 
 
 class PretendedModel:
+    """Learns nothing; with `endless`, for as long as it is let."""
+
+    def __init__(self) -> None:
+        self.endless = False
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
     def observe(self, received: Payload, round_number: int) -> RoundResult:
         return RoundResult(metrics=pb.RoundMetrics(), contribution=None)
 
     def train(self, received: Payload, round_number: int, on_epoch: object) -> RoundResult:
+        if self.endless:
+            assert self._stopped.wait(60)
+            raise TrainingError("stopped")
         return RoundResult(metrics=pb.RoundMetrics(), contribution=Payload())
 
 
@@ -99,11 +112,18 @@ def pretended_checkpoint(round_number: int, metrics: pb.RoundMetrics) -> Checkpo
 
 
 @pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[PretendedServer], ClientDaemon]:
+def model() -> PretendedModel:
+    return PretendedModel()
+
+
+@pytest.fixture
+def start(
+    tmp_path: Path, model: PretendedModel, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[PretendedServer], ClientDaemon]:
     prepared = SimpleNamespace(
         run_id="pretended",
         config=CONFIG,
-        local=PretendedModel(),
+        local=model,
         architecture="none",
         summary=pb.DataSummary,
         capabilities=pb.Capabilities,
@@ -179,3 +199,28 @@ async def test_the_last_word_of_a_server_that_is_gone_counts(
 
     monkeypatch.setattr(PretendedServer, "report", gone)
     assert await start(PretendedServer(script)).run() is ExitCode.RUN_FAILED
+
+
+async def test_training_is_given_up_when_the_run_is_stopped(
+    start: Callable[[PretendedServer], ClientDaemon], model: PretendedModel
+) -> None:
+    async def script(server: PretendedServer) -> AsyncIterator[pb.RoundEvent]:
+        yield opened(0)
+        await server.has_seen("download 0")
+        yield ended(pb.RUN_OUTCOME_STOPPED)
+
+    model.endless = True
+    async with asyncio.timeout(30):
+        assert await start(PretendedServer(script)).run() is ExitCode.RUN_FAILED
+
+
+async def test_the_last_evaluation_is_finished_even_if_the_run_did_not_wait_for_it(
+    start: Callable[[PretendedServer], ClientDaemon], tmp_path: Path
+) -> None:
+    async def script(server: PretendedServer) -> AsyncIterator[pb.RoundEvent]:
+        yield pb.RoundEvent(final_evaluation=pb.FinalEvaluation(round=CONFIG.rounds))
+        await server.has_seen(f"download {CONFIG.rounds}")
+        yield ended()
+
+    assert await start(PretendedServer(script)).run() is ExitCode.OK
+    assert Checkpoint.load(tmp_path / "pretended" / "client-0" / CHECKPOINT_NAME).round == CONFIG.rounds
