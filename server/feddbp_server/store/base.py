@@ -87,7 +87,7 @@ class Store(ABC):
 
     @abstractmethod
     def touch(self) -> None:
-        """Writes what is there already, to see whether anything can be written."""
+        """Writes what changes nothing, to see whether anything can be written."""
 
     @abstractmethod
     def clients(self) -> list[ClientRecord]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import sqlite3
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +19,8 @@ DATABASE_NAME: Final = "run.sqlite3"
 _LOCK_NAME: Final = "server.lock"
 _APPLICATION_ID: Final = 0x46444250  # "FDBP": tells our file from any other SQLite database
 _SCHEMA_VERSION: Final = 1
+_ROOM: Final = 4 << 20
+"""Bytes that have to fit on the disk before it counts as usable again."""
 _SCHEMA: Final = """
 CREATE TABLE run (id INTEGER PRIMARY KEY CHECK (id = 0), run_id TEXT NOT NULL, config TEXT NOT NULL, progress TEXT);
 CREATE TABLE client (
@@ -142,6 +146,13 @@ class SqliteStore(Store):
         self._db.execute("UPDATE run SET progress = ?", (progress,))
 
     def touch(self) -> None:
+        """Not only a page, for which there may be room in the log: enough that an upload has a chance."""
+        try:
+            with tempfile.TemporaryFile(dir=self._path.parent, buffering=0) as scratch:
+                if scratch.write(bytes(_ROOM)) != _ROOM:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise sqlite3.OperationalError(error.strerror) from error
         self._db.execute("UPDATE run SET progress = progress")
 
     def clients(self) -> list[ClientRecord]:
