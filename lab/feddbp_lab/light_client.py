@@ -28,7 +28,7 @@ from feddbp_client.connection import (
 from feddbp_client.inbox import Inbox
 from feddbp_common.config import RunConfig, run_from_proto
 from feddbp_common.seeding import derive_seed
-from feddbp_common.wire import Encoded, FisherScores, Payload, PayloadRules, PrototypeSet, encode
+from feddbp_common.wire import Encoded, FisherScores, Payload, PayloadRules, PrototypeSet, TopChannels, encode
 
 log = logging.getLogger("feddbp.client")
 
@@ -47,8 +47,18 @@ def made_up_payload(rules: PayloadRules, seed: int) -> Payload:
             counts=np.ones(classes, dtype=np.int32),
             vectors=random.standard_normal((classes, width), dtype=np.float32),
         ),
-        fisher=FisherScores(random.random((classes, width), dtype=np.float32)) if rules.fisher_scores else None,
+        fisher=_made_up_fisher(rules, classes, width, random),
     )
+
+
+def _made_up_fisher(
+    rules: PayloadRules, classes: int, width: int, random: np.random.Generator
+) -> FisherScores | TopChannels | None:
+    if rules.fisher_scores:
+        return FisherScores(random.random((classes, width), dtype=np.float32))
+    if rules.top_channels is not None:
+        return TopChannels(np.tile(np.arange(rules.top_channels, dtype=np.uint16), (classes, 1)))
+    return None
 
 
 class LightClient:

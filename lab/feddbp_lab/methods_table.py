@@ -1,9 +1,11 @@
-"""`feddbp methods`: what can be trained, and with which settings."""
+"""`feddbp methods`: what can be trained, with which settings, and what it sends."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
@@ -12,9 +14,13 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from feddbp_common.catalog import FEATURE_DIM
 from feddbp_common.cli import Parser
+from feddbp_common.config import MAX_CLASSES, MAX_CLIENTS
 from feddbp_common.errors import ExitCode
-from feddbp_common.methods import METHODS, Method, method_named
+from feddbp_common.methods import METHODS, ExchangeShape, Method, method_named
+from feddbp_common.methods.cargo import Cargo, ImageShape
+from feddbp_lab.units import NOTHING
 
 PROG: Final = "feddbp methods"
 
@@ -22,26 +28,66 @@ PROG: Final = "feddbp methods"
 def command(argv: Sequence[str]) -> int:
     parser = Parser(prog=PROG, description="Lists the methods, or the settings of one.", allow_abbrev=False)
     parser.add_argument("name", nargs="?", metavar="NAME", help="a method, to see its settings")
+    parser.add_argument("--classes", type=_number(MAX_CLASSES), default=100, metavar="C", help="default 100")
+    parser.add_argument(
+        "--feature-dim", type=_number(65_535), default=FEATURE_DIM, metavar="D", help=f"default {FEATURE_DIM}"
+    )
+    parser.add_argument("--clients", type=_number(MAX_CLIENTS), default=20, metavar="K", help="default 20")
+    parser.add_argument("--image-size", type=_number(224, least=16), default=32, metavar="PIXELS", help="default 32")
     parser.add_argument("--json", action="store_true", dest="as_json", help="as JSON")
     arguments = parser.parse_args(argv)
+    scale = Scale(
+        shape=ExchangeShape(classes=arguments.classes, feature_dim=arguments.feature_dim, clients=arguments.clients),
+        image=(3, arguments.image_size, arguments.image_size),
+    )
     method = method_named(arguments.name) if arguments.name else None
     if arguments.as_json:
-        described = [_as_dict(each) for each in METHODS.values()] if method is None else _as_dict(method)
+        described = [_as_dict(each, scale) for each in METHODS.values()] if method is None else _as_dict(method, scale)
         print(json.dumps(described, indent=2))
     else:
-        Console().print(methods_table() if method is None else settings_table(method))
+        Console().print(methods_table(scale) if method is None else settings_table(method, scale))
     return ExitCode.OK
 
 
-def methods_table() -> RenderableType:
-    table = _table("name", "title", "reference")
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """What the bytes of a method depend on besides its settings."""
+
+    shape: ExchangeShape
+    image: ImageShape
+
+    def bytes_of(self, method: Method, cargo: Cargo) -> int:
+        """With the method's default settings."""
+        return cargo.size(method.settings(), self.shape, self.image)
+
+    def __str__(self) -> str:
+        _, height, width = self.image
+        return (
+            f"C={self.shape.classes}, d={self.shape.feature_dim}, {self.shape.clients} clients, "
+            f"RGB images of {height}x{width}"
+        )
+
+
+def methods_table(scale: Scale) -> RenderableType:
+    table = _table("name", "method", "a client sends", "bytes up", "bytes down")
+    for column in table.columns[3:]:
+        column.justify, column.no_wrap = "right", True
     for method in METHODS.values():
-        table.add_row(Text(method.name, style="bold"), method.title, method.reference)
-    return Group(table, Text("Settings of one: feddbp methods NAME", style="dim"))
+        table.add_row(
+            Text(method.name, style="bold"),
+            f"{method.title}: {method.reference}",
+            method.up.content if method.up else NOTHING,
+            *(f"{scale.bytes_of(method, cargo):,}" if cargo else NOTHING for cargo in (method.up, method.down)),
+        )
+    return Group(
+        table,
+        Text(f"Bytes of tensors per client and round at most, for {scale}.", style="dim"),
+        Text("Settings and formulas of one: feddbp methods NAME", style="dim"),
+    )
 
 
-def settings_table(method: Method) -> RenderableType:
-    head = Text.assemble((method.title, "bold"), f"  {method.reference}")
+def settings_table(method: Method, scale: Scale) -> RenderableType:
+    head = Group(Text.assemble((method.title, "bold"), f"  {method.reference}"), *_traffic(method, scale))
     if not method.settings.model_fields:
         return Group(head, "It has no settings.")
     table = _table("setting", "default", "what it is")
@@ -52,6 +98,24 @@ def settings_table(method: Method) -> RenderableType:
             meaning.append(f" ({', '.join(choices)})", style="dim")
         table.add_row(Text(name, style="bold"), str(field.get_default()), meaning)
     return Group(head, table, Text(f"Changed with --set, e.g. --set {_example(method)}", style="dim"))
+
+
+def _traffic(method: Method, scale: Scale) -> list[Text]:
+    told = [
+        Text(f"{direction}: {cargo.content}, {cargo.formula}: {scale.bytes_of(method, cargo):,} bytes")
+        for direction, cargo in (("up", method.up), ("down", method.down))
+        if cargo
+    ]
+    return [*told, Text(f"per client and round, for {scale}", style="dim")] if told else []
+
+
+def _number(most: int, *, least: int = 2) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) <= most:
+            raise ArgumentTypeError(f"{text!r} is not a number from {least} to {most}")
+        return int(text)
+
+    return number
 
 
 def _table(*columns: str) -> Table:
@@ -70,11 +134,20 @@ def _example(method: Method) -> str:
     return f"{name}={field.get_default()}"
 
 
-def _as_dict(method: Method) -> dict[str, Any]:
+def _as_dict(method: Method, scale: Scale) -> dict[str, Any]:
     return {
         "name": method.name,
         "title": method.title,
         "reference": method.reference,
+        **{
+            direction: {
+                "content": cargo.content,
+                "formula": cargo.formula,
+                "bytes": scale.bytes_of(method, cargo),
+            }
+            for direction, cargo in (("up", method.up), ("down", method.down))
+            if cargo
+        },
         "settings": [
             {
                 "name": name,

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from feddbp_common.wire import PayloadRules
+
+if TYPE_CHECKING:
+    from feddbp_common.methods.cargo import Cargo
 
 CollectMode = Literal["post", "running", "last_epoch"]
 """When class means are taken: after training, over the whole round's steps, or over the last epoch's."""
@@ -60,6 +63,9 @@ class Method:
     """The server's half, as `module:class`."""
     trainer: str
     """The client's half, as `module:class`."""
+    up: Cargo | None = None
+    down: Cargo | None = None
+    """What they weigh, for whoever compares methods; None where a method does not say."""
     needs_equal_heads: bool = False
     """Heads themselves travel, so every client must have a linear one."""
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from feddbp_common.methods.cargo import REAL_BYTES, Cargo, ImageShape
 from feddbp_common.methods.contract import CollectingSettings, ExchangeShape, Method
 from feddbp_common.wire import PayloadRules, PrototypeRule
 
@@ -37,6 +38,10 @@ def _download_rules(_: FDSettings, shape: ExchangeShape) -> PayloadRules:
     return PayloadRules(prototypes=_logits(shape), prototypes_required=False)
 
 
+def _logit_bytes(_: FDSettings, shape: ExchangeShape, __: ImageShape) -> int:
+    return REAL_BYTES * shape.classes**2
+
+
 FD = Method(
     name="fd",
     title="FD",
@@ -46,4 +51,6 @@ FD = Method(
     download_rules=_download_rules,
     strategy="feddbp_server.strategies.fd:FDStrategy",
     trainer="feddbp_client.methods.fd:FD",
+    up=Cargo(content="mean logits", formula="4mC", size=_logit_bytes),
+    down=Cargo(content="mean logits", formula="4CC", size=_logit_bytes),
 )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
 from pydantic import Field, model_validator
 
 from feddbp_common.errors import ConfigurationError
+from feddbp_common.methods.cargo import GLOBAL_PROTOTYPES, Cargo, ImageShape, prototype_rows
 from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings
 from feddbp_common.wire import PayloadRules, PrototypeRule
+
+_INDEX_BYTES: Final = 2
+"""Of a channel's index."""
 
 
 class FedDBPSettings(MethodSettings):
@@ -67,6 +71,11 @@ def _download_rules(_: FedDBPSettings, shape: ExchangeShape) -> PayloadRules:
     )
 
 
+def _upload_bytes(settings: FedDBPSettings, shape: ExchangeShape, image: ImageShape) -> int:
+    rows = prototype_rows(settings, shape, image)
+    return rows + (_INDEX_BYTES * shape.classes * settings.k_top if shape.top_channels_only else rows)
+
+
 FEDDBP = Method(
     name="feddbp",
     title="FedDBP",
@@ -76,4 +85,6 @@ FEDDBP = Method(
     download_rules=_download_rules,
     strategy="feddbp_server.strategies.feddbp:FedDBPStrategy",
     trainer="feddbp_client.methods.feddbp:FedDBP",
+    up=Cargo(content="prototypes and Fisher scores", formula="8md; 4md + 2m k_top as top channels", size=_upload_bytes),
+    down=GLOBAL_PROTOTYPES,
 )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Final, Self
 
 from pydantic import Field, model_validator
 
+from feddbp_common.methods.cargo import REAL_BYTES, Cargo, ImageShape
 from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings
-from feddbp_common.methods.linear_head import head_rules
+from feddbp_common.methods.linear_head import HEAD_CARGO, head_bytes, head_rules
 from feddbp_common.wire import Dim, PayloadRules, TensorRule, WireType
 
 HIDDEN_WEIGHT: Final = "generator.hidden.weight"
@@ -101,6 +103,11 @@ def _generator_rule(name: str, sizes: tuple[int, ...]) -> TensorRule:
     return TensorRule(name=name, shape=dimensions, required=False)
 
 
+def _download_bytes(settings: FedGenSettings, shape: ExchangeShape, image: ImageShape) -> int:
+    generator = sum(prod(sizes) for sizes in generator_shapes(settings, shape).values())
+    return head_bytes(settings, shape, image) + REAL_BYTES * (generator + shape.classes)
+
+
 FEDGEN = Method(
     name="fedgen",
     title="FedGen",
@@ -110,5 +117,11 @@ FEDGEN = Method(
     download_rules=_download_rules,
     strategy="feddbp_server.strategies.fedgen:FedGenStrategy",
     trainer="feddbp_client.methods.fedgen:FedGen",
+    up=HEAD_CARGO,
+    down=Cargo(
+        content="the head, the generator, label counts",
+        formula="4C(d + 1) + generator + 4C",
+        size=_download_bytes,
+    ),
     needs_equal_heads=True,
 )

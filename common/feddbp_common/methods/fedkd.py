@@ -7,8 +7,9 @@ from typing import Final, Literal
 
 from pydantic import Field
 
+from feddbp_common.methods.cargo import Cargo, ImageShape
 from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings
-from feddbp_common.methods.small_model import small_model_rules
+from feddbp_common.methods.small_model import small_model_bytes, small_model_rules
 from feddbp_common.svd_compression import compressed_rules
 from feddbp_common.wire import Dim, PayloadRules, TensorRule, WireType
 
@@ -63,6 +64,11 @@ def _download_rules(settings: FedKDSettings, shape: ExchangeShape) -> PayloadRul
     return PayloadRules(tensors=(_round(required=False), *either_form, *totals))
 
 
+def _dense_bytes(_: FedKDSettings, shape: ExchangeShape, image: ImageShape) -> int:
+    return small_model_bytes(image, feature_dim=shape.feature_dim, classes=shape.classes)
+
+
+_CARGO: Final = Cargo(content="a small network, compressed", formula="at most 4(body + C(d + 1))", size=_dense_bytes)
 FEDKD = Method(
     name="fedkd",
     title="FedKD",
@@ -72,4 +78,6 @@ FEDKD = Method(
     download_rules=_download_rules,
     strategy="feddbp_server.strategies.fedkd:FedKDStrategy",
     trainer="feddbp_client.methods.fedkd:FedKD",
+    up=_CARGO,
+    down=_CARGO,
 )

@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 from pydantic import Field
 
+from feddbp_common.methods.cargo import REAL_BYTES, Cargo
 from feddbp_common.methods.contract import CollectingSettings, ExchangeShape, Method
 from feddbp_common.wire import Dim, PayloadRules, TensorRule, WireType
 
@@ -65,10 +66,20 @@ def _download_rules(settings: FedLFPSettings, shape: ExchangeShape) -> PayloadRu
 FEDLFP = Method(
     name="fedlfp",
     title="FedLFP",
-    reference="FedLFP, IEEE Transactions on Mobile Computing, 2025",
+    reference="IEEE Transactions on Mobile Computing, 2025",
     settings=FedLFPSettings,
     upload_rules=_upload_rules,
     download_rules=_download_rules,
     strategy="feddbp_server.strategies.fedlfp:FedLFPStrategy",
     trainer="feddbp_client.methods.fedlfp:FedLFP",
+    up=Cargo(
+        content="unlabelled prototypes, confidences, counts",
+        formula="m(4d + 8)",
+        size=lambda _, shape, __: REAL_BYTES * shape.classes * (shape.feature_dim + 2),
+    ),
+    down=Cargo(
+        content="cluster centres",
+        formula="4K'd, K' clusters",
+        size=lambda settings, shape, _: REAL_BYTES * cluster_count(settings, shape) * shape.feature_dim,
+    ),
 )

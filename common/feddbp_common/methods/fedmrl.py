@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from pydantic import Field
 
 from feddbp_common.errors import ConfigurationError
+from feddbp_common.methods.cargo import Cargo, ImageShape
 from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings
-from feddbp_common.methods.small_model import small_model_rules
+from feddbp_common.methods.small_model import small_model_bytes, small_model_rules
 from feddbp_common.wire import PayloadRules
 
 
@@ -41,6 +43,11 @@ def _download_rules(settings: FedMRLSettings, shape: ExchangeShape) -> PayloadRu
     return replace(rules, tensors=tuple(replace(rule, required=False) for rule in rules.tensors))
 
 
+def _network_bytes(settings: FedMRLSettings, shape: ExchangeShape, image: ImageShape) -> int:
+    return small_model_bytes(image, feature_dim=settings.small_dim, classes=shape.classes)
+
+
+_CARGO: Final = Cargo(content="a small network", formula="4(body + C(small_dim + 1))", size=_network_bytes)
 FEDMRL = Method(
     name="fedmrl",
     title="FedMRL",
@@ -50,4 +57,6 @@ FEDMRL = Method(
     download_rules=_download_rules,
     strategy="feddbp_server.strategies.fedmrl:FedMRLStrategy",
     trainer="feddbp_client.methods.fedmrl:FedMRL",
+    up=_CARGO,
+    down=_CARGO,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from feddbp_common.methods.cargo import GLOBAL_PROTOTYPES, LOCAL_PROTOTYPES
 from feddbp_common.methods.contract import Method
 from feddbp_common.methods.fedproto import FedProtoSettings, prototypes_down, prototypes_up
 
@@ -26,4 +27,6 @@ FEDTGP = Method(
     download_rules=prototypes_down,
     strategy="feddbp_server.strategies.fedtgp:FedTGPStrategy",
     trainer="feddbp_client.methods.fedtgp:FedTGP",
+    up=LOCAL_PROTOTYPES,
+    down=GLOBAL_PROTOTYPES,
 )

@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 from pydantic import Field
 
+from feddbp_common.methods.cargo import LOCAL_PROTOTYPES, REAL_BYTES, Cargo, ImageShape
 from feddbp_common.methods.contract import CollectingSettings, ExchangeShape, Method
 from feddbp_common.methods.fedproto import AlignmentDistance, prototypes_up
 from feddbp_common.wire import Dim, PayloadRules, TensorRule, WireType
@@ -33,9 +34,13 @@ class FPLSettings(CollectingSettings):
     )
 
 
+def _most_clusters(shape: ExchangeShape) -> int:
+    """A cluster of more than one vector has at least two."""
+    return shape.classes * max(1, shape.clients // 2)
+
+
 def _download_rules(_: FPLSettings, shape: ExchangeShape) -> PayloadRules:
-    # a cluster of more than one vector has at least two
-    rows = Dim(1, shape.classes * max(1, shape.clients // 2))
+    rows = Dim(1, _most_clusters(shape))
     return PayloadRules(
         tensors=(
             TensorRule(name=CLUSTER_PROTOTYPES, shape=(rows, Dim.exactly(shape.feature_dim)), required=False),
@@ -51,6 +56,10 @@ def _download_rules(_: FPLSettings, shape: ExchangeShape) -> PayloadRules:
     )
 
 
+def _download_bytes(_: FPLSettings, shape: ExchangeShape, __: ImageShape) -> int:
+    return REAL_BYTES * _most_clusters(shape) * (shape.feature_dim + 1)
+
+
 FPL = Method(
     name="fpl",
     title="FPL",
@@ -60,4 +69,6 @@ FPL = Method(
     download_rules=_download_rules,
     strategy="feddbp_server.strategies.fpl:FPLStrategy",
     trainer="feddbp_client.methods.fpl:FPL",
+    up=LOCAL_PROTOTYPES,
+    down=Cargo(content="cluster prototypes", formula="J(4d + 4), J from C to CK/2 clusters", size=_download_bytes),
 )

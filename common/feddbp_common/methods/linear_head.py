@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
+from feddbp_common.methods.cargo import REAL_BYTES, Cargo, ImageShape
 from feddbp_common.methods.contract import ExchangeShape
 from feddbp_common.wire import Dim, TensorRule
 
@@ -14,3 +15,10 @@ HEAD_BIAS: Final = "head.bias"
 def head_rules(shape: ExchangeShape) -> tuple[TensorRule, ...]:
     classes, width = Dim.exactly(shape.classes), Dim.exactly(shape.feature_dim)
     return TensorRule(name=HEAD_WEIGHT, shape=(classes, width)), TensorRule(name=HEAD_BIAS, shape=(classes,))
+
+
+def head_bytes(_: Any, shape: ExchangeShape, __: ImageShape) -> int:
+    return REAL_BYTES * shape.classes * (shape.feature_dim + 1)
+
+
+HEAD_CARGO: Final = Cargo(content="the head", formula="4C(d + 1)", size=head_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from feddbp_common.methods.cargo import NO_CARGO
 from feddbp_common.methods.contract import Method, MethodSettings, nothing
 
 
@@ -18,4 +19,6 @@ LOCAL = Method(
     download_rules=nothing,
     strategy="feddbp_server.strategies.local:LocalStrategy",
     trainer="feddbp_client.methods.local:Local",
+    up=NO_CARGO,
+    down=NO_CARGO,
 )

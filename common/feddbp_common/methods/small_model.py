@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from feddbp_common.methods.cargo import REAL_BYTES, ImageShape
 from feddbp_common.wire import Dim, TensorRule
 
 SMALL_MODEL: Final = (
@@ -43,3 +44,16 @@ def small_model_rules(*, feature_dim: int, classes: int) -> tuple[TensorRule, ..
         "head.bias": (outputs,),
     }
     return tuple(TensorRule(name=name, shape=shapes[name]) for name in SMALL_MODEL)
+
+
+def small_model_bytes(image: ImageShape, *, feature_dim: int, classes: int) -> int:
+    """Of the whole network as it is; compression may make less of it."""
+    channels, height, width = image
+    flattened = 64 * _after_two_blocks(height) * _after_two_blocks(width)
+    body = (channels * 25 + 1) * 32 + (32 * 25 + 1) * 64 + (flattened + 1) * 512
+    return REAL_BYTES * (body + classes * (feature_dim + 1))
+
+
+def _after_two_blocks(size: int) -> int:
+    """Two times a 5x5 convolution without padding, then halved."""
+    return ((size - 4) // 2 - 4) // 2

@@ -1,0 +1,35 @@
+"""What a method's tensors weigh: told before a run, in bytes without framing, and compared with what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from feddbp_common.methods.contract import ExchangeShape
+
+ImageShape: TypeAlias = tuple[int, int, int]
+"""Channels, height and width; the server never sees an image, but some networks that travel depend on its size."""
+
+REAL_BYTES: Final = 4
+"""Of a float32, or an int32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cargo:
+    """What travels in one direction in a round."""
+
+    content: str
+    formula: str
+    """C classes, d channels, m classes that a client holds, K clients."""
+    size: Callable[[Any, ExchangeShape, ImageShape], int]
+    """Bytes by the method's settings, at most: for a client that holds every class."""
+
+
+def prototype_rows(_: Any, shape: ExchangeShape, __: ImageShape) -> int:
+    return REAL_BYTES * shape.classes * shape.feature_dim
+
+
+NO_CARGO: Final = Cargo(content="nothing", formula="0", size=lambda *_: 0)
+LOCAL_PROTOTYPES: Final = Cargo(content="prototypes", formula="4md", size=prototype_rows)
+GLOBAL_PROTOTYPES: Final = Cargo(content="prototypes", formula="4Cd", size=prototype_rows)
