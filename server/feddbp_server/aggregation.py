@@ -1,11 +1,13 @@
-"""Closing a round: the strategy in a thread of its own, fed with uploads one by one from the store."""
+"""Closing a round: the strategy in a thread of its own, fed with uploads one by one, from memory or the store."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Final
 
 from feddbp.v1 import federation_pb2 as pb
@@ -13,6 +15,7 @@ from feddbp_common.config import RunConfig
 from feddbp_common.errors import refuse
 from feddbp_common.wire import Encoded, Payload, decode, encode
 from feddbp_common.wire.codec import prototype_bytes
+from feddbp_server.kept_uploads import KeptUploads
 from feddbp_server.store import AggregateRecord, Jobs, Store, UploadRecord
 from feddbp_server.strategies import RunFacts, Shapes, Strategy, Upload
 
@@ -36,6 +39,7 @@ class Aggregator:
         self._known = self._strategy.initial()
         self._encoded = encode(self._known)
         self._layout: Shapes | None = None
+        self._kept = KeptUploads()
 
     @property
     def sha256(self) -> str:
@@ -67,21 +71,34 @@ class Aggregator:
         if records:
             self.settle_layout(pb.Manifest.FromString(records[0].manifest))
 
+    def keep(self, round_number: int, client_id: int, payload: Payload) -> None:
+        """Remembers what aggregation will look at of an upload that is in the store."""
+        prototypes = payload.prototypes
+        if self._strategy.aggregates_prototypes_only and prototypes is not None:
+            # a copy: a view would hold on to all that was received
+            payload = Payload(prototypes=replace(prototypes, vectors=prototypes.vectors.copy()))
+        self._kept.add(round_number, client_id, payload)
+
     async def close_round(self, round_number: int, label_counts: LabelCounts) -> Payload:
         """What the server will know after the round; in force only once `adopt` is called."""
         records = await self._store.run(lambda store: store.uploads(round_number))
         groups = [records[start : start + _GROUP] for start in range(0, len(records), _GROUP)]
         loop = asyncio.get_running_loop()
 
-        def fetch(group: list[UploadRecord]) -> Future[list[tuple[int, Payload]]]:
-            return asyncio.run_coroutine_threadsafe(self._store.run(functools.partial(self._read, group)), loop)
+        def fetch(group: list[UploadRecord]) -> Future[dict[int, Payload]]:
+            absent = [record for record in group if self._kept.get(round_number, record.client_id) is None]
+            if not absent:
+                return _done({})
+            return asyncio.run_coroutine_threadsafe(self._store.run(functools.partial(self._read, absent)), loop)
 
         def uploads() -> Iterator[Upload]:
-            fetched = fetch(groups[0]) if groups else None
-            for following in (*groups[1:], None):
-                arrived = fetched.result() if fetched is not None else []
-                fetched = fetch(following) if following is not None else None  # read while the strategy computes
-                for client_id, payload in arrived:
+            fetched = fetch(groups[0]) if groups else _done({})
+            for group, following in itertools.zip_longest(groups, groups[1:]):
+                read = fetched.result()
+                fetched = fetch(following or [])  # read while the strategy computes
+                for client_id in (record.client_id for record in group):
+                    payload = read.get(client_id) or self._kept.get(round_number, client_id)
+                    assert payload is not None
                     yield Upload(client_id=client_id, payload=payload, label_counts=label_counts(client_id))
 
         return await asyncio.to_thread(
@@ -96,6 +113,7 @@ class Aggregator:
 
     def adopt(self, known: Payload) -> None:
         self._hold(known)
+        self._kept.clear()
 
     async def reply(self, client_id: int, round_number: int) -> Encoded:
         """What a client receives at the start of a round, computed when it asks: there are no copies per client."""
@@ -109,8 +127,8 @@ class Aggregator:
         self._known = known
         self._encoded = encode(known)
 
-    def _read(self, records: list[UploadRecord], store: Store) -> list[tuple[int, Payload]]:
-        return [(record.client_id, self._payload(store, record)) for record in records]
+    def _read(self, records: list[UploadRecord], store: Store) -> dict[int, Payload]:
+        return {record.client_id: self._payload(store, record) for record in records}
 
     def _payload(self, store: Store, record: UploadRecord) -> Payload:
         manifest = pb.Manifest.FromString(record.manifest)
@@ -124,6 +142,12 @@ class Aggregator:
         if record is None:
             return None
         return decode(pb.Manifest.FromString(record.manifest), store.upload_body(record))
+
+
+def _done(result: dict[int, Payload]) -> Future[dict[int, Payload]]:
+    future: Future[dict[int, Payload]] = Future()
+    future.set_result(result)
+    return future
 
 
 def _shown(shape: tuple[int, ...] | None) -> str:

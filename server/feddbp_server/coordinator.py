@@ -70,6 +70,7 @@ from feddbp_server.store import (
     UploadRecord,
     WatchedStore,
 )
+from feddbp_server.timing import AGGREGATION_BOUNDS, Durations, PhaseTimes
 
 log = logging.getLogger("feddbp.server")
 
@@ -121,6 +122,8 @@ class Coordinator:
         self.status_changed = Broadcast()
         self.draining = False
         self._told_of_end: set[int] = set()
+        self.phase_times = PhaseTimes(clock)
+        self.aggregation_times = Durations(AGGREGATION_BOUNDS)
         self._clock = clock
         self._lock = asyncio.Lock()
         self._joining = asyncio.Lock()
@@ -141,6 +144,7 @@ class Coordinator:
             await self._restore()
         if self.state.phase.is_final and not self.results.has_summary:
             await self._write_summary()
+        self.phase_times.enter(self.state.phase)
         await self._apply(TimePassed())
         self._schedule_deadline(self.state.deadline)  # also if nothing follows from the start itself
 
@@ -269,7 +273,7 @@ class Coordinator:
         return None if record is None else self._receipt_again(record, sha256)
 
     async def accept_upload(
-        self, client: Client, round_number: int, manifest: pb.Manifest, body: bytes
+        self, client: Client, round_number: int, manifest: pb.Manifest, body: bytes, payload: Payload
     ) -> pb.UploadReceipt:
         """Makes a checked contribution durable. What is given to the store before the round closes counts in it."""
         if not self.sessions.is_current(client):
@@ -287,6 +291,7 @@ class Coordinator:
         reach("server.upload.committed")
         client.last_seen = self._clock()
         if before is None:
+            self.aggregator.keep(round_number, client.client_id, payload)
             self.audit.note(
                 "accepted", client=client.client_id, round=round_number, sha256=manifest.sha256.hex(), bytes=len(body)
             )
@@ -375,6 +380,7 @@ class Coordinator:
             self.state = state
         if state == before:
             return
+        self.phase_times.enter(state.phase)
         self._schedule_deadline(state.deadline)
         for effect in effects:
             self._carry_out(effect)
@@ -450,7 +456,9 @@ class Coordinator:
         reach("server.close.begun")
         try:
             learnt = await self._aggregated(number)
-            log.info("round %d is aggregated, after %.0f ms", number, 1000 * (time.perf_counter() - started))
+            seconds = time.perf_counter() - started
+            self.aggregation_times.add(seconds)
+            log.info("round %d is aggregated, after %.0f ms", number, 1000 * seconds)
             await self._apply_in_the_end(Aggregated(number), learnt)
         except Exception as error:
             if self.draining and isinstance(error, StoreError):

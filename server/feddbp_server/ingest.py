@@ -13,7 +13,7 @@ from typing import Final
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.errors import PayloadError
 from feddbp_common.faults import reach
-from feddbp_common.wire import BodyAssembler, check_manifest, check_values, decode, digest_of
+from feddbp_common.wire import BodyAssembler, Payload, check_manifest, check_values, decode, digest_of
 from feddbp_server.coordinator import Coordinator
 from feddbp_server.refusals import RefusedError, as_refusal
 from feddbp_server.sessions import Client
@@ -99,8 +99,8 @@ class Ingest:
         )
         coordinator.aggregator.check_layout(manifest)
         with self._room_for(client, manifest.total_bytes) as arriving:
-            body = await self._body(arriving, parts, manifest)
-            return await coordinator.accept_upload(client, header.round, manifest, body)
+            body, payload = await self._body(arriving, parts, manifest)
+            return await coordinator.accept_upload(client, header.round, manifest, body, payload)
 
     @contextmanager
     def _room_for(self, client: Client, size: int) -> Iterator[_Arriving]:
@@ -132,7 +132,9 @@ class Ingest:
             )
         return first.header
 
-    async def _body(self, arriving: _Arriving, parts: AsyncIterator[pb.UploadPart], manifest: pb.Manifest) -> bytes:
+    async def _body(
+        self, arriving: _Arriving, parts: AsyncIterator[pb.UploadPart], manifest: pb.Manifest
+    ) -> tuple[bytes, Payload]:
         assembler = BodyAssembler(manifest.total_bytes)
         while (part := await arriving.next_of(parts, self._limits.idle)) is not None:
             if part.WhichOneof("part") != "chunk":
@@ -143,15 +145,15 @@ class Ingest:
             await asyncio.sleep(_LOSS_SECONDS)
         body = assembler.body()
         if len(body) <= _CHECK_INLINE_BYTES:
-            self._check(manifest, body)
-        else:
-            await asyncio.to_thread(self._check, manifest, body)
-        return body
+            return body, self._checked(manifest, body)
+        return body, await asyncio.to_thread(self._checked, manifest, body)
 
-    def _check(self, manifest: pb.Manifest, body: bytes) -> None:
+    def _checked(self, manifest: pb.Manifest, body: bytes) -> Payload:
         if not hmac.compare_digest(digest_of(manifest, [body]), manifest.sha256):
             raise PayloadError("sha256", "does not match what was received")
-        check_values(decode(manifest, body), self._coordinator.upload_rules)
+        payload = decode(manifest, body)
+        check_values(payload, self._coordinator.upload_rules)
+        return payload
 
 
 def _stalled(patience: timedelta) -> RefusedError:

@@ -158,3 +158,27 @@ async def test_an_upload_that_cannot_be_read_is_an_error_and_no_hang(thread: Sto
     await thread.run(lambda store: store.save_upload(record, encoded.body()[:5]))
     with pytest.raises(Exception, match="prototypes"):
         await asyncio.wait_for(Aggregator(CONFIG, thread).close_round(0, label_counts), timeout=10)
+
+
+async def test_what_is_kept_in_memory_and_what_is_read_make_the_same_bits(thread: StoreThread) -> None:
+    for client in range(CLIENTS):
+        await save(thread, client, contribution(client))
+    from_store, from_memory, from_both = (Aggregator(CONFIG, thread) for _ in range(3))
+    for client in range(CLIENTS):
+        from_memory.keep(0, client, contribution(client))
+    for client in (1, CLIENTS - 1):
+        from_both.keep(0, client, contribution(client))
+    digests = {
+        encode(await aggregator.close_round(0, label_counts)).manifest.sha256
+        for aggregator in (from_store, from_memory, from_both)
+    }
+    assert len(digests) == 1
+
+
+async def test_a_round_is_closed_without_reading_what_is_kept(thread: StoreThread) -> None:
+    aggregator = Aggregator(CONFIG, thread)
+    await save(thread, 0, contribution(0, scale=100.0))  # tells where the values come from
+    aggregator.keep(0, 0, contribution(0))
+    learnt = await aggregator.close_round(0, label_counts)
+    assert learnt.prototypes is not None
+    assert (learnt.prototypes.vectors == contribution(0).prototypes.vectors).all()

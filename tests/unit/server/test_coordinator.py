@@ -18,6 +18,7 @@ from coordinator_runs import (
     ROUNDS,
     Daemon,
     Server,
+    accept,
     contribution,
     join_all,
     join_request,
@@ -199,10 +200,7 @@ async def test_of_two_uploads_at_once_one_is_stored_and_only_it_has_a_receipt(tm
         daemons = await join_all(server)
         contributions = [contribution(0, 0, Payload(), salt=salt) for salt in (0, 0, 1)]
         answers = await asyncio.gather(
-            *(
-                server.coordinator.accept_upload(daemons[0].client, 0, learnt.manifest, learnt.body())
-                for learnt in contributions
-            ),
+            *(accept(server, daemons[0], learnt) for learnt in contributions),
             return_exceptions=True,
         )
         stored = await server.thread.run(lambda store: store.upload(0, 0))
@@ -237,7 +235,7 @@ async def test_an_upload_under_a_superseded_session_is_refused(server: Server) -
     assert reborn.client.epoch == 2
     assert (await refusal_of(zombie.upload(0))).reason == pb.REFUSAL_REASON_STALE_SESSION
     learnt = contribution(0, 0, Payload())
-    accepting = server.coordinator.accept_upload(zombie.client, 0, learnt.manifest, learnt.body())
+    accepting = accept(server, zombie, learnt)
     assert (await refusal_of(accepting)).reason == pb.REFUSAL_REASON_STALE_SESSION
     assert server.coordinator.state.uploaded == ids()
     assert not (await reborn.upload(0)).duplicate
