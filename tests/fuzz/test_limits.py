@@ -286,11 +286,17 @@ async def test_a_thousand_half_open_uploads_do_not_stop_the_honest(running_feder
         await channel.close()
 
 
+QUEUED_BY_GRPC = 1000
+"""Calls that may wait to be taken up; of more at once gRPC itself drops some, which clients try again."""
+
+
 @pytest.mark.parametrize("count", [200, pytest.param(5_000, marks=pytest.mark.full)], ids=str)
 async def test_half_open_uploads_are_forgotten_when_their_time_is_up(
     count: int, running_federation: Federation
 ) -> None:
     async with door(running_federation, *SMALL, "--header-wait", "500ms") as at:
         answers = await asyncio.gather(*(ended(at.channel.open_upload()) for _ in range(count)))
-        assert {(answer.code, answer.reason) for answer in answers} == {(grpc.StatusCode.UNAVAILABLE, "busy")}
+        given = {(answer.code, answer.reason) for answer in answers}
+        busy, turned_away = (grpc.StatusCode.UNAVAILABLE, "busy"), (grpc.StatusCode.CANCELLED, "")
+        assert given == {busy} if count < QUEUED_BY_GRPC else busy in given <= {busy, turned_away}
         assert (await at.send(0)).code is grpc.StatusCode.OK
