@@ -37,7 +37,7 @@ proto: $(STAMP) ## regenerate the modules beside the protocol definition
 	  --mypy_out=proto --mypy_grpc_out=proto $(PROTO)
 
 chaos: $(STAMP) ## kill either side at every point, cut the network in every way
-	$(BIN)/python -m pytest tests/chaos -m "full or not full"
+	$(BIN)/python -m pytest tests/chaos -m "full or not full" -n auto
 
 fuzz: $(STAMP)  ## a hundred thousand malformed calls against a live server
 	$(BIN)/python -m pytest tests/fuzz -m "full or not full" -s
