@@ -16,7 +16,8 @@ from feddbp_common.wire.payload import FloatArray
 from feddbp_common.wire.rules import MAGNITUDE_BOUND
 from feddbp_server.strategies.averaging import PrototypeMean, uploaded_prototypes
 from feddbp_server.strategies.base import Strategy, Upload
-from feddbp_server.strategies.prototype_network import ClassIds, PrototypeNetwork, squared_distances
+from feddbp_server.strategies.distances import squared_distances
+from feddbp_server.strategies.prototype_network import ClassIds, PrototypeNetwork
 
 log = logging.getLogger("feddbp.server")
 

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from feddbp_common.wire.payload import AnyArray, FloatArray
+from feddbp_server.strategies.distances import Wide, squared_distances
 from feddbp_server.strategies.initialisation import linear_layer
 
-Wide = npt.NDArray[np.float64]
 ClassIds = npt.NDArray[np.intp]
 
 _PREFIX: Final = "tgp."
@@ -95,10 +95,3 @@ def margin_loss(prototypes: FloatArray, vectors: FloatArray, labels: ClassIds, *
     strength = np.divide(-pull / len(vectors), distances, where=apart, out=np.zeros_like(pull))
     slope: Wide = strength.sum(axis=0)[:, None] * prototypes - strength.T @ vectors.astype(np.float64)
     return loss, slope
-
-
-def squared_distances(a: AnyArray, b: AnyArray) -> Wide:
-    """|a_i - b_j|^2 as [n, m]. By a product, which subtracts numbers that nearly cancel: hence in float64."""
-    a, b = a.astype(np.float64), b.astype(np.float64)
-    squares: Wide = np.square(a).sum(axis=1)[:, None] + np.square(b).sum(axis=1) - 2.0 * (a @ b.T)
-    return np.maximum(squares, 0.0)
