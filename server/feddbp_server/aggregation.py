@@ -113,7 +113,6 @@ class Aggregator:
 
     def adopt(self, known: Payload) -> None:
         self._hold(known)
-        self._kept.clear()
 
     async def reply(self, client_id: int, round_number: int) -> Encoded:
         """What a client receives at the start of a round, computed when it asks: there are no copies per client."""

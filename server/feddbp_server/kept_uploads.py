@@ -1,4 +1,8 @@
-"""Uploads to the open round, kept in memory so that closing it need not read them back. The store has all of them."""
+"""Uploads to the open round, kept in memory so that closing it need not read them back. The store has all of them.
+
+A client's upload stays until its next one takes its place: memory that is freed and asked for again at every round
+would make the server breathe by as much as it keeps.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +15,34 @@ KEPT_BYTES: Final = 256 << 20
 
 
 class KeptUploads:
-    """As many payloads of one round as there is room for."""
+    """The last payload of as many clients as there is room for."""
 
     def __init__(self, room: int = KEPT_BYTES) -> None:
-        self._most = room
         self._room = room
-        self._round = -1
-        self._payloads: dict[int, Payload] = {}
+        self._payloads: dict[int, tuple[int, Payload]] = {}
 
     def add(self, round_number: int, client_id: int, payload: Payload) -> None:
-        if round_number != self._round:
-            self.clear()
-            self._round = round_number
-        size = sum(array.nbytes for _, array in payload.arrays())
+        self._forget(client_id)
+        size = _bytes_of(payload)
+        if size > self._room:
+            self._forget_all_but(round_number)
         if size <= self._room:
             self._room -= size
-            self._payloads[client_id] = payload
+            self._payloads[client_id] = round_number, payload
 
     def get(self, round_number: int, client_id: int) -> Payload | None:
-        return self._payloads.get(client_id) if round_number == self._round else None
+        of_round, payload = self._payloads.get(client_id, (None, None))
+        return payload if of_round == round_number else None
 
-    def clear(self) -> None:
-        self._payloads, self._room = {}, self._most
+    def _forget_all_but(self, round_number: int) -> None:
+        for client_id in [number for number, (of_round, _) in self._payloads.items() if of_round != round_number]:
+            self._forget(client_id)
+
+    def _forget(self, client_id: int) -> None:
+        if client_id in self._payloads:
+            _, payload = self._payloads.pop(client_id)
+            self._room += _bytes_of(payload)
+
+
+def _bytes_of(payload: Payload) -> int:
+    return sum(array.nbytes for _, array in payload.arrays())

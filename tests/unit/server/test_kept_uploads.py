@@ -21,19 +21,33 @@ def test_what_fits_is_kept_and_what_does_not_is_left_to_the_store() -> None:
     assert kept.get(0, 3) is not None
 
 
-def test_a_new_round_has_all_the_room_and_knows_nothing_of_the_old_one() -> None:
-    kept = KeptUploads(room=40)
+def test_an_upload_of_another_round_is_not_given_out() -> None:
+    kept = KeptUploads(room=100)
     kept.add(0, 0, upload(10))
-    kept.add(1, 1, upload(10))
-    assert kept.get(0, 0) is None
     assert kept.get(1, 0) is None
-    assert kept.get(1, 1) is not None
-
-
-def test_nothing_is_kept_of_a_round_that_is_over() -> None:
-    kept = KeptUploads(room=40)
-    kept.add(0, 0, upload(10))
-    kept.clear()
+    kept.add(1, 0, upload(10))
     assert kept.get(0, 0) is None
+    assert kept.get(1, 0) is not None
+
+
+def test_uploads_of_rounds_gone_by_make_room_and_those_of_the_open_one_do_not() -> None:
+    kept = KeptUploads(room=80)
+    kept.add(0, 0, upload(10))
     kept.add(0, 1, upload(10))
-    assert kept.get(0, 1) is not None
+    kept.add(1, 2, upload(10))
+    kept.add(1, 3, upload(10))
+    kept.add(1, 4, upload(10))
+    assert [kept.get(1, client) is not None for client in (2, 3, 4)] == [True, True, False]
+
+
+def test_the_room_of_what_is_replaced_is_free_again() -> None:
+    kept = KeptUploads(room=40)
+    for number in range(5):
+        kept.add(number, 0, upload(10))
+        assert kept.get(number, 0) is not None
+
+
+def test_what_is_larger_than_all_the_room_is_never_kept() -> None:
+    kept = KeptUploads(room=40)
+    kept.add(0, 0, upload(11))
+    assert kept.get(0, 0) is None
