@@ -36,7 +36,9 @@ from feddbp_lab.light_client import LightClient
 HELPERS = 2
 """Processes the clients are spread over."""
 FLAT = 1.05
-"""Flat within five percent: what the server's resident memory may grow, and stand out from its median."""
+"""Flat within five percent."""
+STRETCHES = 7
+"""Into which the rounds are divided: over one of them the chance of who sends when has evened out."""
 ROUNDS_ON_DISK = 6
 """The database holds each client's last two contributions; its log those of the open round and the one before."""
 
@@ -49,7 +51,6 @@ class Plan:
     rounds: int
     dataset: str
     flat_from: int
-    most_over_median: float = FLAT
 
     @property
     def config(self) -> RunConfig:
@@ -66,8 +67,7 @@ class Plan:
         return (*run, "--min-clients", self.clients, "--round-deadline", "10m", "--log-level", "warning")
 
 
-# how many of a thousand transfers are under way when a round opens is a matter of chance: its openings vary more
-THOUSAND = Plan(clients=1000, rounds=51, dataset="digits", flat_from=3, most_over_median=1.25)
+THOUSAND = Plan(clients=1000, rounds=51, dataset="digits", flat_from=3)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +77,8 @@ class Sample:
     round: int
     seconds: float
     """Since the start, at the opening of the round."""
-    opening: int
-    """Bytes it had resident when the round opened."""
     mean: float
-    """The same on average over the round: at any one moment it depends on who is sending just then."""
+    """Bytes it had resident on average over the round: at any one moment it depends on who is sending just then."""
     peak: int
     """The most it had resident."""
     database: int
@@ -145,7 +143,6 @@ class _Watch:
         return Sample(
             round=number,
             seconds=time.perf_counter() - self._started,
-            opening=resident,
             mean=float(resident),
             peak=resident,
             database=_on_disk(self._server),
@@ -266,10 +263,8 @@ def _show_progress(plan: Plan, server: RunningServer, helpers: list[subprocess.P
 
 def measurements(plan: Plan, outcome: Outcome) -> list[Measurement]:
     flat = [sample for sample in outcome.samples if sample.round >= plan.flat_from]
-    third = max(len(flat) // 3, 1)
-    early, late = (fmean(sample.mean for sample in part) for part in (flat[:third], flat[-third:]))
-    openings = [sample.opening for sample in flat]
-    peaks = [sample.peak for sample in flat]
+    stretches = [fmean(sample.mean for sample in stretch) for stretch in _stretches(flat)]
+    peak = max(sample.peak for sample in flat)
     database = max(sample.database for sample in outcome.samples)
     per_round = (outcome.samples[-1].seconds - outcome.samples[0].seconds) / plan.rounds
     return [
@@ -282,17 +277,17 @@ def measurements(plan: Plan, outcome: Outcome) -> list[Measurement]:
             f"{plan.round_bytes * plan.rounds / 1e9:.1f} GB uploaded",
         ),
         Measurement(
-            question=f"resident memory from round {plan.flat_from} on: mean of the last third over the first",
-            value=late / early,
+            question=f"resident memory from round {plan.flat_from} on: mean of the last {len(flat) // STRETCHES} "
+            "rounds over that of the first",
+            value=stretches[-1] / stretches[0],
             bar=FLAT,
-            detail=f"{early / 1e6:.1f} MB, then {late / 1e6:.1f} MB; at most {max(peaks) / 1e6:.1f} MB",
+            detail=f"{stretches[0] / 1e6:.1f} MB, then {stretches[-1] / 1e6:.1f} MB; at most {peak / 1e6:.1f} MB",
         ),
         Measurement(
-            question=f"resident memory at the opening of rounds from {plan.flat_from} on: most over median",
-            value=max(openings) / median(openings),
-            bar=plan.most_over_median,
-            detail=f"{len(openings)} samples: {min(openings) / 1e6:.1f} to {max(openings) / 1e6:.1f} MB, "
-            f"median {median(openings) / 1e6:.1f} MB",
+            question=f"the same in {STRETCHES} stretches: highest mean over their median",
+            value=max(stretches) / median(stretches),
+            bar=FLAT,
+            detail=", ".join(f"{stretch / 1e6:.0f}" for stretch in stretches) + " MB",
         ),
         Measurement(
             question="database and its log against the uploads of one round",
@@ -301,6 +296,12 @@ def measurements(plan: Plan, outcome: Outcome) -> list[Measurement]:
             detail=f"at most {database / 1e6:.1f} MB, {outcome.samples[-1].database / 1e6:.1f} MB at the end",
         ),
     ]
+
+
+def _stretches(samples: list[Sample]) -> list[list[Sample]]:
+    """Rounds next to each other, as many in each; what is left over is of the first and does not count."""
+    length = max(len(samples) // STRETCHES, 1)
+    return [samples[start : start + length] for start in range(len(samples) % length, len(samples), length)]
 
 
 def main(words: Sequence[str]) -> int:
