@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # Okabe and Ito's colours: they stay apart for the colour-blind and in grey
-_COLOURS: Final = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#A5A13A", "#7A5C99")
-_DASHES: Final = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
-_STYLE: Final[dict[Any, Any]] = {
+COLOURS: Final = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#A5A13A", "#7A5C99")
+DASHES: Final = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
+STYLE: Final[dict[Any, Any]] = {
     "font.size": 8,
     "axes.titlesize": 9,
     "axes.titleweight": "bold",
@@ -46,7 +46,7 @@ def draw_curves(results: RunResults, path: Path) -> None:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         # without pyplot, which keeps figures and looks for a screen; saving a bare figure as PNG is Agg's work
         figure = Figure(figsize=(7.2, 3.5), layout="constrained")
         accuracy, loss = figure.subplots(1, 2)
@@ -79,8 +79,8 @@ def _client_look(number: int, client: dict[str, Any], clients: list[dict[str, An
     if len(clients) > _NAMED_CLIENTS:
         return {"color": "0.7", "label": f"each of {len(clients)} clients" if number == 0 else "_unnamed"}
     return {
-        "color": _COLOURS[number % len(_COLOURS)],
-        "linestyle": _DASHES[number // len(_COLOURS)],
+        "color": COLOURS[number % len(COLOURS)],
+        "linestyle": DASHES[number // len(COLOURS)],
         "label": f"{client['client']}: {client['architecture']}",
     }
 
@@ -92,7 +92,7 @@ def _draw_losses(axes: Axes, results: RunResults) -> None:
         axes.plot(
             list(values),
             list(values.values()),
-            color="black" if total else _COLOURS[(number - ("total" in losses)) % len(_COLOURS)],
+            color="black" if total else COLOURS[(number - ("total" in losses)) % len(COLOURS)],
             linewidth=2.0 if total else 1.2,
             marker=_marker(values),
             markersize=3 if total else 2.5,

@@ -40,7 +40,7 @@ def command(argv: Sequence[str]) -> int:
     if config.here.dry_run:
         print(config.model_dump_json(indent=2))
         return ExitCode.OK
-    _check_installed()
+    check_installed("the demo")
     options = FederationOptions(
         run=config.run.as_run(),
         directory=output_directory(config),
@@ -77,10 +77,10 @@ def _new_directory(name: str) -> Path:
     raise AssertionError("numbers do not end")
 
 
-def _check_installed() -> None:
+def check_installed(who: str) -> None:
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
-        raise ConfigurationError(f"the demo needs {', '.join(missing)}: pip install 'feddbp[lab]'")
+        raise ConfigurationError(f"{who} needs {', '.join(missing)}: pip install 'feddbp[lab]'")
 
 
 async def _stoppable_demo(options: FederationOptions, *, as_json: bool) -> int:

@@ -69,7 +69,7 @@ class Scale:
 
 
 def methods_table(scale: Scale) -> RenderableType:
-    table = _table("name", "method", "a client sends", "bytes up", "bytes down")
+    table = plain_table("name", "method", "a client sends", "bytes up", "bytes down")
     for column in table.columns[3:]:
         column.justify, column.no_wrap = "right", True
     for method in METHODS.values():
@@ -90,7 +90,7 @@ def settings_table(method: Method, scale: Scale) -> RenderableType:
     head = Group(Text.assemble((method.title, "bold"), f"  {method.reference}"), *_traffic(method, scale))
     if not method.settings.model_fields:
         return Group(head, "It has no settings.")
-    table = _table("setting", "default", "what it is")
+    table = plain_table("setting", "default", "what it is")
     for name, field in method.settings.model_fields.items():
         meaning = Text(field.description or "")
         choices = _choices(field)
@@ -118,7 +118,7 @@ def _number(most: int, *, least: int = 2) -> Callable[[str], int]:
     return number
 
 
-def _table(*columns: str) -> Table:
+def plain_table(*columns: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False)
     for column in columns:
         table.add_column(column)

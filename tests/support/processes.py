@@ -32,6 +32,20 @@ def wait_until(condition: Callable[[], Any], what: str, seconds: float = PATIENC
     raise GaveUpError(f"{what} did not happen within {seconds:g}s")
 
 
+def processes_naming(path: Path) -> list[int]:
+    """Processes that have the path on their command line."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                command = (entry / "cmdline").read_text()
+            except OSError:
+                continue
+            if str(path) in command:
+                found.append(int(entry.name))
+    return found
+
+
 @dataclass
 class Command:
     """A running command whose output goes to a file."""

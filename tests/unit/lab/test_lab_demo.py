@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 import pytest
+from processes import processes_naming
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
@@ -42,16 +43,7 @@ class Demo:
 
     def descendants(self) -> list[int]:
         """Processes that have the output directory on their command line, other than the demo itself."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdecimal() and int(entry.name) != self.process.pid:
-                try:
-                    command = (entry / "cmdline").read_text()
-                except OSError:
-                    continue
-                if str(self.out) in command:
-                    found.append(int(entry.name))
-        return found
+        return [pid for pid in processes_naming(self.out) if pid != self.process.pid]
 
     def wait_until_it_trains(self) -> None:
         metrics = self.out / "server" / "metrics.jsonl"

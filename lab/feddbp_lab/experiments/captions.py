@@ -1,0 +1,54 @@
+"""What a reader has to know about a table: how its numbers were made, on what, and what is missing."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from feddbp_common.catalog import DATASETS
+from feddbp_lab.experiments.outcomes import Outcomes
+from feddbp_lab.experiments.plan import Plan
+from feddbp_lab.experiments.tables import ResultTable
+
+_FACTS: Final = (
+    ("clients", "{} clients"),
+    ("training.model_group", "models {}"),
+    ("data.alpha", "α = {:g}"),
+    ("rounds", "{} rounds"),
+    ("training.local_epochs", "local epochs {}"),
+    ("training.batch_size", "batches of {}"),
+    ("training.learning_rate", "learning rate {:g}"),
+)
+
+
+def caption_of(plan: Plan, table: ResultTable) -> str:
+    seeds = f"seed {plan.seeds[0]}"
+    if len(plan.seeds) > 1:
+        seeds = f"mean ± standard deviation over seeds {', '.join(map(str, plan.seeds))}"
+    told = [
+        f"Accuracy (%) over all clients' test samples in the best round, {seeds}.",
+        "Best in bold, second underlined.",
+        f"Δ: difference to {table.compared_with}." if table.compared_with else "",
+        "paper: as printed there." if table.has_paper else "",
+    ]
+    return " ".join(filter(None, told))
+
+
+def facts_of(plan: Plan, outcomes: Outcomes) -> str:
+    """The options all cells share, read from the cells themselves, and the data there really was."""
+    shared = [text.format(value) for option, text in _FACTS if (value := outcomes.common(option)) is not None]
+    profile = [f"profile {plan.profile}"] if plan.profile else []
+    images = [
+        f"{DATASETS[name].title}: {count:,} images" for name, count in outcomes.images.items() if name in DATASETS
+    ]
+    told = "; ".join(filter(None, (", ".join([*profile, *shared]), ", ".join(images))))
+    return f"{told[0].upper()}{told[1:]}." if told else ""
+
+
+def gaps_of(plan: Plan, outcomes: Outcomes) -> str:
+    """Nothing, once every cell is done."""
+    total = len(plan.cell_ids)
+    told = [
+        f"{len(outcomes.missing)} of {total} cells are not done yet." if outcomes.missing else "",
+        f"{len(outcomes.failures)} of {total} cells failed." if outcomes.failures else "",
+    ]
+    return " ".join(filter(None, told))

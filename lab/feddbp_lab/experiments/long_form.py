@@ -1,0 +1,73 @@
+"""Tables as CSV: one line for each place and each rule of inference, for programs to go on with."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from typing import Any
+
+from feddbp_lab.experiments.outcomes import Outcomes, Spread
+from feddbp_lab.experiments.paper import printed_in
+from feddbp_lab.experiments.plan import Part, Place, Plan
+
+
+def as_csv(plan: Plan, outcomes: Outcomes) -> str:
+    """Accuracies in per cent, unrounded; an axis that a part does not have is empty there."""
+    lines = [line for part in plan.parts for line in _lines(part, outcomes)]
+    # axes first, whatever part they are of
+    axes = (axis.name for part in plan.parts for axis in part.axes)
+    columns = dict.fromkeys(("part", *axes, *(name for line in lines for name in line)))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(columns), restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return text.getvalue()
+
+
+def _lines(part: Part, outcomes: Outcomes) -> Iterator[dict[str, Any]]:
+    for place in part.places([axis.name for axis in part.axes]):
+        measured = outcomes.at(part.point(place))
+        counting = measured.results[0].inference if measured.results else ""
+        for rule in dict.fromkeys(rule for result in measured.results for rule in result.curves) or [""]:
+            yield {
+                "part": part.title,
+                **{name: part.axis(name).values[index].key for name, index in place.items()},
+                "rule": rule,
+                "counts": "yes" if rule == counting else "no",
+                "seeds": measured.seeds,
+                "done": len(measured.results),
+                "failed": measured.failed,
+                **_spread("best", measured.best(rule)),
+                **_spread("last", measured.last(rule)),
+                "difference": _difference(part, outcomes, place, rule),
+                **_paper(part, place),
+            }
+
+
+def _spread(name: str, spread: Spread | None) -> dict[str, Any]:
+    if spread is None:
+        return {f"{name}_mean": "", f"{name}_std": "", f"{name}_by_seed": ""}
+    return {
+        f"{name}_mean": spread.mean,
+        f"{name}_std": "" if spread.deviation is None else spread.deviation,
+        f"{name}_by_seed": " ".join(map(str, spread.values)),
+    }
+
+
+def _difference(part: Part, outcomes: Outcomes, place: Place, rule: str) -> float | str:
+    """Of the best to that of the row others are compared with, whose own rule counts, in the same column."""
+    reference = next((row for row in part.places(part.report.rows) if part.key(row) == part.report.compare), None)
+    if reference is None:
+        return ""
+    here, there = outcomes.at(part.point(place)).best(rule), outcomes.at(part.point({**place, **reference})).best()
+    return here.mean - there.mean if here and there else ""
+
+
+def _paper(part: Part, place: Place) -> dict[str, Any]:
+    report = part.report
+    row, column = ({name: place[name] for name in names} for names in (report.rows, report.columns))
+    value = printed_in(report.paper, part.paper_key(row), part.paper_key(column))
+    if value is None:
+        return {"paper_mean": "", "paper_std": ""}
+    return {"paper_mean": value.mean, "paper_std": "" if value.deviation is None else value.deviation}

@@ -1,0 +1,173 @@
+"""An experiment as its TOML file says it: options all runs share, axes along which they differ, and what is shown."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from feddbp_common.errors import ConfigurationError
+
+BUILT_IN: Final = ("table1", "table2", "table3", "fig2", "fig3", "study")
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ReportSpec(_Frozen):
+    """What is made of the results. Every axis of the part is shown somewhere."""
+
+    kind: Literal["table", "curves", "sweep"] = "table"
+    rows: tuple[str, ...] = Field((), description="axes whose values are rows of a table, or lines of a figure")
+    columns: tuple[str, ...] = Field((), description="axes whose values are columns, or panels side by side")
+    x: str | None = Field(None, description="the axis a sweep runs along")
+    compare: str | None = Field(None, description="the row from which the others' differences are told")
+    from_round: int = Field(
+        1, ge=0, description="where curves begin; before any training, some rules of inference have nothing to go by"
+    )
+    highlight: str | None = Field(None, description="the line of a figure that matters most")
+    paper: str | None = Field(None, description="where the paper gives values for this")
+    rules: bool = Field(False, description="every rule of inference has a column of its own")
+
+    @field_validator("rows", "columns", mode="before")
+    @classmethod
+    def _one_or_more(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _sweeps_run_along_something(self) -> Self:
+        if (self.kind == "sweep") != (self.x is not None):
+            raise ConfigurationError("report: x names the axis a sweep runs along; a sweep needs it, others have none")
+        return self
+
+    def placing(self, axes: Iterable[str]) -> ReportSpec:
+        """With a place for every axis: the first makes rows and the others columns, where nothing is said."""
+        left = tuple(name for name in axes if name not in self.axes)
+        if not self.rows and self.columns:
+            return self.model_copy(update={"rows": left})
+        rows = self.rows or left[:1]
+        return self.model_copy(update={"rows": rows, "columns": self.columns or left[len(rows) - len(self.rows) :]})
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return (*self.rows, *self.columns, *((self.x,) if self.x else ()))
+
+
+class PartSpec(_Frozen):
+    """A grid of runs, and how it is shown."""
+
+    title: str = ""
+    base: dict[str, Any] = {}
+    axes: dict[str, list[Any]]
+    report: ReportSpec = ReportSpec()
+
+    @field_validator("axes", mode="before")
+    @classmethod
+    def _flat(cls, value: Any) -> Any:
+        return dict(flattened(value)) if isinstance(value, dict) else value
+
+    @model_validator(mode="after")
+    def _every_axis_is_shown_once(self) -> Self:
+        for name, values in self.axes.items():
+            if not values:
+                raise ConfigurationError(f"axes.{name}: has no values")
+        object.__setattr__(self, "report", self.report.placing(self.axes))
+        for name in self.report.axes:
+            if name not in self.axes:
+                raise ConfigurationError(f"report: there is no axis {name!r}{_hint(name, self.axes)}")
+        for name in self.axes:
+            if self.report.axes.count(name) != 1:
+                raise ConfigurationError(f"report: the axis {name!r} must be in rows, columns or x, once")
+        return self
+
+
+class ExperimentSpec(_Frozen):
+    """All of an experiment: one grid, or several parts to which `axes` and `report` are common."""
+
+    name: str
+    title: str
+    note: str = ""
+    base: dict[str, Any] = {}
+    scale_epochs: bool = Field(False, description="an axis of local epochs shrinks with the profile's epochs")
+    seeds: tuple[int, ...] | None = None
+    parts: tuple[PartSpec, ...]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shared_by_parts(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        shared = {key: values[key] for key in ("axes", "report") if key in values}
+        own = {key: value for key, value in values.items() if key not in shared}
+        parts = values.get("parts", [{}])
+        if not all(isinstance(table, dict) for table in (*shared.values(), *parts)):
+            return values
+        return {**own, "parts": [{**part, **_joined(shared, part)} for part in parts]}
+
+
+def _joined(shared: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
+    axes, common = (dict(flattened(table.get("axes", {}))) for table in (part, shared))
+    # the part's own first, as they are the rows where nothing else is said
+    return {"axes": {**axes, **common, **axes}, "report": {**shared.get("report", {}), **part.get("report", {})}}
+
+
+def load_experiment(given: str) -> ExperimentSpec:
+    """A built-in experiment by its name, or the one in a TOML file."""
+    if given in BUILT_IN:
+        text = (files(__package__) / "builtin" / f"{given}.toml").read_text(encoding="utf-8")
+        return _parse(text, name=given, origin=given)
+    path = Path(given)
+    if path.suffix != ".toml":
+        hint = _hint(given, BUILT_IN) or f"; there are: {', '.join(BUILT_IN)}, or a file NAME.toml"
+        raise ConfigurationError(f"no experiment is called {given!r}{hint}")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path}: not a TOML file: {error}") from None
+    if path.stem in BUILT_IN:
+        raise ConfigurationError(f"{path}: {path.stem} is the name of a built-in experiment; call the file otherwise")
+    return _parse(text, name=path.stem, origin=str(path))
+
+
+def flattened(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Leaves by their dotted names."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from flattened(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _parse(text: str, *, name: str, origin: str) -> ExperimentSpec:
+    try:
+        return ExperimentSpec.model_validate({"name": name, **tomllib.loads(text)})
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{origin}: not a TOML file: {error}") from None
+    except ValidationError as error:
+        raise ConfigurationError(f"{origin}: {_first_complaint(error)}") from None
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{origin}: {error}") from None
+
+
+def _first_complaint(error: ValidationError) -> str:
+    first = error.errors()[0]
+    # a file with one grid has no parts its writer knows of
+    location = ".".join(str(piece) for piece in first["loc"]).removeprefix("parts.0.")
+    if first["type"] == "extra_forbidden":
+        return f"there is no key {location!r}"
+    if first["type"] == "missing":
+        return f"{location!r} is missing"
+    return f"{location}: {first['msg'][0].lower()}{first['msg'][1:]}"
+
+
+def _hint(name: str, known: Mapping[str, Any] | tuple[str, ...]) -> str:
+    guess = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {guess[0]!r}?" if guess else ""

@@ -1,0 +1,272 @@
+"""From an experiment's file to its cells: which there are, how they are called, and what is wrong with a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from experiment_samples import spec
+
+from feddbp_common.errors import ConfigurationError
+from feddbp_lab.cli import main
+from feddbp_lab.experiments.cell import Cell
+from feddbp_lab.experiments.expansion import Expanded, expand, seeds_of
+from feddbp_lab.experiments.profiles import PROFILES, QUICK_EPOCHS, QUICK_ROUNDS
+from feddbp_lab.experiments.selection import selected
+from feddbp_lab.experiments.spec import BUILT_IN, load_experiment
+
+
+def built_in(name: str, *, profile: str = "quick", seeds: tuple[int, ...] = (0,)) -> Expanded:
+    return expand(load_experiment(name), seeds=seeds, profile=profile)
+
+
+def test_a_grid_has_a_cell_for_every_combination_and_seed() -> None:
+    expanded = expand(spec(), seeds=(1, 0))
+    found = {(cell.run.method, cell.run.data.alpha, cell.run.seed) for cell in expanded.cells.values()}
+    methods, alphas, seeds = ("local", "fedproto", "feddbp"), (0.1, 1.0), (0, 1)
+    assert found == {(method, alpha, seed) for method in methods for alpha in alphas for seed in seeds}
+    assert len(expanded.cells) == len(found)
+    assert all((cell.run.clients, cell.run.rounds) == (2, 2) for cell in expanded.cells.values())
+
+
+def test_all_cells_of_a_seed_come_before_those_of_the_next() -> None:
+    cells = list(expand(spec(), seeds=(2, 0)).cells.values())
+    assert [cell.run.seed for cell in cells] == [0] * 6 + [2] * 6
+
+
+def test_an_id_is_readable_and_follows_from_the_whole_configuration() -> None:
+    (cell,) = expand(spec(axes={"method": ["fd"]}, report={}), seeds=(3,)).cells.values()
+    (other,) = expand(
+        spec(axes={"method": ["fd"]}, report={}, base={"clients": 2, "rounds": 2, "wire": {"wire_dtype": "float16"}}),
+        seeds=(3,),
+    ).cells.values()
+    assert cell.id == f"fd-digits-a0.1-mini-8-e10-r2-s3-{cell.run.fingerprint}"
+    assert other.words == cell.words
+    assert other.id != cell.id
+
+
+def test_settings_that_are_not_the_default_are_in_the_id() -> None:
+    axes = {"method_settings": [{}, {"tau": 0.5, "hard_negatives": "none"}, {"tau": 0.07}]}
+    ids = list(expand(spec(axes=axes, report={}), seeds=(0,)).cells)
+    assert len(ids) == 2  # saying a default makes no other run
+    assert ids[0].startswith("feddbp-digits-")
+    assert ids[1].startswith("feddbp-tau=0.5-hard_negatives=none-digits-")
+
+
+def test_an_axis_may_give_names_to_options_that_change_together() -> None:
+    variants = [
+        {"label": "plain", "set": {}},
+        {"label": "steep", "set": {"training": {"learning_rate": 0.5}, "method_settings": {"tau": 0.2}}},
+    ]
+    expanded = expand(spec(axes={"variant": variants}, report={}), seeds=(0,))
+    plain, steep = expanded.cells.values()
+    assert (plain.run.training.learning_rate, steep.run.training.learning_rate) == (0.01, 0.5)
+    assert steep.run.method_settings["tau"] == 0.2
+    assert [value.label for value in expanded.plan.parts[0].axes[0].values] == ["plain", "steep"]
+
+
+def test_parts_share_axes_and_report_and_add_their_own() -> None:
+    parts = [{"axes": {"method_settings": {"eta": [0.5, 1.0]}}}, {"axes": {"method_settings": {"k_top": [3]}}}]
+    shared = {"data": {"alpha": [0.1, 1.0]}}
+    plan = expand(spec(axes=shared, parts=parts, report={"columns": "data.alpha"}), seeds=(0,)).plan
+    assert [part.report.rows for part in plan.parts] == [("method_settings.eta",), ("method_settings.k_top",)]
+    assert [part.report.columns for part in plan.parts] == [("data.alpha",)] * 2
+    assert [len(part.points) for part in plan.parts] == [4, 2]
+
+
+@pytest.mark.parametrize(
+    ("report", "rows", "columns"),
+    [
+        ({}, ("method",), ("data.alpha",)),
+        ({"rows": "data.alpha"}, ("data.alpha",), ("method",)),
+        ({"columns": "method"}, ("data.alpha",), ("method",)),
+        ({"rows": ["method", "data.alpha"]}, ("method", "data.alpha"), ()),
+        ({"kind": "sweep", "x": "data.alpha"}, ("method",), ()),
+    ],
+)
+def test_axes_nothing_is_said_about_find_a_place(
+    report: dict[str, Any], rows: tuple[str, ...], columns: tuple[str, ...]
+) -> None:
+    placed = spec(report=report).parts[0].report
+    assert (placed.rows, placed.columns) == (rows, columns)
+
+
+def test_the_same_run_is_the_same_cell_in_every_experiment() -> None:
+    table1, table2, table3, fig2, fig3, study = (set(built_in(name).cells) for name in BUILT_IN)
+    assert fig2 < table1
+    assert len(table1 & table2) == 5
+    assert len(table1 & table3) == 4
+    assert len(table1 & fig3) == 12
+    assert len(table1 & study) == 2
+    assert len(table3 & study) == 4  # the full method, and without hard negatives, on two data sets
+
+
+@pytest.mark.parametrize(("name", "cells"), list(zip(BUILT_IN, (48, 15, 20, 12, 60, 36), strict=True)))
+def test_built_in_experiments_have_the_cells_they_should(name: str, cells: int) -> None:
+    for profile in PROFILES:
+        assert len(built_in(name, profile=profile).cells) == cells
+
+
+def test_profiles_are_as_large_as_they_say() -> None:
+    (paper,) = {
+        (run.rounds, run.training.local_epochs, run.training.model_group, run.training.learning_rate, run.clients)
+        for run in (cell.run for cell in built_in("table1", profile="paper").cells.values())
+    }
+    (quick,) = {
+        (run.rounds, run.training.local_epochs, run.training.model_group, run.training.learning_rate, run.clients)
+        for run in (cell.run for cell in built_in("table1").cells.values())
+    }
+    assert paper == (100, 10, "htfe-8", 0.01, 20)
+    assert quick == (QUICK_ROUNDS, QUICK_EPOCHS, "mini-8", 0.05, 20)
+    assert seeds_of(load_experiment("table1"), "paper") == (0, 1, 2)
+
+
+def test_local_epochs_shrink_with_the_profile_and_the_plan_says_so() -> None:
+    plan = built_in("table2").plan
+    epochs = next(axis for axis in plan.parts[0].axes if axis.name == "training.local_epochs")
+    assert [value.paper for value in epochs.values] == ["1", "10", "20"]
+    assert [value.key for value in epochs.values] == ["1", str(QUICK_EPOCHS), str(2 * QUICK_EPOCHS)]
+    assert "stand for the paper's 1/10/20" in plan.note
+    assert built_in("table2", profile="paper").plan.note == ""
+
+
+def test_a_file_of_ones_own_reads_like_the_built_in_ones(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'title = "Mine"\nseeds = [4, 5]\n[base]\nrounds = 7\ntraining.local_epochs = 1\n[axes]\ndata.alpha = [0.1, 1]\n'
+    )
+    loaded = load_experiment(str(path))
+    expanded = expand(loaded, seeds=seeds_of(loaded, None))
+    assert (expanded.plan.name, expanded.plan.seeds) == ("mine", (4, 5))
+    assert {(cell.run.rounds, cell.run.data.alpha) for cell in expanded.cells.values()} == {(7, 0.1), (7, 1.0)}
+
+
+def test_the_file_wins_over_the_profile_and_an_override_over_the_file() -> None:
+    base = {"rounds": 7, "clients": 3}
+    (cell, *_) = expand(spec(base=base), seeds=(0,), profile="paper", overrides={"clients": "4"}).cells.values()
+    assert (cell.run.rounds, cell.run.clients, cell.run.training.model_group) == (7, 4, "htfe-8")
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("title = ", "not a TOML file"),
+        ("[axes]\nmethod = ['fd']", "'title' is missing"),
+        ("title = 'x'\n[axis]\nmethod = ['fd']", "there is no key 'axis'"),
+        ("title = 'x'\n[axes]\nmethod = 'fd'", "axes.method: input should be a valid list"),
+        ("title = 'x'\n[axes]\nmethod = []", "axes.method: has no values"),
+        (
+            "title = 'x'\n[axes]\ndata.datset = ['digits']",
+            "there is no option 'data.datset'; did you mean 'data.dataset'?",
+        ),
+        ("title = 'x'\n[base]\nronds = 3\n[axes]\nmethod = ['fd']", "base: there is no option 'ronds'; did you mean"),
+        ("title = 'x'\n[base]\nseed = 3\n[axes]\nmethod = ['fd']", "base: seeds are given by"),
+        (
+            "title = 'x'\n[base]\ntraining.local_epochs = 'many'\n[axes]\nmethod = ['fd']",
+            "training.local_epochs: input should be a valid integer, unable to parse string as an integer (got 'many')",
+        ),
+        ("title = 'x'\n[axes]\nmethod = ['fedpoto']", "no method is called 'fedpoto'; did you mean 'fedproto'?"),
+        ("title = 'x'\n[base]\nmethod_settings.tua = 1\n[axes]\nmethod = ['feddbp']", "feddbp has no setting 'tua'"),
+        ("title = 'x'\n[axes]\ndata.dataset = ['mnist']", "no data set is called 'mnist'"),
+        ("title = 'x'\n[base]\ndata.classes = 3\n[axes]\ndata.dataset = ['custom']", "only public data sets"),
+        ("title = 'x'\n[axes]\nvariant = [{label = 'a'}]", "must have a label, and a table of options called set"),
+        ("title = 'x'\n[axes]\nmethod_settings = [3]", "axes.method_settings: 3 is not a table of settings"),
+        ("title = 'x'\n[axes]\ndata.alpha = [[1]]", "axes.data.alpha: [1] is not a single value"),
+        (
+            "title = 'x'\n[axes]\nmethod = ['fd']\n[report]\nrows = 'metod'",
+            "there is no axis 'metod'; did you mean 'method'?",
+        ),
+        (
+            "title = 'x'\n[axes]\nmethod = ['fd']\n[report]\nkind = 'pie'",
+            "report.kind: input should be 'table', 'curves' or",
+        ),
+        ("title = 'x'\n[axes]\nmethod = ['fd']\n[report]\nkind = 'sweep'", "a sweep needs it"),
+        (
+            "title = 'x'\n[axes]\nmethod = ['fd']\n[report]\nrows = 'method'\ncolumns = 'method'",
+            "the axis 'method' must be in rows, columns or x, once",
+        ),
+    ],
+)
+def test_a_mistake_in_a_file_gets_one_line_and_exit_code_2(
+    text: str, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    assert main(["experiment", "run", str(path), "--out", str(tmp_path / "out")]) == 2
+    told = capsys.readouterr()
+    assert (told.out, told.err.count("\n")) == ("", 1)
+    assert complaint in told.err
+    assert "mine" in told.err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["table9"], "no experiment is called 'table9'; did you mean 'table"),
+        (["nowhere.toml"], "nowhere.toml: No such file or directory"),
+        (["table1"], "--out is required"),
+        (["table1", "--out", "x", "--profile", "large"], "no profile is called 'large'; there are: paper, quick"),
+        (["table1", "--out", "x", "--seeds", "one"], "--seeds: 'one' is not a list of numbers"),
+        (["table1", "--out", "x", "--gpus", "0,1", "--jobs", "1"], "leaves some of the 2 GPUs without a cell"),
+        (["table1", "--out", "x", "--only", "mnist"], "--only mnist: no cell of the experiment"),
+        (["table1", "--out", "x", "--override", "method=fd"], "--override method: it is one of the experiment's axes"),
+        (["table1", "--out", "x", "--override", "ronds=1"], "--override: there is no option 'ronds'"),
+    ],
+)
+def test_a_mistake_in_the_options_gets_one_line_and_exit_code_2(
+    arguments: list[str],
+    complaint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["experiment", "run", *arguments]) == 2
+    told = capsys.readouterr()
+    assert (told.out, told.err.count("\n")) == ("", 1)
+    assert complaint in told.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_must_not_take_the_name_of_a_built_in_experiment(tmp_path: Path) -> None:
+    path = tmp_path / "table1.toml"
+    path.write_text("title = 'x'\n[axes]\nmethod = ['fd']")
+    with pytest.raises(ConfigurationError, match="name of a built-in experiment"):
+        load_experiment(str(path))
+
+
+def chosen(*only: str) -> set[tuple[str, str]]:
+    cells: list[Cell] = selected(built_in("table1").cells.values(), only)
+    return {(cell.run.method, cell.run.data.dataset) for cell in cells}
+
+
+def test_only_means_a_whole_word_where_there_is_one() -> None:
+    assert {dataset for _, dataset in chosen("cifar10")} == {"cifar10"}
+    assert {dataset for _, dataset in chosen("cifar")} == {"cifar10", "cifar100"}
+    assert len(chosen()) == 48
+
+
+def test_words_of_one_only_are_alternatives_and_another_narrows() -> None:
+    assert chosen("cifar10,tiny-imagenet", "feddbp,fd") == {
+        (method, dataset) for method in ("feddbp", "fd") for dataset in ("cifar10", "tiny-imagenet")
+    }
+
+
+def test_a_dry_run_lists_the_cells_and_makes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["experiment", "run", "fig2", "--seeds", "7", "--only", "fd,local", "--dry-run"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert [line.split("-")[0] for line in listed] == ["local", "fd"]
+    assert all("-s7-" in line for line in listed)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_built_in_experiments_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["experiment", "list"]) == 0
+    told = capsys.readouterr().out
+    for name in (*BUILT_IN, *PROFILES):
+        assert name in told
