@@ -7,11 +7,10 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from feddbp_client.config import ClientConfig
-from feddbp_common.cli import run_command, settings_from, settings_parser
+from feddbp_common.cli import import_from_working_directory, run_command, settings_from, settings_parser
 from feddbp_common.errors import ExitCode
 from feddbp_common.logs import configure_logging
 
@@ -38,7 +37,7 @@ def _start(argv: Sequence[str]) -> int:
 
 async def _run(config: ClientConfig) -> int:
     if config.source.model is not None:
-        sys.path.insert(0, str(Path.cwd()))  # a user's own model lies where the client is started
+        import_from_working_directory()
     # torch takes a second to import: mistakes in the flags are told before that
     import torch
 

@@ -19,6 +19,7 @@ from feddbp_common.faults import reach
 from feddbp_common.keepalive import DEFAULT_LEASE, keepalive_options
 from feddbp_common.refusals import refusal_in
 from feddbp_common.tls import Access, client_subject
+from feddbp_common.unanswered import why_unanswered
 from feddbp_common.version import VERSION
 from feddbp_common.wire import (
     BodyAssembler,
@@ -218,14 +219,6 @@ class Connection:
         finally:
             reading.cancel()
 
-    def _cause(self, error: grpc.aio.AioRpcError) -> str:
-        """GRPC's text is a chain of causes; the last one is what a person can do something about."""
-        text = error.details() or error.code().name
-        cause = text.removesuffix(": OK").rpartition(": ")[2]
-        if self._access.certs is not None and text.startswith("failed to connect") and cause == "Socket closed":
-            return "it hangs up, as if it did not accept our certificate"
-        return cause
-
     @contextmanager
     def _translated(self) -> Iterator[None]:
         try:
@@ -235,7 +228,8 @@ class Connection:
             if refusal is not None and refusal.reason not in _FOR_NOW:
                 raise RefusedError(error.details() or "refused without a reason", refusal) from None
             if error.code() in _AWAY or refusal is not None:
-                raise ServerAwayError(f"the server at {self.address} does not answer ({self._cause(error)})") from None
+                cause = why_unanswered(error, with_certificate=self._access.certs is not None)
+                raise ServerAwayError(f"the server at {self.address} does not answer ({cause})") from None
             raise RefusedError(f"{error.code().name}: {error.details()}", pb.Refusal()) from None
 
 

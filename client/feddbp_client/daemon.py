@@ -62,7 +62,7 @@ class ClientDaemon:
         self._directory: ClientDirectory | None = None
         self._session = ""
         self._done: tuple[int, bool] | None = None
-        """The round that was done last, and whether the client trained in it."""
+        """The round that was done last in this session, and whether the client trained in it."""
         self._last_work: Work | None = None
         self._under_way: tuple[tuple[int, bool], asyncio.Task[Work]] | None = None
 
@@ -112,6 +112,8 @@ class ClientDaemon:
         )
         reach("client.join.answered")
         self._session = joined.session
+        # a server may come back from an older backup: it is told again what it has had, at the price of a header
+        self._done = None
         directory.save_session(joined.session)
         self._backoff.answered()
         log.info("client %d joined run %s with %s", self.client_id, prepared.run_id, prepared.architecture)

@@ -17,6 +17,7 @@ from feddbp_common.version import VERSION
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 ENV_PREFIX = "FEDDBP_"
+_CONFIG_VARIABLE = f"{ENV_PREFIX}CONFIG"
 
 
 class Parser(argparse.ArgumentParser):
@@ -47,8 +48,17 @@ def add_settings(parser: argparse.ArgumentParser, model: type[BaseModel]) -> Non
 
 
 def settings_from(model: type[ModelT], flags: argparse.Namespace) -> ModelT:
-    file = flags.config or (Path(os.environ[f"{ENV_PREFIX}CONFIG"]) if f"{ENV_PREFIX}CONFIG" in os.environ else None)
-    return resolve(model, flags, env_prefix=ENV_PREFIX, file=file)
+    if flags.config is not None:
+        return resolve(model, flags, env_prefix=ENV_PREFIX, file=flags.config)
+    file = os.environ.get(_CONFIG_VARIABLE)
+    return resolve(
+        model, flags, env_prefix=ENV_PREFIX, file=Path(file) if file else None, file_variable=_CONFIG_VARIABLE
+    )
+
+
+def import_from_working_directory() -> None:
+    """A user's own model lies where the command is started, and an installed command does not look there by itself."""
+    sys.path.insert(0, str(Path.cwd()))
 
 
 def run_command(prog: str, command: Callable[[Sequence[str]], int], argv: Sequence[str] | None = None) -> int:

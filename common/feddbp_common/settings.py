@@ -10,21 +10,25 @@ from __future__ import annotations
 import argparse
 import os
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from feddbp_common.complaints import validated
 from feddbp_common.durations import format_duration
 from feddbp_common.errors import ConfigurationError
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 Location = tuple[str, ...]
 _UNSET = argparse.SUPPRESS
+_MISSPELT = 0.8
+"""How alike two names of tables are (of 1) before one is taken for a slip of the pen."""
 
 
 @dataclass(frozen=True)
@@ -103,42 +107,61 @@ def resolve(
     *,
     env_prefix: str,
     file: Path | None = None,
+    file_variable: str | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> ModelT:
-    """The model from all its sources, or one line that says which of them is wrong and why."""
+    """The model from all its sources, or one line that says which of them is wrong and why.
+
+    A file that a variable has named is there for every command of the environment: tables of other commands are
+    passed over in it.
+    """
     merged: dict[str, Any] = {}
     sources: dict[Location, str] = {}
     options = list(options_of(model))
     if file is not None:
-        _merge_file(file, options, merged, sources)
+        _merge_file(file, file_variable, options, merged, sources)
     for option in options:
         variable = option.variable(env_prefix)
         if variable in environ:
             text = environ[variable]
-            _put(option, text.split(";") if option.is_assignment else text, merged)
-            sources[option.location] = variable
+            _put(option, text.split(";") if option.is_assignment else text, variable, merged, sources)
         if hasattr(flags, option.destination):
-            _put(option, getattr(flags, option.destination), merged)
-            sources[option.location] = option.flag
-    try:
-        return model.model_validate(merged)
-    except ValidationError as error:
-        raise ConfigurationError(_first_complaint(error, options, sources)) from None
+            _put(option, getattr(flags, option.destination), option.flag, merged, sources)
+    return validated(model, merged, options=options, sources=sources)
 
 
-def _merge_file(file: Path, options: Sequence[Option], merged: dict[str, Any], sources: dict[Location, str]) -> None:
+def _merge_file(
+    file: Path,
+    variable: str | None,
+    options: Sequence[Option],
+    merged: dict[str, Any],
+    sources: dict[Location, str],
+) -> None:
+    told = f"{variable or '--config'} {file}"
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigurationError(f"--config {file}: {error.strerror}") from None
+        raise ConfigurationError(f"{told}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"--config {file}: not a TOML file: {error}") from None
+        raise ConfigurationError(f"{told}: not a TOML file: {error}") from None
     by_location = {option.location: option for option in options}
+    own_tables = {location[0] for location in by_location if len(location) > 1}
     for location, value in _leaves(content, by_location):
+        if location not in by_location and variable is not None and _is_of_another(location, own_tables):
+            continue
         if location not in by_location:
-            raise ConfigurationError(f"--config {file}: there is no option {'.'.join(location)!r}")
+            raise ConfigurationError(f"{told}: there is no option {'.'.join(location)!r}")
         _set(merged, location, value)
         sources[location] = f"{file}: {'.'.join(location)}"
+
+
+def _is_of_another(location: Location, own_tables: Collection[str]) -> bool:
+    """Whether an option is in a table of another command, rather than in one of ours that is misspelt."""
+    return (
+        len(location) > 1
+        and location[0] not in own_tables
+        and not get_close_matches(location[0], own_tables, cutoff=_MISSPELT)
+    )
 
 
 def _leaves(
@@ -152,13 +175,16 @@ def _leaves(
             yield here, value
 
 
-def _put(option: Option, value: Any, merged: dict[str, Any]) -> None:
+def _put(option: Option, value: Any, source: str, merged: dict[str, Any], sources: dict[Location, str]) -> None:
+    """Takes a value from a source; pairs are added to those of sources before, anything else takes their place."""
+    before = sources.get(option.location)
+    sources[option.location] = f"{before} or {source}" if option.is_assignment and before else source
     if option.is_assignment:
         pairs: dict[str, Any] = dict(_get(merged, option.location) or {})
         for pair in value:
             name, equals, text = pair.partition("=")
             if not equals or not name.strip():
-                raise ConfigurationError(f"{option.flag}: {pair!r} is not NAME=VALUE")
+                raise ConfigurationError(f"{source}: {pair!r} is not NAME=VALUE")
             pairs[name.strip()] = text.strip()
         value = pairs
     _set(merged, option.location, value)
@@ -175,20 +201,6 @@ def _get(tree: Mapping[str, Any], location: Location) -> Any:
     for key in location:
         node = node.get(key) if isinstance(node, Mapping) else None
     return node
-
-
-def _first_complaint(error: ValidationError, options: Sequence[Option], sources: Mapping[Location, str]) -> str:
-    first = error.errors()[0]
-    location = tuple(part for part in first["loc"] if isinstance(part, str))
-    message = first["msg"].removeprefix("Value error, ")
-    for option in options:
-        if location[: len(option.location)] == option.location:
-            if first["type"] == "missing":
-                return f"{option.flag} is required"
-            source = sources.get(option.location, option.flag)
-            given = f" (got {first['input']!r})" if isinstance(first["input"], str | int | float) else ""
-            return f"{source}: {message[0].lower()}{message[1:]}{given}"
-    return f"{'.'.join(location)}: {message}" if location else message
 
 
 def _default_text(field: FieldInfo) -> str:

@@ -20,6 +20,8 @@ from feddbp_common.errors import ConfigurationError
 CA: Final = "ca"
 SERVER: Final = "server"
 OPERATOR: Final = "operator"
+PROBE: Final = "probe"
+"""Whoever asks after the server's health: passes the handshake, and is nobody to every other service."""
 AUTHORIZATION_KEY: Final = "authorization"
 BEARER: Final = "Bearer "
 

@@ -23,18 +23,29 @@ class Command:
 
     summary: str
     module: str
+    function: str = "command"
 
     def load(self) -> Callable[[Sequence[str]], int]:
-        loaded: Callable[[Sequence[str]], int] = import_module(self.module).command
+        loaded: Callable[[Sequence[str]], int] = getattr(import_module(self.module), self.function)
         return loaded
 
 
 COMMANDS: Final = MappingProxyType(
     {
         "demo": Command(summary="run a whole federation on this machine", module="feddbp_lab.demo"),
+        "experiment": Command(
+            summary="run grids of federations and report on them", module="feddbp_lab.experiments.command"
+        ),
+        "predict": Command(summary="let a trained client say what is on images", module="feddbp_lab.predict"),
+        "export": Command(summary="make a trained client a file for other programs", module="feddbp_lab.export"),
         "methods": Command(summary="list the methods and their settings", module="feddbp_lab.methods_table"),
         "status": Command(summary="show where the run of a server stands", module="feddbp_lab.status"),
+        "pause": Command(summary="hold the run of a server", module="feddbp_lab.operate", function="pause"),
+        "resume": Command(summary="let a held run go on", module="feddbp_lab.operate", function="resume"),
+        "stop": Command(summary="end the run of a server for good", module="feddbp_lab.operate", function="stop"),
         "certs": Command(summary="make certificates or tokens for a federation", module="feddbp_lab.certs"),
+        "compose": Command(summary="write a Docker Compose file for a federation", module="feddbp_lab.compose"),
+        "health": Command(summary="ask a server whether it is well", module="feddbp_lab.health"),
     }
 )
 

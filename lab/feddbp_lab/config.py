@@ -79,26 +79,36 @@ class DemoConfig(_Frozen):
         return min(self.here.processes or usable_cores(), self.run.clients)
 
 
-class ViewConfig(_Frozen):
-    """Status: whose, and how it is shown."""
+class ReachConfig(_Frozen):
+    """Server: where it is and how it is reached."""
 
     server: str = Field("127.0.0.1:50051", description="address of the server, HOST:PORT")
     certs: Path | None = Field(None, description="directory made by `feddbp certs`, with the operator's certificate")
-    token_file: Path | None = Field(None, description="file with the operator's token")
     insecure: bool = Field(False, description="talk to another machine without TLS")
-    watch: bool = Field(False, description="go on showing it until the run is over; exit code 5 if that ends badly")
-    json_output: bool = Field(
-        False, description="as JSON; one line per change with --watch", json_schema_extra={"flag": "--json"}
-    )
 
     @model_validator(mode="after")
     def _encrypted_or_on_purpose(self) -> Self:
         check_exposure(self.server, certs=self.certs, insecure=self.insecure)
         return self
 
+
+class OperatorConfig(ReachConfig):
+    """Server: where it is, and what shows that it is the operator who asks."""
+
+    token_file: Path | None = Field(None, description="file with the operator's token")
+
     @property
     def access(self) -> Access:
         return Access(certs=self.certs, token_file=self.token_file)
+
+
+class ViewConfig(OperatorConfig):
+    """Status: whose, and how it is shown."""
+
+    watch: bool = Field(False, description="go on showing it until the run is over; exit code 5 if that ends badly")
+    json_output: bool = Field(
+        False, description="as JSON; one line per change with --watch", json_schema_extra={"flag": "--json"}
+    )
 
 
 class StatusConfig(_Frozen):

@@ -37,6 +37,8 @@ _PHASES: Final = {
     pb.PHASE_FAILED: ("failed", "red"),
     pb.PHASE_STOPPED: ("stopped", "red"),
 }
+_HELD: Final = {pb.PHASE_WAITING: "before", pb.PHASE_EVALUATING: "after"}
+"""Where a pause holds the run, seen from the round it names; any other phase is in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +79,15 @@ def round_text(status: pb.RunStatus) -> Text:
     word, style = _PHASES.get(status.phase, ("unknown", "red"))
     text = Text(word, style=f"bold {style}")
     if status.phase == pb.PHASE_WAITING:
-        return text.append(f" {len(status.clients)}/{status.min_clients}", style="default")
-    number = min(status.round + (status.phase in (pb.PHASE_COLLECTING, pb.PHASE_AGGREGATING)), status.rounds)
-    return text.append(f" round {number}/{status.rounds}", style="default")
+        here = sum(client.activity != pb.CLIENT_ACTIVITY_LEFT for client in status.clients)
+        return text.append(f" {here}/{status.min_clients}", style="default")
+    if status.phase in (pb.PHASE_FAILED, pb.PHASE_STOPPED):
+        return text.append(f" after {status.round}/{status.rounds} rounds", style="default")
+    open_round = status.phase in (pb.PHASE_COLLECTING, pb.PHASE_AGGREGATING, pb.PHASE_PAUSED)
+    where = f" {_HELD.get(status.held_phase, 'in')}" if status.phase == pb.PHASE_PAUSED else ""
+    return text.append(
+        f"{where} round {min(status.round + open_round, status.rounds)}/{status.rounds}", style="default"
+    )
 
 
 def facts(status: pb.RunStatus) -> Text:
@@ -156,6 +164,8 @@ def _activity(client: pb.ClientStatus, phase: pb.Phase.ValueType) -> tuple[str, 
         return "uploaded", "green"
     if client.activity == pb.CLIENT_ACTIVITY_AWAY:
         return "away", "red"
+    if client.activity == pb.CLIENT_ACTIVITY_LEFT:
+        return "left", "dim"
     return ("evaluating", "cyan") if phase == pb.PHASE_EVALUATING else ("ready", "dim")
 
 

@@ -4,54 +4,63 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.cli import settings_from, settings_parser
 from feddbp_common.errors import ExitCode
 from feddbp_lab.config import StatusConfig, ViewConfig
 from feddbp_lab.history import trained_accuracy
-from feddbp_lab.live import doing, facts, mean_accuracy, round_text
-from feddbp_lab.units import NOTHING, human_seconds, listed, percent
+from feddbp_lab.live import mean_accuracy
+from feddbp_lab.status_view import StatusView
 from feddbp_lab.watch import get_status, watch_status
 
 PROG: Final = "feddbp status"
 _PATIENCE: Final = timedelta(seconds=30)
-_SHOWN_INCIDENTS: Final = 5
+_PIPE_WIDTH: Final = 120
+"""Where there is no terminal there is no width to keep to."""
 
 
 def command(argv: Sequence[str]) -> int:
     parser = settings_parser(PROG, "Shows where the run of a server stands.", StatusConfig)
     view = settings_from(StatusConfig, parser.parse_args(argv)).view
     if not view.watch:
-        _printer(view, Console())(asyncio.run(get_status(view.server, view.access)))
+        _printer(view, console())(asyncio.run(get_status(view.server, view.access)))
         return ExitCode.OK
     last = asyncio.run(_watch(view))
     return ExitCode.OK if last.phase == pb.PHASE_FINISHED else ExitCode.RUN_FAILED
 
 
 async def _watch(view: ViewConfig) -> pb.RunStatus:
-    console = Console()
-    if view.json_output or not console.is_terminal:
-        return await _follow(view, _printer(view, console))
-    with Live(console=console, auto_refresh=False) as live:
-        return await _follow(view, lambda status: live.update(status_view(status, now=time.time()), refresh=True))
+    output = console()
+    if view.json_output or not output.is_terminal:
+        return await _follow(view, _printer(view, output))
+    with Live(console=output, auto_refresh=False) as live:
+        return await _follow(view, lambda status: live.update(_seen_now(status), refresh=True))
 
 
-def _printer(view: ViewConfig, console: Console) -> Callable[[pb.RunStatus], None]:
+def console() -> Console:
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PIPE_WIDTH
+    return Console(width=width, highlight=False)
+
+
+def _seen_now(status: pb.RunStatus) -> StatusView:
+    return StatusView(status=status, now=time.time())
+
+
+def _printer(view: ViewConfig, output: Console) -> Callable[[pb.RunStatus], None]:
     if view.json_output:
         return lambda status: print(json.dumps(as_dict(status), indent=None if view.watch else 2), flush=True)
-    return lambda status: console.print(status_view(status, now=time.time()))
+    return lambda status: output.print(_seen_now(status))
 
 
 async def _follow(view: ViewConfig, show: Callable[[pb.RunStatus], None]) -> pb.RunStatus:
@@ -63,76 +72,13 @@ async def _follow(view: ViewConfig, show: Callable[[pb.RunStatus], None]) -> pb.
     return status
 
 
-def status_view(status: pb.RunStatus, *, now: float) -> RenderableType:
-    parts: list[RenderableType] = [
-        Text.assemble((status.method, "bold"), ("  run ", "dim"), status.run_id, overflow="ellipsis", no_wrap=True),
-        _standing(status),
-        facts(status),
-    ]
-    if status.clients:
-        parts.extend((Text(), _clients(status, now)))
-    incidents = _incident_lines(status, now)
-    if incidents:
-        parts.extend((Text(), *incidents))
-    return Group(*parts)
-
-
-def _standing(status: pb.RunStatus) -> Text:
-    text = round_text(status)
-    if status.missing:
-        text.append(f"   waiting for {_named(list(status.missing))}", style="yellow")
-    if status.HasField("time_left"):
-        text.append(
-            f"   {human_seconds(status.time_left.ToTimedelta().total_seconds())} until the deadline", style="dim"
-        )
-    if status.reason:
-        text.append(f"   {status.reason}")
-    return text
-
-
-def _named(ids: list[int]) -> str:
-    return f"client {ids[0]}" if len(ids) == 1 else f"clients {listed(ids)}"
-
-
-def _clients(status: pb.RunStatus, now: float) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False)
-    table.add_column("id", justify="right", style="bold")
-    table.add_column("architecture", no_wrap=True, overflow="ellipsis")
-    table.add_column("device", no_wrap=True)
-    table.add_column("doing", no_wrap=True)
-    table.add_column("last seen", justify="right", no_wrap=True)
-    table.add_column("accuracy", justify="right", style="bold", no_wrap=True)
-    for client in status.clients:
-        table.add_row(
-            str(client.client_id),
-            client.capabilities.architecture or NOTHING,
-            client.capabilities.device or NOTHING,
-            doing(client, status.phase),
-            _ago(now - client.last_seen.ToNanoseconds() / 1e9),
-            percent(trained_accuracy(client)),
-        )
-    return table
-
-
-def _ago(seconds: float) -> str:
-    return "now" if seconds < 1 else f"{human_seconds(seconds)} ago"
-
-
-def _incident_lines(status: pb.RunStatus, now: float) -> list[Text]:
-    lines = []
-    for incident in list(status.incidents)[-_SHOWN_INCIDENTS:]:
-        who = f"client {incident.client_id}: " if incident.HasField("client_id") else ""
-        ago = _ago(now - incident.at.ToNanoseconds() / 1e9)
-        lines.append(Text.assemble((f"{ago}: ", "dim"), (f"{who}{incident.message}", "yellow")))
-    return lines
-
-
 def as_dict(status: pb.RunStatus) -> dict[str, Any]:
     """For programs: lower-case words for enums, numbers as numbers, times in ISO 8601, null where nothing is known."""
     return {
         "run_id": status.run_id,
         "method": status.method,
         "phase": _word(pb.Phase.Name(status.phase), "PHASE_"),
+        "held_phase": _word(pb.Phase.Name(status.held_phase), "PHASE_") if status.held_phase else None,
         "round": status.round,
         "rounds": status.rounds,
         "min_clients": status.min_clients,
@@ -143,6 +89,7 @@ def as_dict(status: pb.RunStatus) -> dict[str, Any]:
         "bytes_up": status.bytes_up,
         "bytes_down": status.bytes_down,
         "clients": [_client_as_dict(client) for client in status.clients],
+        "refusals": dict(sorted(status.refusals.items())),
         "incidents": [_incident_as_dict(incident) for incident in status.incidents],
     }
 
@@ -162,6 +109,9 @@ def _client_as_dict(client: pb.ClientStatus) -> dict[str, Any]:
         "epochs": client.progress.epochs,
         "accuracy": trained_accuracy(client),
         "accuracy_round": client.metrics_round if client.HasField("metrics") else None,
+        "train_seconds": client.metrics.seconds.train if client.HasField("metrics") else None,
+        "bytes_up": client.bytes_up,
+        "bytes_down": client.bytes_down,
     }
 
 

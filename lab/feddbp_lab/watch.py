@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from datetime import timedelta
-from typing import Final
+from typing import Final, TypeAlias
 
 import grpc
 
@@ -15,15 +15,17 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_common.errors import ExitCode, FedDBPError
 from feddbp_common.keepalive import DEFAULT_LEASE, keepalive_options
+from feddbp_common.refusals import refusal_in
 from feddbp_common.tls import OPERATOR, Access
+from feddbp_common.unanswered import why_unanswered
 
 FINAL_PHASES: Final = (pb.PHASE_FINISHED, pb.PHASE_FAILED, pb.PHASE_STOPPED)
-_CALL_SECONDS: Final = 5.0
+CALL_SECONDS: Final = 5.0
 _FIRST_DELAY: Final = 0.1
 _LONGEST_DELAY: Final = 2.0
 _OPEN: Final = Access()
 # a server that vanished without a word is noticed, and a proxy of the environment is none of our business
-_OPTIONS: Final = (*keepalive_options(DEFAULT_LEASE), ("grpc.enable_http_proxy", 0))
+CHANNEL_OPTIONS: Final = (*keepalive_options(DEFAULT_LEASE), ("grpc.enable_http_proxy", 0))
 _ANSWERS_NO: Final = (
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.PERMISSION_DENIED,
@@ -39,18 +41,28 @@ class NoServerError(FedDBPError):
 
 
 class NotAnsweredError(FedDBPError):
-    """Somebody answers, but not with a status."""
+    """Somebody answers, but not what was asked."""
 
     exit_code = ExitCode.REFUSED
 
 
+Request: TypeAlias = pb.GetStatusRequest | pb.PauseRequest | pb.ResumeRequest | pb.StopRequest
+
+
 async def get_status(address: str, access: Access = _OPEN) -> pb.RunStatus:
-    async with access.channel(address, OPERATOR, _OPTIONS) as channel:
+    return await ask(pb.GetStatusRequest(), address, access)
+
+
+async def ask(request: Request, address: str, access: Access = _OPEN) -> pb.RunStatus:
+    """Makes the call a request is named after; every one is answered with where the run stands then."""
+    async with access.channel(address, OPERATOR, CHANNEL_OPTIONS) as channel:
         stub: pb_grpc.ControlAsyncStub = pb_grpc.ControlStub(channel)
         try:
-            return await stub.GetStatus(pb.GetStatusRequest(), timeout=_CALL_SECONDS, metadata=access.metadata())
+            call = getattr(stub, type(request).__name__.removesuffix("Request"))
+            status: pb.RunStatus = await call(request, timeout=CALL_SECONDS, metadata=access.metadata())
+            return status
         except grpc.aio.AioRpcError as error:
-            raise _translated(error, address) from None
+            raise translated(error, address, with_certificate=access.certs is not None) from None
 
 
 async def watch_status(
@@ -70,7 +82,7 @@ async def watch_status(
                     if status.phase in FINAL_PHASES:
                         return
         except grpc.aio.AioRpcError as error:
-            trouble = _translated(error, address)
+            trouble = translated(error, address, with_certificate=access.certs is not None)
             if isinstance(trouble, NotAnsweredError) or clock() - silent_since >= patience.total_seconds():
                 raise trouble from None
         await asyncio.sleep(delay)
@@ -79,15 +91,15 @@ async def watch_status(
 
 async def _one_stream(address: str, access: Access) -> AsyncGenerator[pb.RunStatus, None]:
     # A new channel every time: the old one would keep to its own, longer, pauses before it connects again.
-    async with access.channel(address, OPERATOR, _OPTIONS) as channel:
+    async with access.channel(address, OPERATOR, CHANNEL_OPTIONS) as channel:
         stub: pb_grpc.ControlAsyncStub = pb_grpc.ControlStub(channel)
         async for status in stub.WatchStatus(pb.WatchStatusRequest(), metadata=access.metadata()):
             yield status
 
 
-def _translated(error: grpc.aio.AioRpcError, address: str) -> FedDBPError:
-    cause = (error.details() or error.code().name).strip().splitlines()[0]
-    if error.code() in _ANSWERS_NO:
-        return NotAnsweredError(f"the server at {address} gives no status: {cause}")
-    # gRPC nests its reasons; the innermost is the one a person understands
-    return NoServerError(f"no server answers at {address}: {cause.rpartition(': ')[2].lower()}")
+def translated(error: grpc.aio.AioRpcError, address: str, *, with_certificate: bool = False) -> FedDBPError:
+    if error.code() in _ANSWERS_NO or refusal_in(error) is not None:
+        cause = (error.details() or error.code().name).strip().splitlines()[0]
+        return NotAnsweredError(f"the server at {address} refuses to answer: {cause}")
+    cause = why_unanswered(error, with_certificate=with_certificate).lower()
+    return NoServerError(f"no server answers at {address}: {cause}")

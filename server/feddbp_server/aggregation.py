@@ -43,8 +43,12 @@ class Aggregator:
 
     @property
     def sha256(self) -> str:
-        """Digest of everything the server knows; for prototype methods, of the global prototypes."""
-        return self._encoded.manifest.sha256.hex()
+        """Digest of everything the server knows; for prototype methods, of the global prototypes.
+
+        Empty as long as that is nothing, which for a method that exchanges nothing it is for ever.
+        """
+        manifest = self._encoded.manifest
+        return manifest.sha256.hex() if manifest.total_bytes else ""
 
     async def restore(self) -> None:
         record = await self._store.run(lambda store: store.aggregate())

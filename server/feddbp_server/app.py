@@ -9,7 +9,7 @@ import os
 import signal
 from contextlib import suppress
 from datetime import timedelta
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
@@ -20,7 +20,7 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.files import replace_text
-from feddbp_common.tls import CertificateDirectory
+from feddbp_common.tls import CertificateDirectory, is_loopback
 from feddbp_server.audit import Audit
 from feddbp_server.config import ServerConfig
 from feddbp_server.control import ControlService
@@ -32,6 +32,9 @@ from feddbp_server.results import Results
 from feddbp_server.rounds import Phase
 from feddbp_server.service import FederationService, server_options
 from feddbp_server.store import SqliteStore, StoreError, StoreThread
+
+if TYPE_CHECKING:
+    from feddbp_server.monitoring import Monitor
 
 log = logging.getLogger("feddbp.server")
 
@@ -59,11 +62,14 @@ class Server:
             lease=config.rounds.lease_in_force,
         )
         self._health = health_aio.HealthServicer()
+        self._monitor = self._make_monitor()
+        guard = RequestGuard(self.coordinator, patience=config.limits.header_wait)
         self._grpc = grpc.aio.server(
-            interceptors=[RequestGuard(self.coordinator, patience=config.limits.header_wait)],
+            interceptors=[guard] if self._monitor is None else [self._monitor.meter, guard],
             options=server_options(config.rounds.lease_in_force),
         )
         self.port = 0
+        self.metrics_port: int | None = None
 
     async def serve(self) -> ExitCode:
         loop = asyncio.get_running_loop()
@@ -91,18 +97,34 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
         if self._config.listen.reflection:
             self._add_reflection()
-        host = self._config.listen.host
-        address = f"[{host}]:{self._config.listen.port}" if ":" in host else f"{host}:{self._config.listen.port}"
+        address = _address(self._config.listen.host, self._config.listen.port)
         try:
             self.port = self._add_port(address)
         except RuntimeError:
             raise ConfigurationError(
                 f"cannot listen on {address}: the port is in use or the address is not ours"
             ) from None
+        self._serve_metrics()
         await self._grpc.start()
         await self._tell_health()
         self._write_endpoint()
         log.info("listening on %s:%d", self._config.listen.host, self.port)
+
+    def _make_monitor(self) -> Monitor | None:
+        if self._config.listen.metrics_port is None:
+            return None
+        from feddbp_server.monitoring import Monitor  # loads an HTTP server, and most runs do without
+
+        return Monitor(self.coordinator)
+
+    def _serve_metrics(self) -> None:
+        host, port = self._config.listen.metrics_host, self._config.listen.metrics_port
+        if self._monitor is None or port is None:
+            return
+        self.metrics_port = self._monitor.listen(host, port)
+        log.info("metrics are at http://%s/metrics", _address(host, self.metrics_port))
+        if not is_loopback(host):
+            log.warning("metrics are told to anyone who reaches %s, unencrypted", host)
 
     def _upload_limits(self) -> UploadLimits:
         limits = self._config.limits
@@ -130,7 +152,9 @@ class Server:
 
     def _write_endpoint(self) -> None:
         """Tells whoever started the server with port 0 where it ended up."""
-        endpoint = {"host": self._config.listen.host, "port": self.port, "pid": os.getpid()}
+        endpoint: dict[str, str | int] = {"host": self._config.listen.host, "port": self.port, "pid": os.getpid()}
+        if self.metrics_port is not None:
+            endpoint |= {"metrics_host": self._config.listen.metrics_host, "metrics_port": self.metrics_port}
         replace_text(self._config.listen.state_dir / ENDPOINT_NAME, json.dumps(endpoint) + "\n")
 
     async def _until_over(self) -> None:
@@ -146,6 +170,8 @@ class Server:
     def _stop(self, number: int) -> None:
         self._stop_signal = number
         self._stopping.set()
+        if not self.coordinator.state.phase.is_final:
+            log.info("%s: the run is held until the server is started again", signal.Signals(number).name)
 
     async def _keep_health(self) -> None:
         while True:
@@ -168,6 +194,8 @@ class Server:
         await self.coordinator.drain()
         await self._grpc.stop(_GRACE.total_seconds())
         await self.coordinator.drain()  # streams that ended just now have left a last note
+        if self._monitor is not None:
+            await self._monitor.close()
         await self._store.close()
         self._audit.close()
 
@@ -182,3 +210,7 @@ class Server:
         from grpc_reflection.v1alpha import reflection
 
         reflection.enable_server_reflection((FEDERATION, CONTROL, reflection.SERVICE_NAME), self._grpc)
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -36,10 +36,21 @@ class Audit:
         self._clock = clock
         self._allowance, self._allowed_at = float(_REFUSALS_AT_ONCE), clock()
         self._only_counted = 0
-        self.refusals: Counter[str] = Counter()
+        self.noted: Counter[str] = Counter()
+        """What happened since the server started, by what it was, whether or not it could be written."""
+        self.refused: Counter[tuple[str, str]] = Counter()
+        """Refused calls since the server started, by method and reason."""
+
+    @property
+    def refusals(self) -> Counter[str]:
         """Refused calls since the server started, by reason."""
+        by_reason: Counter[str] = Counter()
+        for (_, reason), times in self.refused.items():
+            by_reason[reason] += times
+        return by_reason
 
     def note(self, what: str, *, client: int | None = None, **facts: Any) -> None:
+        self.noted[what] += 1
         entry = {"at": datetime.now(UTC).isoformat(timespec="milliseconds"), "what": what, "client": client, **facts}
         try:
             append_line(self._file, json.dumps(entry))
@@ -54,7 +65,7 @@ class Audit:
 
     def note_refusal(self, call: str, refusal: RefusedError, *, client: int | None, peer: str) -> bool:
         """Counts a refusal and writes it down; says whether it did, since a flood of them is only counted."""
-        self.refusals[refusal.reason_name] += 1
+        self.refused[call, refusal.reason_name] += 1
         if not self._may_write():
             self._only_counted += 1
             return False

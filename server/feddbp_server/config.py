@@ -30,9 +30,17 @@ class ListenConfig(_Frozen):
     insecure: bool = Field(False, description="listen without TLS on an address other machines can reach")
     state_dir: Path = Field(Path("feddbp-state/server"), description="database, metrics.jsonl and summary.json")
     linger: Duration = Field(
-        timedelta(seconds=30), description="after the end, how long to wait for clients that have not heard of it"
+        timedelta(seconds=30),
+        ge=timedelta(0),
+        description="after the end, how long to wait for clients that have not heard of it",
     )
     reflection: bool = Field(False, description="offer gRPC server reflection")
+    metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="serve Prometheus metrics on this port, 0 takes a free one; off unless given"
+    )
+    metrics_host: str = Field(
+        "127.0.0.1", description="address for metrics, which anyone who reaches it may read, unencrypted"
+    )
     dry_run: bool = Field(False, description="print the resolved configuration and exit")
     json_output: bool = Field(False, description="logs and output as JSON lines", json_schema_extra={"flag": "--json"})
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")

@@ -52,6 +52,7 @@ from feddbp_server.rounds import (
     MembersDropped,
     Phase,
     Reported,
+    RoundAbandoned,
     RoundOpened,
     RoundPolicy,
     RunEnded,
@@ -334,11 +335,17 @@ class Coordinator:
 
     async def leave(self, client: Client, reason: str) -> None:
         shown = one_line(reason, _MAX_WORDS)
+        async with self._joining:  # whoever takes the id next does so after all of this
+            if not self.sessions.is_current(client):  # it said so twice, or somebody follows it already
+                return
+            # first out of the run, so that nobody waits for it even if the rest is lost in a crash
+            await self._apply(Left(client.client_id))
+            await self._store.run(lambda store: store.save_client(client.closed_record()))
+            self.sessions.close(client)
         log.info("client %d left: %s", client.client_id, shown or "no reason given")
         self.audit.note("left", client=client.client_id, reason=shown)
-        self.sessions.close(client)
-        await self._apply(Left(client.client_id))
         self.run_changed.publish()
+        self.status_changed.publish()
 
     def note_refusal(self, call: str, refusal: RefusedError, *, peer: str) -> None:
         if self.audit.note_refusal(call, refusal, client=refusal.client_id, peer=peer):
@@ -352,7 +359,12 @@ class Coordinator:
     # --- calls of operators -------------------------------------------------------------------------------------
 
     async def operate(self, event: Event) -> None:
+        before = self.state.phase
         await self._apply(event)
+        if Phase.PAUSED in (before, self.state.phase) and before is not self.state.phase:
+            what = "paused" if before is not Phase.PAUSED else "resumed"
+            self.audit.note(what)
+            log.info("an operator has %s the run", what)
 
     def time_left(self) -> float | None:
         return None if self.state.deadline is None else max(0.0, self.state.deadline - self._clock())
@@ -441,6 +453,11 @@ class Coordinator:
             case MembersDropped(clients):
                 log.warning("dropped until they join again: %s", _listed(clients))
                 self.note_incident(None, f"dropped until they join again: {_listed(clients)}")
+            case RoundAbandoned(number):
+                log.warning(
+                    "round %d: everyone who was to train has left; it begins anew with whoever is there", number
+                )
+                self.note_incident(None, f"round {number} begins anew: everyone who was to train has left")
             case FinalEvaluationOpened(_):
                 log.info("all rounds are done; clients evaluate once more")
             case RunEnded(phase, reason):

@@ -28,6 +28,14 @@ STATUS_OF: Final = {
 }
 
 
+def reason_name(reason: pb.RefusalReason.ValueType) -> str:
+    return pb.RefusalReason.Name(reason).removeprefix("REFUSAL_REASON_").lower()
+
+
+REASON_NAMES: Final = tuple(map(reason_name, STATUS_OF))
+"""As they are counted and written down."""
+
+
 class RefusedError(FedDBPError):
     """A call the server turns away; the text says why to a person, the reason to a program."""
 
@@ -49,7 +57,7 @@ class RefusedError(FedDBPError):
 
     @property
     def reason_name(self) -> str:
-        return pb.RefusalReason.Name(self.details.reason).removeprefix("REFUSAL_REASON_").lower()
+        return reason_name(self.details.reason)
 
 
 def as_refusal(error: PayloadError | StoreError) -> RefusedError:

@@ -162,6 +162,18 @@ def _client_entry(client: Client, newest: Report | None) -> dict[str, Any]:
 
 
 @dataclass
+class Traffic:
+    """Bytes a client has sent and received, as it reported them."""
+
+    up: int = 0
+    down: int = 0
+
+    def add(self, metrics: pb.RoundMetrics) -> None:
+        self.up += metrics.bytes_up
+        self.down += metrics.bytes_down
+
+
+@dataclass
 class _Tally:
     """A round's reports so far, in whole numbers: they add up the same in any order."""
 
@@ -182,8 +194,9 @@ class Results:
         self._summary = directory / SUMMARY_NAME
         self._newest: dict[int, Report] = {}
         self._tallies: dict[int, _Tally] = defaultdict(_Tally)
-        self.bytes_up = 0
-        self.bytes_down = 0
+        self._traffic: dict[int, Traffic] = defaultdict(Traffic)
+        self.traffic = Traffic()
+        """Of all clients together."""
         self._behind = False
         """A line could not be written: the file has to be made anew."""
 
@@ -213,6 +226,9 @@ class Results:
     def newest_of(self, client_id: int) -> Report | None:
         return self._newest.get(client_id)
 
+    def traffic_of(self, client_id: int) -> Traffic:
+        return self._traffic.get(client_id) or Traffic()
+
     def newest_accuracy(self, expected_reports: int) -> float | None:
         """Sample-weighted accuracy of the newest round with that many reports, or with any."""
         rounds = sorted(self._tallies, reverse=True)
@@ -240,8 +256,8 @@ class Results:
         tally.reports += 1
         tally.correct += report.correct
         tally.samples += report.metrics.test_samples
-        self.bytes_up += report.metrics.bytes_up
-        self.bytes_down += report.metrics.bytes_down
+        self.traffic.add(report.metrics)
+        self._traffic[report.client_id].add(report.metrics)
 
 
 def _line(report: Report) -> str:

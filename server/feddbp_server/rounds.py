@@ -71,7 +71,9 @@ class RunState:
 
     @property
     def missing(self) -> frozenset[int]:
-        """Whom the phase still waits for: selected clients to upload, observers to report."""
+        """Whom the phase still waits for: selected clients to upload, observers to report; nobody once it is over."""
+        if self.phase.is_final:
+            return frozenset()
         return (self.selected - self.uploaded) | (self.observers - self.reported)
 
 
@@ -189,6 +191,13 @@ class MembersDropped:
 
 
 @dataclass(frozen=True)
+class RoundAbandoned:
+    """Everyone who was to train in it has left; it opens anew when there are enough clients."""
+
+    round: int
+
+
+@dataclass(frozen=True)
 class FinalEvaluationOpened:
     round: int
 
@@ -199,7 +208,9 @@ class RunEnded:
     reason: str
 
 
-Effect: TypeAlias = RoundOpened | CloseRound | DeadlineExtended | MembersDropped | FinalEvaluationOpened | RunEnded
+Effect: TypeAlias = (
+    RoundOpened | CloseRound | DeadlineExtended | MembersDropped | RoundAbandoned | FinalEvaluationOpened | RunEnded
+)
 Step: TypeAlias = tuple[RunState, tuple[Effect, ...]]
 
 
@@ -248,10 +259,11 @@ def _advance(state: RunState, effects: tuple[Effect, ...], policy: RoundPolicy, 
     if state.phase is Phase.WAITING and len(state.members) >= policy.min_clients:
         state, opened = _open_round(state, state.round, policy, now)
         return state, (*effects, *opened)
+    if state.phase is Phase.COLLECTING and not state.selected and not state.uploaded:
+        # nobody is left who could contribute, and observers, silent or not, cannot make a round: as before the first
+        waiting = replace(state, phase=Phase.WAITING, observers=frozenset(), deadline=None)
+        return _advance(waiting, (*effects, RoundAbandoned(state.round)), policy, now)  # who is there may be enough
     if state.phase is Phase.COLLECTING and not state.missing:
-        if not state.uploaded:  # everyone who was selected has left
-            waiting = replace(state, phase=Phase.WAITING, observers=frozenset(), deadline=None)
-            return _advance(waiting, effects, policy, now)  # whoever joined meanwhile may be enough
         state, closing = _close_round(state)
         return state, (*effects, *closing)
     if state.phase is Phase.EVALUATING and not state.missing:
@@ -329,7 +341,8 @@ def _at_deadline(state: RunState, policy: RoundPolicy, now: float) -> Step:
         return _end(state, Phase.FINISHED, f"no final results from {_names(state.missing)}")
     if state.phase is not Phase.COLLECTING:
         return state, ()
-    if len(state.uploaded) >= max(1, min(policy.min_clients, len(state.selected))):
+    needed = max(1, min(policy.min_clients, len(state.selected)))
+    if len(state.uploaded) >= needed:
         gone = state.missing - state.connected
         closing, effects = _close_round(_drop(state, gone) if gone else state)
         return closing, ((MembersDropped(gone), *effects) if gone else effects)
@@ -337,8 +350,8 @@ def _at_deadline(state: RunState, policy: RoundPolicy, now: float) -> Step:
         return _end(
             state,
             Phase.FAILED,
-            f"round {state.round} has {len(state.uploaded)} of the {policy.min_clients} contributions it needs after "
-            f"{state.extensions} extensions; missing: {_names(state.missing)}",
+            f"round {state.round} needs {_counted(needed, 'contribution')} and has {len(state.uploaded)} after "
+            f"{_counted(state.extensions, 'extension')}; missing: {_names(state.missing)}",
         )
     extended = replace(state, deadline=_deadline(policy, now), extensions=state.extensions + 1)
     return extended, (DeadlineExtended(state.round, extended.extensions, state.missing),)
@@ -372,6 +385,10 @@ def _drop(state: RunState, clients: frozenset[int]) -> RunState:
 
 def _deadline(policy: RoundPolicy, now: float) -> float | None:
     return None if policy.deadline is None else now + policy.deadline.total_seconds()
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _names(clients: frozenset[int]) -> str:

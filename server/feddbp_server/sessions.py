@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from feddbp.v1 import federation_pb2 as pb
@@ -40,6 +40,10 @@ class Client:
             capabilities=self.capabilities.SerializeToString(),
         )
 
+    def closed_record(self) -> ClientRecord:
+        """As it is kept once it has left: no secret opens the session again."""
+        return replace(self.record(), session_sha256=b"")
+
 
 class Sessions:
     """All clients that have joined, by id and by session."""
@@ -50,7 +54,10 @@ class Sessions:
         self._by_session: dict[bytes, Client] = {}
 
     def restore(self, records: Iterable[ClientRecord], now: float) -> None:
-        """Takes back the sessions of before a restart: their holders may go on, nobody else may take the id yet."""
+        """Takes back the sessions of before a restart: their holders may go on, nobody else may take the id yet.
+
+        Whoever had left by then is known, but has no session.
+        """
         for record in records:
             self._put(
                 Client(
@@ -103,7 +110,6 @@ class Sessions:
     def close(self, client: Client) -> None:
         """Ends a session; its id is free at once."""
         if self.is_current(client):
-            client.last_seen = float("-inf")
             self._by_session.pop(client.session_sha256, None)
 
     def is_current(self, client: Client) -> bool:
@@ -128,7 +134,8 @@ class Sessions:
         if before is not None:
             self._by_session.pop(before.session_sha256, None)
         self._by_id[client.client_id] = client
-        self._by_session[client.session_sha256] = client
+        if client.session_sha256:
+            self._by_session[client.session_sha256] = client
 
 
 def _fingerprint(secret: str) -> bytes:

@@ -21,6 +21,12 @@ _PHASES: Final = {
     Phase.FAILED: pb.PHASE_FAILED,
     Phase.STOPPED: pb.PHASE_STOPPED,
 }
+ACTIVITY_NAMES: Final = {
+    activity: pb.ClientActivity.Name(activity).removeprefix("CLIENT_ACTIVITY_").lower()
+    for activity in pb.ClientActivity.values()
+    if activity != pb.CLIENT_ACTIVITY_UNSPECIFIED
+}
+"""What a client can be doing, in words."""
 
 
 def status_of(coordinator: Coordinator) -> pb.RunStatus:
@@ -36,9 +42,10 @@ def status_of(coordinator: Coordinator) -> pb.RunStatus:
         missing=sorted(state.missing),
         reason=state.reason or coordinator.storage_trouble,
         mean_accuracy=results.newest_accuracy(len(state.members)),
-        bytes_up=results.bytes_up,
-        bytes_down=results.bytes_down,
+        bytes_up=results.traffic.up,
+        bytes_down=results.traffic.down,
         refusals=coordinator.audit.refusals,
+        held_phase=pb.PHASE_UNSPECIFIED if state.held_phase is None else _PHASES[state.held_phase],
     )
     left = coordinator.time_left()
     if left is not None:
@@ -50,17 +57,20 @@ def status_of(coordinator: Coordinator) -> pb.RunStatus:
 
 
 def _client_status(client: Client, coordinator: Coordinator) -> pb.ClientStatus:
+    traffic = coordinator.results.traffic_of(client.client_id)
     status = pb.ClientStatus(
         client_id=client.client_id,
-        activity=_activity(client, coordinator),
+        activity=activity_of(client, coordinator),
         capabilities=client.capabilities,
         classes_held=sum(count > 0 for count in client.data.label_counts),
         train_samples=sum(client.data.label_counts),
         test_samples=client.data.test_samples,
         progress=client.progress,
+        bytes_up=traffic.up,
+        bytes_down=traffic.down,
     )
     ago = 0.0 if client.streams else coordinator.seconds_since(client.last_seen)
-    status.last_seen.FromNanoseconds(int((time.time() - min(ago, 1e9)) * 1e9))
+    status.last_seen.FromNanoseconds(int((time.time() - ago) * 1e9))
     newest = coordinator.results.newest_of(client.client_id)
     if newest is not None:
         status.metrics.CopyFrom(newest.metrics)
@@ -68,10 +78,12 @@ def _client_status(client: Client, coordinator: Coordinator) -> pb.ClientStatus:
     return status
 
 
-def _activity(client: Client, coordinator: Coordinator) -> pb.ClientActivity.ValueType:
+def activity_of(client: Client, coordinator: Coordinator) -> pb.ClientActivity.ValueType:
     state, client_id = coordinator.state, client.client_id
     if state.phase is Phase.EVALUATING and client_id in state.reported:
         return pb.CLIENT_ACTIVITY_DONE
+    if not coordinator.sessions.is_current(client):
+        return pb.CLIENT_ACTIVITY_LEFT
     if client.streams == 0:
         return pb.CLIENT_ACTIVITY_AWAY
     if client_id in state.selected:

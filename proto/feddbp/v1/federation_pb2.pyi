@@ -189,6 +189,8 @@ class _ClientActivityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Client
     """Its contribution to the open round is in."""
     CLIENT_ACTIVITY_DONE: _ClientActivity.ValueType  # 5
     """Final results are in."""
+    CLIENT_ACTIVITY_LEFT: _ClientActivity.ValueType  # 6
+    """It said goodbye: nobody waits for it, and its id is free."""
 
 class ClientActivity(_ClientActivity, metaclass=_ClientActivityEnumTypeWrapper):
     """What a client is doing."""
@@ -205,6 +207,8 @@ CLIENT_ACTIVITY_UPLOADED: ClientActivity.ValueType  # 4
 """Its contribution to the open round is in."""
 CLIENT_ACTIVITY_DONE: ClientActivity.ValueType  # 5
 """Final results are in."""
+CLIENT_ACTIVITY_LEFT: ClientActivity.ValueType  # 6
+"""It said goodbye: nobody waits for it, and its id is free."""
 Global___ClientActivity: _TypeAlias = ClientActivity  # noqa: Y015
 
 class _RefusalReason:
@@ -1580,6 +1584,7 @@ class RunStatus(_message.Message):
     BYTES_DOWN_FIELD_NUMBER: _builtins.int
     INCIDENTS_FIELD_NUMBER: _builtins.int
     REFUSALS_FIELD_NUMBER: _builtins.int
+    HELD_PHASE_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run's identity."""
     method: _builtins.str
@@ -1600,6 +1605,8 @@ class RunStatus(_message.Message):
     """Payload and framing bytes received and sent since the run began."""
     bytes_down: _builtins.int
     """See bytes_up."""
+    held_phase: Global___Phase.ValueType
+    """The phase a pause interrupted and a resume goes back to; not set unless the run is paused."""
     @_builtins.property
     def clients(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientStatus]:
         """Everything known of each client that ever joined, by id."""
@@ -1638,10 +1645,11 @@ class RunStatus(_message.Message):
         bytes_down: _builtins.int = ...,
         incidents: _abc.Iterable[Global___Incident] | None = ...,
         refusals: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        held_phase: Global___Phase.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_mean_accuracy", b"_mean_accuracy", "mean_accuracy", b"mean_accuracy", "time_left", b"time_left"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_mean_accuracy", b"_mean_accuracy", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "clients", b"clients", "incidents", b"incidents", "mean_accuracy", b"mean_accuracy", "method", b"method", "min_clients", b"min_clients", "missing", b"missing", "phase", b"phase", "reason", b"reason", "refusals", b"refusals", "round", b"round", "rounds", b"rounds", "run_id", b"run_id", "time_left", b"time_left"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_mean_accuracy", b"_mean_accuracy", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "clients", b"clients", "held_phase", b"held_phase", "incidents", b"incidents", "mean_accuracy", b"mean_accuracy", "method", b"method", "min_clients", b"min_clients", "missing", b"missing", "phase", b"phase", "reason", b"reason", "refusals", b"refusals", "round", b"round", "rounds", b"rounds", "run_id", b"run_id", "time_left", b"time_left"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__mean_accuracy: _TypeAlias = _typing.Literal["mean_accuracy"]  # noqa: Y015
     _WhichOneofArgType__mean_accuracy: _TypeAlias = _typing.Literal["_mean_accuracy", b"_mean_accuracy"]  # noqa: Y015
@@ -1665,6 +1673,8 @@ class ClientStatus(_message.Message):
     METRICS_FIELD_NUMBER: _builtins.int
     METRICS_ROUND_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
+    BYTES_UP_FIELD_NUMBER: _builtins.int
+    BYTES_DOWN_FIELD_NUMBER: _builtins.int
     client_id: _builtins.int
     """Its id."""
     activity: Global___ClientActivity.ValueType
@@ -1677,6 +1687,10 @@ class ClientStatus(_message.Message):
     """Its test samples."""
     metrics_round: _builtins.int
     """The round those results are of."""
+    bytes_up: _builtins.int
+    """Bytes of its uploads since the run began, as it reported them."""
+    bytes_down: _builtins.int
+    """Bytes of its downloads since the run began, as it reported them."""
     @_builtins.property
     def capabilities(self) -> Global___Capabilities:
         """What it runs."""
@@ -1706,10 +1720,12 @@ class ClientStatus(_message.Message):
         metrics: Global___RoundMetrics | None = ...,
         metrics_round: _builtins.int = ...,
         progress: Global___Progress | None = ...,
+        bytes_up: _builtins.int = ...,
+        bytes_down: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "last_seen", b"last_seen", "metrics", b"metrics", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "capabilities", b"capabilities", "classes_held", b"classes_held", "client_id", b"client_id", "last_seen", b"last_seen", "metrics", b"metrics", "metrics_round", b"metrics_round", "progress", b"progress", "test_samples", b"test_samples", "train_samples", b"train_samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "capabilities", b"capabilities", "classes_held", b"classes_held", "client_id", b"client_id", "last_seen", b"last_seen", "metrics", b"metrics", "metrics_round", b"metrics_round", "progress", b"progress", "test_samples", b"test_samples", "train_samples", b"train_samples"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client import daemon as daemon_module
+from feddbp_client.backoff import Backoff
 from feddbp_client.checkpoint import CHECKPOINT_NAME, Checkpoint
 from feddbp_client.connection import Download, RefusedError, ServerAwayError
 from feddbp_client.daemon import ClientDaemon, DaemonOptions
@@ -184,6 +186,28 @@ async def test_a_round_that_is_told_of_twice_is_done_once(start: Callable[[Prete
     server = PretendedServer(script)
     assert await start(server).run() is ExitCode.OK
     assert server.done.count("upload 0") == 1
+
+
+async def test_a_server_that_has_forgotten_a_round_is_given_it_again_and_nothing_is_trained_twice(
+    start: Callable[[PretendedServer], ClientDaemon],
+) -> None:
+    told: list[list[str]] = []
+
+    async def script(server: PretendedServer) -> AsyncIterator[pb.RoundEvent]:
+        server.done = []
+        told.append(server.done)
+        yield opened(0)
+        await server.has_seen("upload 0")
+        if len(told) == 1:
+            raise ServerAwayError("its disk is lost")
+        yield ended()
+
+    server = PretendedServer(script)
+    daemon = start(server)
+    daemon._backoff = Backoff(patience=timedelta(seconds=30), clock=time.monotonic)
+    async with asyncio.timeout(30):
+        assert await daemon.run() is ExitCode.OK
+    assert told == [["download 0", "report 0", "upload 0"], ["report 0", "upload 0"]]
 
 
 async def test_the_last_word_of_a_server_that_is_gone_counts(

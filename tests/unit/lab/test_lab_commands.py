@@ -105,6 +105,19 @@ def test_a_dry_run_prints_the_configuration_and_makes_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["demo.toml"]
 
 
+def test_the_servers_file_may_be_the_environments_file_of_every_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "server.toml"
+    file.write_text("[listen]\nport = 50051\n[rounds]\nmin_clients = 2\n[run]\nrounds = 3\nclients = 4\n")
+    monkeypatch.setenv("FEDDBP_CONFIG", str(file))
+    assert main(["demo", "--dry-run"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["run"]["rounds"], told["run"]["clients"]) == (3, 4)
+    assert main(["status", "--server", "127.0.0.1:1"]) == 3  # understood, and nobody is there
+    assert "no server answers" in capsys.readouterr().err
+
+
 def test_a_demo_is_a_run_like_any_other() -> None:
     demo = DemoRun()
     assert (demo.clients, demo.rounds, demo.method, demo.data.dataset) == (8, 10, "feddbp", "digits")

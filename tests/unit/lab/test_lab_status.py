@@ -14,9 +14,11 @@ from lab_samples import client, printed, run_status
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
+from feddbp_common.refusals import REFUSAL_METADATA_KEY
 from feddbp_lab.cli import main
-from feddbp_lab.status import as_dict, status_view
-from feddbp_lab.watch import NoServerError, NotAnsweredError, get_status, watch_status
+from feddbp_lab.status import as_dict
+from feddbp_lab.status_view import StatusView
+from feddbp_lab.watch import NoServerError, NotAnsweredError, ask, get_status, watch_status
 
 NOW = 1_000_090.0
 
@@ -53,22 +55,66 @@ async def serving(control: pb_grpc.ControlServicer | None) -> AsyncIterator[str]
 
 
 def test_phase_round_and_missing_clients_are_told() -> None:
-    text = printed(status_view(run_status(client(0), missing=[0, 1, 2, 7]), now=NOW))
+    text = printed(StatusView(status=run_status(client(0), missing=[0, 1, 2, 7]), now=NOW))
     assert "training round 4/10   waiting for clients 0-2, 7" in text
 
 
 def test_one_missing_client_and_the_deadline() -> None:
     status = run_status(client(0), missing=[4])
     status.time_left.FromTimedelta(timedelta(seconds=75))
-    text = printed(status_view(status, now=NOW))
+    text = printed(StatusView(status=status, now=NOW))
     assert "waiting for client 4   1 min 15 s until the deadline" in text
 
 
-def test_a_client_row_has_state_model_last_sign_of_life_and_accuracy() -> None:
-    text = printed(status_view(run_status(client(3, epochs_done=2, metrics_round=1, correct=25)), now=NOW))
+@pytest.mark.parametrize(
+    ("width", "expected"),
+    [
+        (120, "3 mini_inception cpu training 2/5 epochs 1 min 30 s ago 50.0 % 12 s 1.5 MB 600 kB"),
+        (100, "3 mini_inception training 2/5 epochs 1 min 30 s ago 50.0 % 12 s 2.1 MB"),
+    ],
+)
+def test_a_client_row_has_state_model_last_sign_of_life_accuracy_training_time_and_bytes(
+    width: int, expected: str
+) -> None:
+    row_of = client(3, epochs_done=2, metrics_round=1, correct=25)
+    row_of.metrics.seconds.train = 12.3
+    row_of.bytes_up, row_of.bytes_down = 1_500_000, 600_000
+    text = printed(StatusView(status=run_status(row_of), now=NOW), width=width)
     row = next(line for line in text.splitlines() if "mini_inception" in line)
-    expected = "3 mini_inception cpu training 2/5 epochs 1 min 30 s ago 50.0 %"
     assert row.split() == expected.split()
+
+
+def test_whoever_left_is_not_called_away_and_not_counted_as_waiting() -> None:
+    here, left = client(0, pb.CLIENT_ACTIVITY_IDLE), client(1, pb.CLIENT_ACTIVITY_LEFT)
+    text = printed(StatusView(status=run_status(here, left, phase=pb.PHASE_WAITING), now=NOW))
+    assert "waiting for clients 1/8" in text
+    assert "left" in next(line for line in text.splitlines() if "mini_residual" in line)
+
+
+@pytest.mark.parametrize(
+    ("held", "number", "words"),
+    [
+        (pb.PHASE_WAITING, 3, "paused before round 4/10"),
+        (pb.PHASE_COLLECTING, 3, "paused in round 4/10"),
+        (pb.PHASE_AGGREGATING, 3, "paused in round 4/10"),
+        (pb.PHASE_EVALUATING, 10, "paused after round 10/10"),
+    ],
+)
+def test_a_pause_tells_what_it_holds(held: pb.Phase.ValueType, number: int, words: str) -> None:
+    status = run_status(client(0), phase=pb.PHASE_PAUSED, held_phase=held, round=number)
+    assert words in printed(StatusView(status=status, now=NOW))
+    assert as_dict(status)["held_phase"] == words_of(held)
+
+
+def words_of(phase: pb.Phase.ValueType) -> str:
+    return pb.Phase.Name(phase).removeprefix("PHASE_").lower()
+
+
+def test_refusals_are_told_by_reason() -> None:
+    status = run_status(client(0), refusals={"stale_session": 2, "invalid_payload": 1})
+    text = printed(StatusView(status=status, now=NOW))
+    assert "refused since the server started: 1 invalid payload, 2 stale session" in text
+    assert as_dict(status)["refusals"] == {"invalid_payload": 1, "stale_session": 2}
 
 
 def test_the_last_incidents_are_told_newest_last() -> None:
@@ -77,13 +123,13 @@ def test_the_last_incidents_are_told_newest_last() -> None:
         incident = status.incidents.add(message=f"trouble {number}")
         incident.at.FromSeconds(1_000_000 + number)
     status.incidents[-1].client_id = 3
-    lines = printed(status_view(status, now=NOW)).splitlines()
+    lines = printed(StatusView(status=status, now=NOW)).splitlines()
     assert "trouble 1" not in "".join(lines)
     assert lines[-1].strip() == "1 min 24 s ago: client 3: trouble 6"
 
 
 def test_a_failed_run_tells_its_reason() -> None:
-    text = printed(status_view(run_status(phase=pb.PHASE_FAILED, reason="nobody came back"), now=NOW))
+    text = printed(StatusView(status=run_status(phase=pb.PHASE_FAILED, reason="nobody came back"), now=NOW))
     assert "nobody came back" in text
 
 
@@ -96,6 +142,8 @@ def test_the_json_has_words_and_numbers() -> None:
     assert told["seconds_left"] is None
     assert told["clients"][0]["activity"] == "training"
     assert told["clients"][0]["accuracy"] == 0.5
+    assert told["clients"][0]["train_seconds"] == 0.0
+    assert told["held_phase"] is None
     assert told["clients"][0]["last_seen"] == "1970-01-12T13:46:40.000+00:00"
 
 
@@ -113,9 +161,22 @@ async def test_patience_with_a_silent_server_ends() -> None:
         await anext(watch_status("127.0.0.1:1", patience=timedelta(seconds=0.3)))
 
 
+async def test_a_server_that_refuses_for_now_is_not_taken_for_an_absent_one() -> None:
+    class Refusing(pb_grpc.ControlServicer):
+        async def Pause(self, request: pb.PauseRequest, context: Any) -> pb.RunStatus:
+            refusal = pb.Refusal(reason=pb.REFUSAL_REASON_STORAGE).SerializeToString()
+            await context.abort(
+                grpc.StatusCode.UNAVAILABLE, "the disk is full", trailing_metadata=((REFUSAL_METADATA_KEY, refusal),)
+            )
+
+    async with serving(Refusing()) as address:
+        with pytest.raises(NotAnsweredError, match="refuses to answer: the disk is full"):
+            await ask(pb.PauseRequest(), address)
+
+
 async def test_a_server_of_another_kind_is_not_taken_for_an_absent_one() -> None:
     async with serving(None) as address:
-        with pytest.raises(NotAnsweredError, match="gives no status"):
+        with pytest.raises(NotAnsweredError, match="refuses to answer"):
             await get_status(address)
 
 

@@ -92,6 +92,13 @@ async def test_what_was_learnt_is_in_force_only_once_it_is_adopted(thread: Store
     assert aggregator.sha256 == encode(learnt).manifest.sha256.hex() != before
 
 
+async def test_a_digest_of_nothing_is_not_told(thread: StoreThread) -> None:
+    assert Aggregator(CONFIG, thread).sha256 == ""  # no round has taught anything yet
+    alone = Aggregator(RunConfig(method="local", clients=CLIENTS), thread)
+    alone.adopt(Payload())
+    assert alone.sha256 == ""
+
+
 async def test_what_was_learnt_comes_back_from_the_store_bit_for_bit(thread: StoreThread) -> None:
     first = Aggregator(CONFIG, thread)
     await save(thread, 0, contribution(0))

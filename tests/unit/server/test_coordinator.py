@@ -71,6 +71,10 @@ async def silent(events: AsyncIterator[pb.RoundEvent]) -> bool:
     return False
 
 
+def activities(server: Server) -> dict[int, pb.ClientActivity.ValueType]:
+    return {client.client_id: client.activity for client in status_of(server.coordinator).clients}
+
+
 async def refusal_of(call: Any) -> pb.Refusal:
     with pytest.raises(RefusedError) as refusal:
         await call
@@ -311,6 +315,46 @@ async def test_the_stream_of_a_client_that_left_ends(server: Server) -> None:
     assert isinstance(waiting.exception(), StopAsyncIteration | RefusedError)
 
 
+async def test_whoever_left_is_still_gone_after_a_restart(tmp_path: Path) -> None:
+    store = MemoryStore()
+    async with Server(store, tmp_path) as server:
+        leaving, staying = await Daemon.join(server, 0), await Daemon.join(server, 1)
+        await server.coordinator.leave(leaving.client, "bye")
+        assert activities(server) == {0: pb.CLIENT_ACTIVITY_LEFT, 1: pb.CLIENT_ACTIVITY_AWAY}
+    async with Server(store, tmp_path) as restarted:
+        assert restarted.coordinator.state.members == ids(1)
+        assert activities(restarted) == {0: pb.CLIENT_ACTIVITY_LEFT, 1: pb.CLIENT_ACTIVITY_AWAY}
+        staying.moved_to(restarted)
+        with pytest.raises(RefusedError, match="this session is unknown"):
+            leaving.moved_to(restarted)
+        assert (await Daemon.join(restarted, 0)).client.epoch == 2
+
+
+async def test_leaving_twice_does_not_throw_out_whoever_took_the_id_in_between(server: Server) -> None:
+    first = await Daemon.join(server, 0)
+    await server.coordinator.leave(first.client, "bye")
+    second = await Daemon.join(server, 0)
+    await server.coordinator.leave(first.client, "bye again")
+    assert 0 in server.coordinator.state.members
+    assert server.coordinator.sessions.is_current(second.client)
+
+
+async def test_a_round_everyone_chosen_has_left_is_told_and_waits_for_clients(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Server(MemoryStore(), tmp_path, participation=0.5, min_clients=2, deadline=1000) as server:
+        await server.coordinator.operate(PauseAsked())  # or the round would open for the first two
+        daemons = {daemon.client_id: daemon for daemon in await join_all(server)}
+        await server.coordinator.operate(ResumeAsked())
+        (observer,) = server.coordinator.state.observers
+        for client_id in sorted(server.coordinator.state.selected):
+            await server.coordinator.leave(daemons[client_id].client, "bye")
+        assert server.phase is Phase.WAITING
+        assert server.coordinator.state.members == ids(observer)
+        assert server.coordinator.incidents[-1].message == "round 0 begins anew: everyone who was to train has left"
+    assert "round 0: everyone who was to train has left; it begins anew with whoever is there" in caplog.text
+
+
 async def test_a_run_that_is_over_admits_nobody(server: Server) -> None:
     await server.coordinator.operate(StopAsked("enough"))
     assert (await refusal_of(Daemon.join(server, 0))).reason == pb.REFUSAL_REASON_RUN_ENDED
@@ -421,7 +465,7 @@ async def test_the_same_results_again_are_counted_once(server: Server, tmp_path:
     await server.coordinator.report_metrics(daemons[0].client, 0, other)
     (line,) = metrics_of(tmp_path)
     assert line["accuracy"] == 0.0
-    assert server.coordinator.results.bytes_up == 100
+    assert server.coordinator.results.traffic.up == 100
 
 
 async def test_results_of_a_round_to_come_are_refused(server: Server) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config import RunConfig
-from feddbp_server.results import Report, Results, accuracy_by_round, summarise
+from feddbp_server.results import Report, Results, Traffic, accuracy_by_round, summarise
 from feddbp_server.rounds import Phase
 from feddbp_server.sessions import Client
 from feddbp_server.store import ReportRecord
@@ -150,7 +150,7 @@ def test_a_restart_gives_the_same_numbers_as_no_restart(tmp_path: Path) -> None:
     for entry in REPORTS[4:]:
         restarted.add(entry)
     assert (tmp_path / "a" / "metrics.jsonl").read_text() == (tmp_path / "b" / "metrics.jsonl").read_text()
-    assert (straight.bytes_up, straight.bytes_down) == (restarted.bytes_up, restarted.bytes_down) == (400, 28)
+    assert straight.traffic == restarted.traffic == Traffic(400, 28)
     assert straight.newest_accuracy(2) == restarted.newest_accuracy(2)
 
 

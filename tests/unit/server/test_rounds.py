@@ -27,6 +27,7 @@ from feddbp_server.rounds import (
     Phase,
     Reported,
     ResumeAsked,
+    RoundAbandoned,
     RoundOpened,
     RunEnded,
     RunState,
@@ -201,6 +202,13 @@ def test_an_upload_after_an_extension_can_still_make_the_quorum() -> None:
     assert run.after(10) == (CloseRound(0, ids(2)),)
 
 
+def test_a_run_that_is_over_waits_for_nobody() -> None:
+    run = Run.collecting(3)
+    assert run.state.missing == ids(0, 1, 2)
+    run(StopAsked("enough"))
+    assert run.state.missing == ids()
+
+
 def test_after_the_last_extension_the_run_fails_and_names_the_missing() -> None:
     run = Run.collecting(3, min_clients=2, deadline=10, max_extensions=1)
     run(Uploaded(1, 0))
@@ -209,8 +217,7 @@ def test_after_the_last_extension_the_run_fails_and_names_the_missing() -> None:
     assert isinstance(ended, RunEnded)
     assert ended.phase is run.phase is Phase.FAILED
     assert ended.reason == run.state.reason
-    assert "round 0 has 1 of the 2 contributions" in ended.reason
-    assert "after 1 extensions" in ended.reason
+    assert "round 0 needs 2 contributions and has 1 after 1 extension; missing: " in ended.reason
     assert "client 0, client 2" in ended.reason
     assert "client 1" not in ended.reason
 
@@ -362,7 +369,7 @@ def test_what_a_client_uploaded_before_it_left_still_counts() -> None:
 
 def test_a_round_everyone_left_before_uploading_is_not_closed() -> None:
     run = Run.collecting(2, min_clients=2)
-    assert run(Left(0), Left(1)) == ()
+    assert run(Left(0), Left(1)) == (RoundAbandoned(0),)
     assert (run.phase, run.state.round, run.state.deadline) == (Phase.WAITING, 0, None)
     assert run(Joined(0), Joined(1)) == (RoundOpened(0, ids(0, 1)),)
 
@@ -370,8 +377,27 @@ def test_a_round_everyone_left_before_uploading_is_not_closed() -> None:
 def test_a_round_everyone_left_opens_at_once_for_those_who_joined_meanwhile() -> None:
     run = Run.collecting(1, min_clients=1)
     run(Joined(5), Connected(5))
-    assert run(Left(0)) == (RoundOpened(0, ids(5)),)
+    assert run(Left(0)) == (RoundAbandoned(0), RoundOpened(0, ids(5)))
     assert run.phase is Phase.COLLECTING
+
+
+def test_a_silent_observer_does_not_keep_a_round_whose_trainers_have_left() -> None:
+    run = Run.collecting(3, participation=0.6, min_clients=2, deadline=10, max_extensions=0)
+    (observer,) = run.state.observers
+    run(Connected(observer))
+    assert run(*map(Left, sorted(run.state.selected))) == (RoundAbandoned(0),)
+    assert (run.phase, run.state.missing, run.state.deadline) == (Phase.WAITING, ids(), None)
+    assert run.after(1000) == ()  # as before the first round: without clients there is no deadline to miss
+    assert run(Joined(7)) == (RoundOpened(0, ids(observer, 7)),)
+
+
+def test_an_observer_that_is_enough_alone_trains_in_the_round_the_others_left() -> None:
+    run = Run.collecting(2, participation=0.5, min_clients=1, deadline=10, max_extensions=0)
+    (observer,), (trainer,) = run.state.observers, run.state.selected
+    assert run(Left(trainer)) == (RoundAbandoned(0), RoundOpened(0, ids(observer)))
+    (ended,) = run.after(10)
+    assert isinstance(ended, RunEnded)
+    assert ended.reason == f"round 0 needs 1 contribution and has 0 after 0 extensions; missing: client {observer}"
 
 
 def test_results_a_round_has_are_kept_when_it_opens_anew() -> None:

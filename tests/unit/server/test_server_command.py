@@ -234,6 +234,34 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("feddbp-server ")
 
 
+@pytest.mark.parametrize("linger", ["-5", "-0.5"])
+def test_lingering_has_no_negative_length(linger: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(f"[listen]\nlinger = {linger}\n")
+    told = complaint(capsys, "--config", str(file))
+    assert told.startswith(f"{file}: listen.linger: input should be greater than or equal to 0")
+    assert "--linger: '-5s' is not a duration" in complaint(capsys, "--linger=-5s")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("FEDDBP_METHOD", "fedbdp", "FEDDBP_METHOD: no method is called 'fedbdp'; did you mean 'feddbp'?"),
+        ("FEDDBP_DATASET", "mnist", "FEDDBP_DATASET: no data set is called 'mnist'"),
+        ("FEDDBP_HOST", "10.0.0.1", "FEDDBP_HOST: 10.0.0.1 is not this machine"),
+        ("FEDDBP_MIN_CLIENTS", "21", "FEDDBP_MIN_CLIENTS: --min-clients is 21, but the run has only 20 clients"),
+        ("FEDDBP_SET", "ktop=3", "FEDDBP_SET: feddbp has no setting 'ktop'"),
+        ("FEDDBP_LEASE", "2h", "FEDDBP_LEASE: --lease is 7200s and --round-deadline 1800s"),
+        ("FEDDBP_METRICS_PORT", "http", "FEDDBP_METRICS_PORT: input should be a valid integer"),
+    ],
+)
+def test_a_mistake_in_a_variable_is_told_with_its_name(
+    variable: str, value: str, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    assert complaint(capsys).startswith(words)
+
+
 # --- what it loads ---
 
 

@@ -186,7 +186,7 @@ def test_closing_a_session_of_the_past_does_not_touch_the_present(sessions: Sess
 
 
 def restarted(sessions: Sessions, now: float) -> Sessions:
-    records = [client.record() for client in sessions.all()]
+    records = [client.record() if sessions.is_current(client) else client.closed_record() for client in sessions.all()]
     after = Sessions(lease=sessions.lease)
     after.restore(records, now)
     return after
@@ -202,6 +202,17 @@ def test_a_session_survives_a_restart_of_the_server(sessions: Sessions) -> None:
         before.capabilities,
     )
     assert after.streams == 0
+
+
+def test_whoever_left_has_no_session_after_a_restart_either_and_the_id_is_free(sessions: Sessions) -> None:
+    client, secret = join(sessions)
+    sessions.close(client)
+    after = restarted(sessions, now=1000.0)
+    assert_stale(after, secret)
+    assert_stale(after, "")
+    assert [known.client_id for known in after.all()] == [client.client_id]
+    again, _ = join(after, now=1000.0)
+    assert again.epoch == 2
 
 
 def test_after_a_restart_nobody_else_may_take_the_id_for_a_lease(sessions: Sessions) -> None:

@@ -1,0 +1,136 @@
+"""Serves metrics over HTTP from a thread of its own: a slow scraper costs the event loop nothing.
+
+The numbers themselves are taken on the event loop, where they change; text and compression are the thread's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import socketserver
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from http.server import ThreadingHTTPServer
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from prometheus_client import CollectorRegistry, MetricsHandler
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from feddbp_common.errors import ConfigurationError
+
+log = logging.getLogger("feddbp.server")
+
+PATH: Final = "/metrics"
+_LOOP_SECONDS: Final = 5.0
+"""How long a scrape waits for the event loop; one that is busy for longer has other worries."""
+_SOCKET_SECONDS: Final = 10.0
+_MAX_SCRAPES: Final = 8
+"""At a time. Nobody has to show who they are here, so nobody gets more threads than that."""
+_STOP_SECONDS: Final = 0.1
+"""Between two looks whether to stop, and so how long that may take."""
+
+
+class LoopIsBusyError(Exception):
+    """The event loop did not answer in time, or is gone."""
+
+
+class OnLoop(Collector):
+    """Collects on the event loop on behalf of another thread."""
+
+    def __init__(self, families: Callable[[], Iterable[Metric]], loop: asyncio.AbstractEventLoop) -> None:
+        self._families = families
+        self._loop = loop
+
+    def collect(self) -> list[Metric]:
+        answer: Future[list[Metric]] = Future()
+
+        def take() -> None:
+            try:
+                answer.set_result(list(self._families()))
+            except BaseException as error:
+                answer.set_exception(error)
+
+        try:
+            self._loop.call_soon_threadsafe(take)
+            return answer.result(_LOOP_SECONDS)
+        except (TimeoutError, RuntimeError) as error:  # RuntimeError: the loop is closed
+            raise LoopIsBusyError from error
+
+
+class _Scrape(MetricsHandler):
+    """One request."""
+
+    timeout = _SOCKET_SECONDS
+    server_version = "feddbp"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        if urlsplit(self.path).path != PATH:
+            self.send_error(404, f"metrics are at {PATH}")
+            return
+        try:
+            super().do_GET()
+        except LoopIsBusyError:
+            self.send_error(503, "the server is too busy to answer")
+        except OSError:  # whoever asked went away
+            self.close_connection = True
+        except Exception:
+            log.exception("a scrape failed")
+            self.send_error(500, "the metrics could not be collected; the server's log says why")
+
+
+class _Listener(ThreadingHTTPServer):
+    """A thread per request, a few at a time; none of them keeps the process alive."""
+
+    def __init__(self, address: tuple[str, int], handler: type[MetricsHandler]) -> None:
+        family, _, _, _, found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        self.address_family = family
+        self._free = threading.Semaphore(_MAX_SCRAPES)
+        super().__init__((str(found[0]), int(found[1])), handler)
+
+    def server_bind(self) -> None:
+        # not HTTPServer's, which asks a name server for the host's name and may wait for it long
+        socketserver.TCPServer.server_bind(self)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Connections that break while they are read are not worth a traceback on the server's terminal."""
+        log.debug("a scrape broke off", exc_info=True)
+
+
+class Exporter:
+    """Listens from the start to `close`, on a port of the system's choice if it is given 0."""
+
+    def __init__(self, registry: CollectorRegistry, *, host: str, port: int) -> None:
+        try:
+            self._http = _Listener((host, port), _Scrape.factory(registry))
+        except OSError as error:
+            raise ConfigurationError(f"cannot serve metrics on {host}:{port}: {error.strerror}") from None
+        self.port: int = self._http.server_address[1]
+        self._thread = threading.Thread(
+            target=self._http.serve_forever, args=(_STOP_SECONDS,), name="metrics", daemon=True
+        )
+        self._thread.start()
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join()

@@ -1,0 +1,144 @@
+"""Metrics of a live server: what a scrape tells, what the documentation promises, and what happens on bad input."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from light_runs import Crowd, Gate, exits, federation_of, start_server
+from metrics import Scraped, documented, scrape
+from processes import Federation, wait_until
+
+from feddbp.v1 import federation_pb2 as pb
+
+CLIENTS, ROUNDS = 3, 3
+RUN = ("--clients", CLIENTS, "--rounds", ROUNDS, "--min-clients", CLIENTS, "--metrics-port", 0, "--linger", "5s")
+FEDERATION = "feddbp.v1.Federation"
+
+
+async def scraped(running: Federation) -> Scraped:
+    return await asyncio.to_thread(scrape, running.state_dir)
+
+
+async def scraped_when(running: Federation, value: float, name: str, **labels: str) -> Scraped:
+    """The first scrape in which a metric has this value."""
+
+    def found() -> Scraped | None:
+        told = scrape(running.state_dir)
+        return told if told.value(name, **labels) == value else None
+
+    told: Scraped = await asyncio.to_thread(wait_until, found, f"{name} of {value}", 60)
+    return told
+
+
+async def test_a_run_is_told_in_numbers_and_every_metric_is_documented(running_federation: Federation) -> None:
+    server = await start_server(running_federation, *RUN)
+    before = await scraped(running_federation)
+    assert before.value("feddbp_phase", phase="waiting") == 1
+    assert before.value("feddbp_mean_accuracy") is None
+    gate = Gate(at_round=2)
+    async with Crowd(running_federation.address, range(CLIENTS), on_event={0: gate}) as crowd:
+        await gate.reached.wait()
+        told = await scraped_when(running_federation, 2, "feddbp_clients", state="uploaded")
+        gate.opened.set()
+        await crowd.ended()
+    await exits(server, 0)
+    assert told.kinds() == documented()
+    assert told.value("feddbp_run_info", method="feddbp") == 1
+    assert (told.value("feddbp_round"), told.value("feddbp_rounds")) == (2, ROUNDS)
+    assert told.value("feddbp_phase", phase="collecting") == 1
+    assert sum(told.value("feddbp_phase", **labels) or 0 for labels in told.labels("feddbp_phase")) == 1
+    assert told.value("feddbp_clients", state="training") == 1
+    assert told.value("feddbp_clients_missing") == 1
+    assert told.value("feddbp_mean_accuracy") == 0
+    assert told.value("feddbp_uploads_accepted_total") == 2 * CLIENTS + 2
+    reported = [line for line in running_federation.metrics() if line["round"] < 2 or line["client"] != 0]
+    reported = [line for line in reported if line["round"] < ROUNDS]
+    for way in ("bytes_up", "bytes_down"):
+        assert told.value(f"feddbp_{way}_total") == sum(line[way] for line in reported)
+    assert told.value("feddbp_storage_trouble") == 0
+    for phase in ("collecting", "aggregating"):
+        assert told.value("feddbp_phase_seconds_count", phase=phase) == 2
+    assert told.value("feddbp_aggregation_seconds_count") == 2
+    assert told.value("feddbp_aggregation_seconds_bucket", le="+Inf") == 2
+    uploads = {"service": FEDERATION, "method": "Upload"}
+    assert told.value("feddbp_grpc_calls_handled_total", code="OK", **uploads) == 2 * CLIENTS + 2
+    assert told.value("feddbp_grpc_call_seconds_count", **uploads) == 2 * CLIENTS + 2
+    assert (told.value("feddbp_grpc_messages_received_total", **uploads) or 0) >= 2 * (2 * CLIENTS + 2)
+    follows = {"service": FEDERATION, "method": "Follow"}
+    assert told.value("feddbp_grpc_calls_started_total", **follows) == CLIENTS
+    assert told.value("feddbp_grpc_calls_handled_total", **follows) is None  # they go on
+
+
+async def test_refusals_are_counted_by_method_and_reason(running_federation: Federation) -> None:
+    await start_server(running_federation, *RUN)
+    header = pb.UploadPart(header=pb.UploadHeader(session="nobody's"))
+    async with federation_of(running_federation.address) as stub:
+        for call in (stub.Upload(iter([header])), stub.Leave(pb.LeaveRequest(session="nobody's"))):
+            with pytest.raises(Exception, match="this session is unknown"):
+                await call
+    told = await scraped(running_federation)
+    assert told.value("feddbp_calls_refused_total", method="Upload", reason="stale_session") == 1
+    assert told.value("feddbp_calls_refused_total", method="Upload", reason="invalid_payload") == 0
+    assert told.value("feddbp_calls_refused_total", method="Leave", reason="stale_session") == 1
+    for method in ("Upload", "Leave"):
+        assert told.value("feddbp_grpc_calls_handled_total", method=method, code="UNAUTHENTICATED") == 1
+
+
+async def test_trouble_with_the_disk_shows(running_federation: Federation) -> None:
+    server = await start_server(running_federation, *RUN)
+    # the kernel refuses to write any file of the server beyond its first kilobytes, as a full disk would
+    resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (64 << 10, resource.RLIM_INFINITY))
+    async with Crowd(running_federation.address, range(CLIENTS)):
+        await scraped_when(running_federation, 1, "feddbp_storage_trouble")
+
+
+def test_without_a_port_there_are_no_metrics(running_federation: Federation) -> None:
+    server = running_federation.server()
+    assert "metrics" not in server.log
+    assert "metrics_port" not in json.loads((running_federation.state_dir / "endpoint.json").read_text())
+
+
+def test_a_server_without_metrics_does_not_load_what_they_need() -> None:
+    script = (
+        "import asyncio, sys, tempfile, pathlib\n"
+        "from feddbp_server.app import Server\n"
+        "from feddbp_server.config import ListenConfig, ServerConfig\n"
+        "async def main():\n"
+        "    Server(ServerConfig(listen=ListenConfig(state_dir=pathlib.Path(tempfile.mkdtemp()))))\n"
+        "asyncio.run(main())\n"
+        "print({'prometheus_client', 'http.server', 'feddbp_server.monitoring'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_the_port_of_another_program_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = subprocess.run(
+            [sys.executable, "-m", "feddbp_server.cli", "--port", "0", "--metrics-port", str(port)],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            timeout=60,
+        )
+    assert done.returncode == 2
+    assert done.stderr == f"feddbp-server: error: cannot serve metrics on 127.0.0.1:{port}: Address already in use\n"
+
+
+def test_metrics_end_with_the_server(running_federation: Federation) -> None:
+    server = running_federation.server("--metrics-port", 0)
+    assert scrape(running_federation.state_dir).value("feddbp_round") == 0
+    server.terminate()
+    server.expect_exit(0)
+    with pytest.raises(OSError, match="refused"):
+        scrape(running_federation.state_dir)

@@ -1,0 +1,69 @@
+"""Metrics as the documentation lists them and as a live server exports them, in the same form."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
+_ROW = re.compile(r"^\| `(feddbp_\w+)` \| (gauge|counter|histogram) \|([^|]*)\| ([^|]+) \|$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class MetricKind:
+    """What a user of a metric relies on."""
+
+    type: str
+    labels: frozenset[str]
+
+
+def documented() -> dict[str, MetricKind]:
+    rows = _ROW.findall(OPERATIONS.read_text())
+    kinds = {name: MetricKind(kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels, _ in rows}
+    assert len(kinds) == len(rows), "a metric is listed twice"
+    return kinds
+
+
+class Scraped:
+    """One scrape of a server."""
+
+    def __init__(self, text: str) -> None:
+        self._families = list(text_string_to_metric_families(text))
+
+    def kinds(self) -> dict[str, MetricKind]:
+        return {_full_name(family): MetricKind(family.type, _labels(family)) for family in self._families}
+
+    def value(self, name: str, **labels: str) -> float | None:
+        """The sample with these labels, or nothing if there is none; others it may have do not matter."""
+        for family in self._families:
+            for sample in family.samples:
+                if sample.name == name and labels.items() <= sample.labels.items():
+                    return float(sample.value)
+        return None
+
+    def labels(self, name: str) -> list[dict[str, str]]:
+        """Of all samples of that name."""
+        return [dict(sample.labels) for family in self._families for sample in family.samples if sample.name == name]
+
+
+def scrape(state_dir: Path) -> Scraped:
+    """Asks the server whose state directory this is."""
+    endpoint = json.loads((state_dir / "endpoint.json").read_text())
+    address = f"http://{endpoint['metrics_host']}:{endpoint['metrics_port']}/metrics"
+    with urllib.request.urlopen(address, timeout=20) as response:
+        return Scraped(response.read().decode())
+
+
+def _full_name(family: Metric) -> str:
+    """The parser takes the ending off a counter's name; whoever writes a query needs it."""
+    return f"{family.name}_total" if family.type == "counter" else family.name
+
+
+def _labels(family: Metric) -> frozenset[str]:
+    return frozenset(label for sample in family.samples for label in sample.labels) - {"le"}
