@@ -10,8 +10,8 @@ from typing import Any, Final
 from feddbp_common.errors import ConfigurationError
 
 PAPER_EPOCHS: Final = 10
-QUICK_EPOCHS: Final = 4
-QUICK_ROUNDS: Final = 15
+QUICK_EPOCHS: Final = 2
+QUICK_ROUNDS: Final = 20
 
 
 @dataclass(frozen=True, kw_only=True)
