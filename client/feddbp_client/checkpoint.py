@@ -17,6 +17,7 @@ from typing import Final, Self
 
 import safetensors
 import torch
+from google.protobuf.message import DecodeError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -28,7 +29,8 @@ from feddbp_common.wire import Encoded
 CHECKPOINT_NAME: Final = "checkpoint.safetensors"
 _SESSION_NAME: Final = "session.json"
 _LOCK_NAME: Final = "daemon.lock"
-_FORMAT: Final = "feddbp-checkpoint-1"
+_FORMAT_FAMILY: Final = "feddbp-checkpoint-"
+_FORMAT: Final = f"{_FORMAT_FAMILY}1"
 _MODEL: Final = "model."
 _CONTRIBUTION: Final = "contribution"
 _RECEIVED: Final = "received"
@@ -88,8 +90,7 @@ class Checkpoint:
         try:
             with safetensors.safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
-                if metadata.get("format") != _FORMAT:
-                    raise CheckpointError(f"{path} is not a checkpoint of this version")
+                _check_format(path, metadata)
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
             return cls(
                 run_id=metadata["run_id"],
@@ -97,7 +98,7 @@ class Checkpoint:
                 round=int(metadata["round"]),
                 architecture=metadata["architecture"],
                 head=metadata["head"],
-                image_shape=tuple(json.loads(metadata["image_shape"])),
+                image_shape=_image_shape(metadata["image_shape"]),
                 class_names=tuple(json.loads(metadata["class_names"])),
                 config=pb.RunConfig.FromString(_bytes(metadata["config"])),
                 metrics=pb.RoundMetrics.FromString(_bytes(metadata["metrics"])),
@@ -109,7 +110,7 @@ class Checkpoint:
             )
         except FileNotFoundError:
             raise CheckpointError(f"there is no checkpoint {path}") from None
-        except (OSError, KeyError, ValueError, safetensors.SafetensorError) as error:
+        except (OSError, KeyError, TypeError, ValueError, DecodeError, safetensors.SafetensorError) as error:
             raise CheckpointError(f"cannot read the checkpoint {path}: {error}") from error
 
 
@@ -154,6 +155,22 @@ class ClientDirectory:
         os.close(self._lock)
 
 
+def _check_format(path: Path, metadata: Mapping[str, str]) -> None:
+    found = metadata.get("format", "")
+    if not found.startswith(_FORMAT_FAMILY):
+        raise CheckpointError(f"{path} is not a client's checkpoint")
+    if found != _FORMAT:
+        raise CheckpointError(f"{path} is a checkpoint of another version: its format is {found}, ours {_FORMAT}")
+
+
+def _image_shape(text: str) -> tuple[int, int, int]:
+    """Numbers and nothing else: a model of the user's own is called with them."""
+    channels, height, width = json.loads(text)
+    if not all(type(size) is int and size > 0 for size in (channels, height, width)):
+        raise ValueError(f"{text} is not the shape of an image")
+    return channels, height, width
+
+
 def _encoded(name: str, metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Encoded | None:
     if name not in metadata:
         return None
@@ -175,4 +192,4 @@ def _text(data: bytes) -> str:
 
 
 def _bytes(text: str) -> bytes:
-    return base64.b64decode(text)
+    return base64.b64decode(text, validate=True)

@@ -108,11 +108,6 @@ def contrastive(
     return losses.sum() / len(z)
 
 
-def nearest_class(distances: Tensor, known: Tensor) -> Tensor:
-    """The class of the least distance [n, C] among the known ones, of which there must be one."""
-    return distances.masked_fill(~known, math.inf).argmin(dim=1)
-
-
 def _denominator_logits(
     distances: Tensor,
     labels: Tensor,

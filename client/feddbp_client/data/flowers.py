@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from feddbp_client.data.archives import tar_members
+from feddbp_client.data.class_names import FLOWERS102_CLASSES
 from feddbp_client.data.errors import DataError
 from feddbp_client.data.images import LabelledImages, decode, labelled
 
@@ -18,28 +19,6 @@ if TYPE_CHECKING:
 
 _SIDE = 64
 _IMAGE = re.compile(r"jpg/image_(\d{5})\.jpg")
-
-# The published files number the classes but do not name them.
-CLASS_NAMES: Final = tuple(
-    """
-pink primrose, hard-leaved pocket orchid, canterbury bells, sweet pea, english marigold, tiger lily,
-moon orchid, bird of paradise, monkshood, globe thistle, snapdragon, colt's foot, king protea, spear
-thistle, yellow iris, globe-flower, purple coneflower, peruvian lily, balloon flower, giant white arum
-lily, fire lily, pincushion flower, fritillary, red ginger, grape hyacinth, corn poppy, prince of wales
-feathers, stemless gentian, artichoke, sweet william, carnation, garden phlox, love in the mist, mexican
-aster, alpine sea holly, ruby-lipped cattleya, cape flower, great masterwort, siam tulip, lenten rose,
-barbeton daisy, daffodil, sword lily, poinsettia, bolero deep blue, wallflower, marigold, buttercup,
-oxeye daisy, common dandelion, petunia, wild pansy, primula, sunflower, pelargonium, bishop of llandaff,
-gaura, geranium, orange dahlia, pink-yellow dahlia, cautleya spicata, japanese anemone, black-eyed
-susan, silverbush, californian poppy, osteospermum, spring crocus, bearded iris, windflower, tree poppy,
-gazania, azalea, water lily, rose, thorn apple, morning glory, passion flower, lotus lotus, toad lily,
-anthurium, frangipani, clematis, hibiscus, columbine, desert-rose, tree mallow, magnolia, cyclamen,
-watercress, canna lily, hippeastrum, bee balm, ball moss, foxglove, bougainvillea, camellia, mallow,
-mexican petunia, bromelia, blanket flower, trumpet creeper, blackberry lily
-""".replace("\n", " ")
-    .strip()
-    .split(", ")
-)
 
 
 def read_flowers102(photographs: Path, label_file: Path, split_file: Path) -> LabelledImages:
@@ -57,7 +36,7 @@ def read_flowers102(photographs: Path, label_file: Path, split_file: Path) -> La
             missing.remove(number)
     if missing:
         raise DataError(f"{photographs}: has no jpg/image_{min(missing) + 1:05d}.jpg")
-    return labelled(images[order], labels[order], CLASS_NAMES, origin=str(label_file))
+    return labelled(images[order], labels[order], FLOWERS102_CLASSES, origin=str(label_file))
 
 
 def _numbers(path: Path, key: str) -> npt.NDArray[np.int64]:

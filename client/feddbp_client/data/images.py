@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import io
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image, ImageOps
 
 from feddbp_client.data.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    import numpy.typing as npt
 
 _CHANNELS = (1, 3)
+Picture: TypeAlias = Path | bytes | Image.Image | npt.NDArray[np.uint8]
+"""An image file, its content, or its pixels: [H, W] or [H, W, 1 or 3]."""
 
 
 # Compared and hashed by identity: two arrays have no single truth value, and the split is cached per object.
@@ -79,18 +81,18 @@ def labelled(
     return LabelledImages(images, labels.astype(np.int64), tuple(class_names))
 
 
-def decode(encoded: bytes | Path, *, origin: str, size: int | None = None) -> npt.NDArray[np.uint8]:
-    """One image file as RGB [H, W, 3]; with a size it is made a square of that side, aspect not kept."""
-    try:
-        with Image.open(io.BytesIO(encoded) if isinstance(encoded, bytes) else encoded) as opened:
-            # Cameras store a photograph as the sensor lay and say in the header how it was held.
-            picture = ImageOps.exif_transpose(opened)
-            rgb = _as_rgb(picture, origin)
-    except DataError:
-        raise
-    except Exception as error:  # Pillow's decoders raise nearly anything on damaged input, SyntaxError included
-        raise DataError(f"{origin}: not a readable image: {error or type(error).__name__}") from error
-    return np.asarray(rgb if size is None else _square(rgb, size))
+def decode(picture: Picture, *, origin: str, size: int | None = None) -> npt.NDArray[np.uint8]:
+    """One image as RGB [H, W, 3]; with a size it is made a square of that side, aspect not kept."""
+    rgb = _rgb(picture, origin)
+    return np.asarray(rgb if size is None else _stretched(rgb, size, size))
+
+
+def fitted(picture: Picture, image_shape: tuple[int, int, int], *, origin: str) -> npt.NDArray[np.uint8]:
+    """One image as [H, W, C] for a network that takes (channels, height, width), aspect not kept."""
+    channels, height, width = image_shape
+    rgb = _stretched(_rgb(picture, origin), height, width)
+    # what was grey comes out of this as it was: three equal channels weigh as much as one
+    return np.asarray(rgb if channels == 3 else rgb.convert("L")).reshape(height, width, channels)
 
 
 def decode_all(
@@ -116,13 +118,37 @@ def resized(images: npt.NDArray[np.uint8], size: int) -> npt.NDArray[np.uint8]:
         return images
     out = np.empty((len(images), size, size, images.shape[3]), dtype=np.uint8)
     for index, image in enumerate(images):
-        picture = Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
-        out[index] = np.asarray(_square(picture, size)).reshape(size, size, -1)
+        out[index] = np.asarray(_stretched(_from_pixels(image), size, size)).reshape(size, size, -1)
     return out
 
 
-def _square(picture: Image.Image, size: int) -> Image.Image:
-    return picture.resize((size, size), Image.Resampling.BILINEAR)
+def _stretched(picture: Image.Image, height: int, width: int) -> Image.Image:
+    return picture.resize((width, height), Image.Resampling.BILINEAR)
+
+
+def _rgb(picture: Picture, origin: str) -> Image.Image:
+    try:
+        with _opened(picture) as opened:
+            # Cameras store a photograph as the sensor lay and say in the header how it was held.
+            return _as_rgb(ImageOps.exif_transpose(opened), origin)
+    except DataError:
+        raise
+    except FileNotFoundError:
+        raise DataError(f"{origin}: no such file") from None
+    except Exception as error:  # Pillow's decoders raise nearly anything on damaged input, SyntaxError included
+        raise DataError(f"{origin}: not a readable image: {error or type(error).__name__}") from error
+
+
+def _opened(picture: Picture) -> AbstractContextManager[Image.Image]:
+    if isinstance(picture, Image.Image):
+        return nullcontext(picture)  # whoever opened it closes it
+    if isinstance(picture, np.ndarray):
+        return _from_pixels(picture)
+    return Image.open(io.BytesIO(picture) if isinstance(picture, bytes) else picture)
+
+
+def _from_pixels(image: npt.NDArray[np.uint8]) -> Image.Image:
+    return Image.fromarray(image[..., 0] if image.ndim == 3 and image.shape[2] == 1 else image)
 
 
 def _as_rgb(picture: Image.Image, origin: str) -> Image.Image:

@@ -36,14 +36,22 @@ _DAMAGE = (
 
 
 def read_npz(
-    path: Path, *, classes: int, class_names: Sequence[str] | None = None, with_test: bool = True
+    path: Path,
+    *,
+    classes: int,
+    class_names: Sequence[str] | None = None,
+    default_names: Sequence[str] = (),
+    with_test: bool = True,
 ) -> ImageParts:
-    """With class_names, labels of a file that names its own classes are translated by name, not by number."""
+    """With class_names, labels of a file that names its own classes are translated by name, not by number.
+
+    default_names only name what a file leaves unnamed.
+    """
     with _open(path) as file:
         own_names = _names(file, path)
         if own_names is not None and class_names is None and len(own_names) != classes:
             raise DataError(f"{path}: names {len(own_names)} classes, expected {classes}")
-        names = tuple(class_names or own_names or map(str, range(classes)))
+        names = tuple(class_names or own_names or default_names or map(str, range(classes)))
         if not _has(file, "train"):
             raise DataError(f"{path}: has neither x_train nor jpg_train")
         train = _part(file, path, "train", own_names or names)

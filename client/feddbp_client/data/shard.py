@@ -16,6 +16,7 @@ from feddbp_client.data.partition import (
     shuffled,
     train_test_split,
 )
+from feddbp_client.data.pixels import channels_first, scaled
 from feddbp_client.data.remember import remember_last
 
 if TYPE_CHECKING:
@@ -80,16 +81,10 @@ def _split(dataset: LabelledImages, clients: int, alpha: float, seed: int, least
 
 def _client_data(train: LabelledImages, train_rows: Indices, test: LabelledImages, test_rows: Indices) -> ClientData:
     return ClientData(
-        train_images=_scaled(train.images[train_rows]),
+        train_images=scaled(channels_first(train.images[train_rows])),
         train_labels=torch.from_numpy(train.labels[train_rows]),
-        test_images=_scaled(test.images[test_rows]),
+        test_images=scaled(channels_first(test.images[test_rows])),
         test_labels=torch.from_numpy(test.labels[test_rows]),
         classes=len(train.class_names),
         class_names=train.class_names,
     )
-
-
-def _scaled(images: npt.NDArray[np.uint8]) -> torch.Tensor:
-    """Mean and deviation 0.5 in every channel, that is 0..255 to -1..1."""
-    channels_first = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
-    return torch.from_numpy(channels_first).float().div_(127.5).sub_(1)

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from feddbp_client.data.cifar import read_cifar10, read_cifar100
+from feddbp_client.data.class_names import CIFAR10_CLASSES, CIFAR100_CLASSES, FLOWERS102_CLASSES
 from feddbp_client.data.digits import read_digits
 from feddbp_client.data.download import download as fetch
 from feddbp_client.data.download import verify
@@ -51,6 +52,8 @@ class Source:
     """How the name of an npz with this data may begin."""
     npz_with_test: bool = True
     """Whether the protocol pools the test part of an npz with its training part."""
+    class_names: tuple[str, ...] = ()
+    """For an npz that does not name its classes."""
 
 
 _TORONTO = "https://www.cs.toronto.edu/~kriz"
@@ -71,6 +74,7 @@ SOURCES: Final[Mapping[str, Source]] = MappingProxyType(
                 ),
             ),
             npz_stems=("cifar10", "cifar-10"),
+            class_names=CIFAR10_CLASSES,
         ),
         "cifar100": Source(
             read=read_cifar100,
@@ -82,6 +86,7 @@ SOURCES: Final[Mapping[str, Source]] = MappingProxyType(
                 ),
             ),
             npz_stems=("cifar100", "cifar-100"),
+            class_names=CIFAR100_CLASSES,
         ),
         "flowers102": Source(
             read=read_flowers102,
@@ -97,6 +102,7 @@ SOURCES: Final[Mapping[str, Source]] = MappingProxyType(
                 PublishedFile(url=f"{_OXFORD}/setid.mat", digest="md5:a5357ecc9cb78c4bef273ce3793fc85c", size=14_989),
             ),
             npz_stems=("flowers102", "flowers-102"),
+            class_names=FLOWERS102_CLASSES,
         ),
         "tiny-imagenet": Source(
             read=read_tiny_imagenet,
@@ -134,7 +140,9 @@ def _load(name: str, data_dir: Path, download: bool) -> LabelledImages:
         return source.read()
     npz = _find_npz(name, source, data_dir)
     if npz is not None:
-        data = read_npz(npz, classes=info.classes, with_test=source.npz_with_test).pooled()
+        data = read_npz(
+            npz, classes=info.classes, default_names=source.class_names, with_test=source.npz_with_test
+        ).pooled()
         _check(data, info, npz)
         return data
     return _decoded(name, source, info, data_dir, download)

@@ -10,13 +10,12 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
+from feddbp_client.methods.scores import Scores
+from feddbp_client.statistics import evaluation
 from feddbp_common.methods import MethodSettings
 from feddbp_common.wire import Payload
 
 SettingsT = TypeVar("SettingsT", bound=MethodSettings)
-
-NO_CLASS = -1
-"""A prediction where a rule has nothing to compare with yet; it is never right."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +83,13 @@ class LocalMethod(nn.Module, ABC, Generic[SettingsT]):
         """What to upload after training, from the whole training split."""
 
     @abstractmethod
+    def scores(self, images: Tensor) -> Mapping[str, Scores]:
+        """How well every class fits, under every rule of inference; the caller sees to eval mode."""
+
     def predict(self, images: Tensor) -> Mapping[str, Tensor]:
         """Class ids under every rule of inference, in eval mode."""
+        with evaluation(self):
+            return {rule: scores.classes() for rule, scores in self.scores(images).items()}
 
     def parameter_groups(self, learning_rate: float) -> list[dict[str, Any]]:
         """What the optimiser trains, at what step size; one group of everything unless a method says otherwise."""

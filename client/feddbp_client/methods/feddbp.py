@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from feddbp_client.losses import (
-    contrastive,
-    nearest_class,
-    normalized_distances,
-    prototype_alignment,
-    squared_distances,
-)
-from feddbp_client.methods.base import NO_CLASS, LocalMethod, Objective, Task
+from feddbp_client.losses import contrastive, prototype_alignment
+from feddbp_client.methods.base import LocalMethod, Objective, Task
 from feddbp_client.methods.received import ClassTable
+from feddbp_client.methods.scores import ScoreKind, Scores
 from feddbp_client.statistics import evaluation, prototypes_and_fisher
 from feddbp_common.methods.feddbp import FedDBPSettings
 from feddbp_common.wire import FisherScores, Payload, PrototypeSet, TopChannels
@@ -76,20 +70,13 @@ class FedDBP(LocalMethod[FedDBPSettings]):
         prototypes = PrototypeSet(class_ids=found.class_ids, counts=found.counts, vectors=found.prototypes)
         return Payload(prototypes=prototypes, fisher=fisher)
 
-    def predict(self, images: Tensor) -> Mapping[str, Tensor]:
-        with evaluation(self):
-            z_d = self._decision_branch(self.backbone(images))
-            by_head = self._decision_head(z_d).argmax(dim=1)
-            if self._prototypes is None:
-                nothing = torch.full_like(by_head, NO_CLASS)
-                return {"prototype_normalized": nothing, "prototype": nothing, "head": by_head}
-            angular = normalized_distances(z_d, self._prototypes.directions)
-            plain = squared_distances(z_d, self._prototypes.vectors)
-            return {
-                "prototype_normalized": nearest_class(angular, self._prototypes.known),
-                "prototype": nearest_class(plain, self._prototypes.known),
-                "head": by_head,
-            }
+    def scores(self, images: Tensor) -> Mapping[str, Scores]:
+        z_d = self._decision_branch(self.backbone(images))
+        return {
+            "prototype_normalized": self._nearness(z_d, ScoreKind.DISTANCE),
+            "prototype": self._nearness(z_d, ScoreKind.SQUARED_DISTANCE),
+            "head": Scores.of_logits(self._decision_head(z_d)),
+        }
 
     def _terms(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """The loss terms that apply: those of an ablated branch do not, nor do those of prototypes without any."""
@@ -109,6 +96,9 @@ class FedDBP(LocalMethod[FedDBPSettings]):
         if self._prototypes is not None:
             terms["l_d"] = self._l_d(z_d, labels, self._prototypes)
         return terms
+
+    def _nearness(self, z_d: Tensor, kind: ScoreKind) -> Scores:
+        return Scores.of_nearness(z_d, self._prototypes, classes=self.task.classes, kind=kind)
 
     def _shared_feature(self, images: Tensor) -> Tensor:
         feature: Tensor = self._shared_branch(self.backbone(images))

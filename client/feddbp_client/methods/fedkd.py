@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from feddbp_client.methods.anchored_model import AnchoredModel
 from feddbp_client.methods.base import Objective, Task
 from feddbp_client.methods.plain import PlainModel
+from feddbp_client.methods.scores import Scores
 from feddbp_client.methods.small_model import SmallModel
-from feddbp_client.statistics import evaluation
 from feddbp_common.methods.fedkd import ROUND, FedKDSettings
 from feddbp_common.svd_compression import compress, decompress
 from feddbp_common.wire import Payload
@@ -75,10 +75,9 @@ class FedKD(PlainModel[FedKDSettings]):
         number = np.array([self._round], dtype=np.int32)
         return Payload(tensors={ROUND: number, **compress(self.mentee.drop_anchor(), energy)})
 
-    def predict(self, images: Tensor) -> Mapping[str, Tensor]:
-        with evaluation(self):
-            mentee = self.mentee.head(self.mentee.body(images))
-            return {"head": self.logits(images).argmax(dim=1), "mentee": mentee.argmax(dim=1)}
+    def scores(self, images: Tensor) -> Mapping[str, Scores]:
+        mentee = self.mentee.head(self.mentee.body(images))
+        return {"head": Scores.of_logits(self.logits(images)), "mentee": Scores.of_logits(mentee)}
 
 
 def _both_divergences(a: Tensor, b: Tensor) -> Tensor:

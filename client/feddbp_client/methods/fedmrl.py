@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from feddbp_client.methods.base import Objective, Task
 from feddbp_client.methods.plain import PlainModel
+from feddbp_client.methods.scores import Scores
 from feddbp_client.methods.small_model import SmallModel
-from feddbp_client.statistics import evaluation
 from feddbp_common.methods.fedmrl import FedMRLSettings
 from feddbp_common.wire import Payload
 
@@ -50,10 +50,9 @@ class FedMRL(PlainModel[FedMRLSettings]):
     def collect(self, images: Tensor, labels: Tensor, *, batch_size: int) -> Payload:
         return Payload(tensors=self.small.tensors())
 
-    def predict(self, images: Tensor) -> Mapping[str, Tensor]:
-        with evaluation(self):
-            r = self.features(images)
-            return {"head": self.head(r).argmax(dim=1), "small": self._coarse(r).argmax(dim=1)}
+    def scores(self, images: Tensor) -> Mapping[str, Scores]:
+        r = self.features(images)
+        return {"head": Scores.of_logits(self.head(r)), "small": Scores.of_logits(self._coarse(r))}
 
     def _coarse(self, r: Tensor) -> Tensor:
         """o_g: the shared head on the first channels."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from feddbp_client.methods.prototype_model import PrototypeModel
 from feddbp_client.methods.received import ClassTable
+from feddbp_client.methods.scores import Scores
 from feddbp_client.prototype_losses import alignment
 from feddbp_common.methods.fedproto import FedProtoSettings
 from feddbp_common.wire import Payload
@@ -36,5 +37,5 @@ class FedProto(PrototypeModel[FedProtoSettings]):
     def weights(self) -> Mapping[str, float]:
         return {"proto": self.settings.lambda_proto}
 
-    def predict(self, images: Tensor) -> Mapping[str, Tensor]:
-        return self.predict_by_prototype(images, self._prototypes)
+    def scores(self, images: Tensor) -> Mapping[str, Scores]:
+        return self.scores_by_prototype(images, self._prototypes)

@@ -12,6 +12,7 @@ from torch import Tensor
 from feddbp_client.losses import directions
 from feddbp_client.methods.prototype_model import PrototypeModel
 from feddbp_client.methods.received import ClassTable
+from feddbp_client.methods.scores import Scores
 from feddbp_client.prototype_losses import alignment, angular_contrast
 from feddbp_common.errors import refuse
 from feddbp_common.methods.fpl import CLUSTER_CLASSES, CLUSTER_PROTOTYPES, FPLSettings
@@ -69,5 +70,5 @@ class FPL(PrototypeModel[FPLSettings]):
             "upcr": alignment(z, unbiased.vectors, labels, unbiased.known, self.settings.distance),
         }
 
-    def predict(self, images: Tensor) -> Mapping[str, Tensor]:
-        return self.predict_by_prototype(images, self._clusters.unbiased if self._clusters is not None else None)
+    def scores(self, images: Tensor) -> Mapping[str, Scores]:
+        return self.scores_by_prototype(images, self._clusters.unbiased if self._clusters is not None else None)

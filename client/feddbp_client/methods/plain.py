@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from feddbp_client.methods.base import LocalMethod, SettingsT, Task
-from feddbp_client.statistics import evaluation
+from feddbp_client.methods.scores import Scores
 from feddbp_common.wire import Payload
 
 
@@ -40,6 +40,5 @@ class PlainModel(LocalMethod[SettingsT]):
         o: Tensor = self.head(self.features(images))
         return o
 
-    def predict(self, images: Tensor) -> Mapping[str, Tensor]:
-        with evaluation(self):
-            return {"head": self.logits(images).argmax(dim=1)}
+    def scores(self, images: Tensor) -> Mapping[str, Scores]:
+        return {"head": Scores.of_logits(self.logits(images))}

@@ -6,15 +6,14 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import ClassVar, TypeVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from feddbp_client.losses import nearest_class, squared_distances
-from feddbp_client.methods.base import NO_CLASS, Objective, Task
+from feddbp_client.methods.base import Objective, Task
 from feddbp_client.methods.collecting import ClassCollector
 from feddbp_client.methods.plain import PlainModel
 from feddbp_client.methods.received import ClassTable
+from feddbp_client.methods.scores import ScoreKind, Scores
 from feddbp_client.statistics import evaluation
 from feddbp_common.methods.contract import CollectingSettings
 from feddbp_common.wire import Payload, PrototypeSet
@@ -72,12 +71,8 @@ class PrototypeModel(PlainModel[CollectingT]):
             )
         )
 
-    def predict_by_prototype(self, images: Tensor, prototypes: ClassTable | None) -> Mapping[str, Tensor]:
-        """The head's choice, and the class of the nearest prototype."""
-        with evaluation(self):
-            z = self.features(images)
-            by_head = self.head(z).argmax(dim=1)
-            if prototypes is None:
-                return {"prototype": torch.full_like(by_head, NO_CLASS), "head": by_head}
-            distances = squared_distances(z, prototypes.vectors)
-            return {"prototype": nearest_class(distances, prototypes.known), "head": by_head}
+    def scores_by_prototype(self, images: Tensor, prototypes: ClassTable | None) -> Mapping[str, Scores]:
+        """What the head says, and how near the prototypes are."""
+        z = self.features(images)
+        near = Scores.of_nearness(z, prototypes, classes=self.task.classes, kind=ScoreKind.SQUARED_DISTANCE)
+        return {"prototype": near, "head": Scores.of_logits(self.head(z))}

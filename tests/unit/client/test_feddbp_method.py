@@ -18,9 +18,10 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from feddbp_client.losses import contrastive, directions, prototype_alignment
-from feddbp_client.methods.base import NO_CLASS, Task
+from feddbp_client.methods.base import Task
 from feddbp_client.methods.feddbp import FedDBP, top_channels
 from feddbp_client.methods.local import Local
+from feddbp_client.methods.scores import NO_CLASS
 from feddbp_common.methods import ExchangeShape, method_named
 from feddbp_common.methods.feddbp import FedDBPSettings
 from feddbp_common.methods.local import LocalSettings

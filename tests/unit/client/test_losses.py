@@ -20,7 +20,6 @@ from feddbp_client.losses import (
     contrastive,
     contrastive_boundary,
     directions,
-    nearest_class,
     normalized_distances,
     prototype_alignment,
     squared_distances,
@@ -208,11 +207,6 @@ def test_features_in_half_precision_give_distances_in_single() -> None:
     assert torch.equal(found, unit_distances(half.float(), prototypes))
     loss = l_d(half, prototypes, labels, known, tau=0.07, form="log", hard_negatives="boundary")
     assert loss.dtype == torch.float32
-
-
-def test_the_nearest_class_is_sought_among_known_ones() -> None:
-    distances = torch.tensor([[0.1, 0.5, 0.3], [0.1, 0.2, 0.3]])
-    assert nearest_class(distances, torch.tensor([False, True, True])).tolist() == [2, 1]
 
 
 # --- L_d

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import tomllib
@@ -11,21 +10,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pages import files_on
 from small_federations import prototype_set, run_in_process, small_strategy, upload_of
+from trained_samples import as_arrays, checkpoint_of, random_pixels
 
+from feddbp_client.trained import TrainedClient
 from feddbp_common.config import RunConfig, run_from_proto, run_to_proto
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.methods import METHODS, method_named
 from feddbp_common.methods.registry import ENTRY_POINTS
 from feddbp_common.wire import Payload
 
-PAGE = Path(__file__).parents[3] / "docs" / "adding-a-method.md"
-
 
 def files_of_the_page() -> dict[str, str]:
-    """Code blocks by the file their first line names."""
-    blocks = re.findall(r"^```\w+\n# (\S+)\n(.*?)^```$", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL)
-    return dict(blocks)
+    return files_on("adding-a-method.md")
 
 
 def install(site: Path, package: str, entry_points: dict[str, str], files: dict[str, str]) -> None:
@@ -89,6 +87,12 @@ def test_three_rounds_of_the_pages_method_improve_accuracy(fedmedian: Path) -> N
     outcome = run_in_process("fedmedian", settings={"pull": 0.5})
     assert outcome.of("head")[-1] > outcome.of("head")[0] + 0.3
     assert len(set(outcome.digests)) == 3
+
+
+def test_a_trained_client_of_the_pages_method_can_be_put_to_use(fedmedian: Path) -> None:
+    client = TrainedClient(checkpoint_of("fedmedian", pull=2), device="cpu")
+    (prediction,) = client.predict(as_arrays(random_pixels(1)))
+    assert (client.facts.method, prediction.measure) == ("fedmedian", "probability")
 
 
 def test_the_server_takes_medians_and_keeps_what_nobody_sent(fedmedian: Path) -> None:

@@ -22,7 +22,7 @@ from small_federations import (
     upload_rules,
 )
 
-from feddbp_client.methods.base import NO_CLASS
+from feddbp_client.methods.scores import NO_CLASS
 from feddbp_common.wire import Payload, PrototypeSet, encode
 
 

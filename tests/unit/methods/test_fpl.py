@@ -24,7 +24,7 @@ from small_federations import (
     upload_rules,
 )
 
-from feddbp_client.methods.base import NO_CLASS
+from feddbp_client.methods.scores import NO_CLASS
 from feddbp_common.errors import PayloadError
 from feddbp_common.methods.fpl import CLUSTER_CLASSES, CLUSTER_PROTOTYPES
 from feddbp_common.wire import Payload, encode

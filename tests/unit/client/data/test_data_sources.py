@@ -87,6 +87,19 @@ def test_an_npz_is_pooled(tmp_path: Path) -> None:
     assert data.class_names == tuple(names)
 
 
+@pytest.mark.parametrize(
+    ("name", "side", "number", "called"),
+    [("cifar10", 32, 9, "truck"), ("cifar100", 32, 47, "maple_tree"), ("flowers102", 64, 76, "passion flower")],
+)
+def test_classes_an_npz_does_not_name_have_their_usual_names(
+    name: str, side: int, number: int, called: str, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / f"{name}.npz", x_train=pixels(2, side=side), y_train=[0, 1])
+    names = load_dataset(name, tmp_path, download=False).class_names
+    assert len(set(names)) == DATASETS[name].classes
+    assert names[number] == called
+
+
 def test_cifar10_is_not_mistaken_for_cifar100(tmp_path: Path) -> None:
     np.savez(tmp_path / "cifar100_12k.npz", x_train=IMAGES, y_train=LABELS)
     with pytest.raises(DataError, match=r"has neither cifar-10-python\.tar\.gz nor cifar10\*\.npz"):
