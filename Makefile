@@ -5,11 +5,11 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PROTO  := proto/feddbp/v1/federation.proto
 
-.PHONY: help demo test lint format proto chaos fuzz soak bench clean
+.PHONY: help demo test lint format proto chaos fuzz soak bench compose-test clean
 .DEFAULT_GOAL := help
 
 help:           ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -47,6 +47,9 @@ soak: $(STAMP)  ## two hundred light clients, three hundred rounds
 
 bench: $(STAMP) ## measured ratios against the bars we hold ourselves to
 	$(BIN)/python -m benchmarks
+
+compose-test: $(STAMP) ## federations in containers, killed, paused and cut off in the middle of their run
+	$(BIN)/python -m deploy.trials
 
 clean:          ## remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

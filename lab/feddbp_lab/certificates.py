@@ -64,22 +64,20 @@ class Authority:
 
     def issue_server(self, hosts: Sequence[str], *, lifetime: timedelta = PARTY_LIFETIME) -> Path:
         """A certificate for the names and addresses under which clients reach the server."""
-        return self._issue(SERVER, ExtendedKeyUsageOID.SERVER_AUTH, lifetime, [_host(host) for host in hosts])
+        return self._issue(SERVER, ExtendedKeyUsageOID.SERVER_AUTH, lifetime, hosts)
 
     def issue_party(self, subject: str, *, lifetime: timedelta = PARTY_LIFETIME) -> Path:
         """A certificate for a client or the operator; its subject is who they are."""
-        return self._issue(subject, ExtendedKeyUsageOID.CLIENT_AUTH, lifetime, [x509.DNSName(subject)])
+        return self._issue(subject, ExtendedKeyUsageOID.CLIENT_AUTH, lifetime, [subject])
 
-    def _issue(
-        self, subject: str, purpose: ObjectIdentifier, lifetime: timedelta, names: Sequence[x509.GeneralName]
-    ) -> Path:
+    def _issue(self, subject: str, purpose: ObjectIdentifier, lifetime: timedelta, names: Sequence[str]) -> Path:
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = (
             _builder(_name(subject), self.certificate.subject, key.public_key(), lifetime)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs_certificates=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
-            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .add_extension(x509.SubjectAlternativeName(alternative_names(names)), critical=False)
             .sign(self.key, hashes.SHA256())
         )
         return self._write(subject, key, certificate)
@@ -92,6 +90,11 @@ class Authority:
         path = self.directory / f"{subject}.pem"
         path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         return path
+
+
+def alternative_names(names: Sequence[str]) -> list[x509.GeneralName]:
+    """Names and addresses as a certificate has them."""
+    return [_host(name) for name in names]
 
 
 def new_token() -> str:

@@ -10,8 +10,9 @@ from feddbp_common.cli import Parser
 from feddbp_common.durations import parse_duration
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.ids import parse_ids
-from feddbp_common.tls import OPERATOR, client_subject
+from feddbp_common.tls import OPERATOR, PROBE, client_subject
 from feddbp_lab.certificates import PARTY_LIFETIME, Authority, new_token, write_secret
+from feddbp_lab.parties import make_parties
 
 TOKENS_NAME = "tokens.txt"
 
@@ -43,6 +44,14 @@ def _operator(directory: Path, lifetime: timedelta) -> list[Path]:
     return [Authority.load(directory).issue_party(OPERATOR, lifetime=lifetime)]
 
 
+def _probe(directory: Path, lifetime: timedelta) -> list[Path]:
+    return [Authority.load(directory).issue_party(PROBE, lifetime=lifetime)]
+
+
+def _parties(directory: Path, host: list[str], ids: str, lifetime: timedelta, owner: int | None) -> list[Path]:
+    return make_parties(directory, hosts=host, ids=parse_ids(ids), lifetime=lifetime, owner=owner)
+
+
 def _tokens(directory: Path, ids: str) -> list[Path]:
     """The server's list, and a file for each party to be given."""
     names = [*map(client_subject, parse_ids(ids)), OPERATOR]
@@ -72,17 +81,21 @@ def _parser() -> Parser:
 
     kind("init", "make the authority that everyone trusts", _init, expires=False)
     server = kind("server", "make the server's certificate", _server)
-    server.add_argument(
-        "--host",
-        action="append",
-        required=True,
-        help="name or address under which clients reach the server; may be repeated",
-    )
     client = kind("client", "make certificates for clients", _client)
-    client.add_argument("--id", "--ids", dest="ids", required=True, help="client ids, e.g. 3 or 0-19")
     kind("operator", "make the certificate for `feddbp status` and its like", _operator)
+    kind("probe", "make the certificate for `feddbp health`, which opens nothing else", _probe)
+    parties = kind("parties", "make what is missing for all of them, a directory each", _parties)
+    parties.add_argument("--owner", type=int, metavar="UID", help="user who gets the keys (default: whoever runs this)")
     tokens = kind("tokens", "make tokens, the lighter alternative", _tokens, expires=False)
-    tokens.add_argument("--id", "--ids", dest="ids", required=True, help="client ids, e.g. 3 or 0-19")
+    for needs_hosts in (server, parties):
+        needs_hosts.add_argument(
+            "--host",
+            action="append",
+            required=True,
+            help="name or address under which clients reach the server; may be repeated",
+        )
+    for needs_ids in (client, parties, tokens):
+        needs_ids.add_argument("--id", "--ids", dest="ids", required=True, help="client ids, e.g. 3 or 0-19")
     return parser
 
 

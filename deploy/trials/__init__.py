@@ -1,0 +1,1 @@
+"""Whole federations in containers, disturbed in the middle of their run: `make compose-test`."""
