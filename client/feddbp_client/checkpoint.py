@@ -99,7 +99,7 @@ class Checkpoint:
                 architecture=metadata["architecture"],
                 head=metadata["head"],
                 image_shape=_image_shape(metadata["image_shape"]),
-                class_names=tuple(json.loads(metadata["class_names"])),
+                class_names=_class_names(metadata["class_names"]),
                 config=pb.RunConfig.FromString(_bytes(metadata["config"])),
                 metrics=pb.RoundMetrics.FromString(_bytes(metadata["metrics"])),
                 model={
@@ -161,6 +161,13 @@ def _check_format(path: Path, metadata: Mapping[str, str]) -> None:
         raise CheckpointError(f"{path} is not a client's checkpoint")
     if found != _FORMAT:
         raise CheckpointError(f"{path} is a checkpoint of another version: its format is {found}, ours {_FORMAT}")
+
+
+def _class_names(text: str) -> tuple[str, ...]:
+    names = json.loads(text)
+    if not isinstance(names, list) or not all(isinstance(name, str) and name.isprintable() for name in names):
+        raise ValueError("its class names are none")
+    return tuple(names)
 
 
 def _image_shape(text: str) -> tuple[int, int, int]:

@@ -17,7 +17,7 @@ from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_common.errors import ExitCode, FedDBPError, PayloadError
 from feddbp_common.faults import reach
 from feddbp_common.keepalive import DEFAULT_LEASE, keepalive_options
-from feddbp_common.refusals import refusal_in
+from feddbp_common.refusals import FOR_NOW, refusal_in
 from feddbp_common.tls import Access, client_subject
 from feddbp_common.unanswered import why_unanswered
 from feddbp_common.version import VERSION
@@ -64,8 +64,6 @@ class RefusedError(FedDBPError):
         self.field = refusal.field
 
 
-_FOR_NOW: Final = (pb.REFUSAL_REASON_BUSY, pb.REFUSAL_REASON_STORAGE)
-"""Refusals that say nothing about the client: the same call may do later."""
 LATE: Final = (
     pb.REFUSAL_REASON_WRONG_ROUND,
     pb.REFUSAL_REASON_NOT_SELECTED,
@@ -225,7 +223,7 @@ class Connection:
             yield
         except grpc.aio.AioRpcError as error:
             refusal = refusal_in(error)
-            if refusal is not None and refusal.reason not in _FOR_NOW:
+            if refusal is not None and refusal.reason not in FOR_NOW:
                 raise RefusedError(error.details() or "refused without a reason", refusal) from None
             if error.code() in _AWAY or refusal is not None:
                 cause = why_unanswered(error, with_certificate=self._access.certs is not None)

@@ -35,13 +35,15 @@ def restored_method(checkpoint: Checkpoint, device: torch.device) -> LocalMethod
         raise ConfigurationError(f"the checkpoint of {who} does not name the {config.classes} classes of its run")
     try:
         # the weights drawn here are thrown away; a program that predicts keeps its own random numbers
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             method = build_method(
                 config, checkpoint.client_id, checkpoint.architecture, checkpoint.head, checkpoint.image_shape
             ).to(device)
     except ModelError as error:
         raise ConfigurationError(f"the model of {who} cannot be built: {error}") from error
     weights = dict(checkpoint.model)
+    if not all(weight.isfinite().all() for weight in weights.values()):
+        raise ConfigurationError(f"the training of {who} has diverged: not all of its weights are numbers")
     try:
         method.load_state_dict(weights)
     except RuntimeError as error:

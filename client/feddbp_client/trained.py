@@ -96,6 +96,8 @@ class TrainedClient:
 
     def predict(self, images: Iterable[ImageLike], *, top: int | None = None) -> list[Prediction]:
         """One prediction an image, of its `top` likeliest classes or of all; DataError names an image that is none."""
+        if top is not None and top < 1:
+            raise ConfigurationError(f"top is {top}, but a prediction has at least one class")
         return [
             prediction_of(scores, self.scorer.kind, self.facts.class_names, top=top)
             for pixels in self._batches(images)
@@ -108,11 +110,18 @@ class TrainedClient:
         return found
 
     def _batches(self, images: Iterable[ImageLike]) -> Iterator[Tensor]:
-        # a lone path or image is taken for one image, and not for the letters or rows it consists of
-        remaining = iter([images] if isinstance(images, str | bytes | Path | Image.Image) else images)
+        remaining = iter(_several(images))
         while batch := list(islice(remaining, _BATCH)):
             yield channels_first(np.stack([self._pixels(image) for image in batch]))
 
     def _pixels(self, image: ImageLike) -> npt.NDArray[np.uint8]:
         origin = str(image) if isinstance(image, str | Path) else "image"
         return fitted(Path(image) if isinstance(image, str) else image, self.facts.image_shape, origin=origin)
+
+
+def _several(images: Iterable[ImageLike]) -> Iterable[ImageLike]:
+    """A lone image is taken for one, and not for the letters or rows it consists of."""
+    if isinstance(images, np.ndarray):
+        alone = images.ndim == 2 or (images.ndim == 3 and images.shape[-1] in (1, 3))
+        return [images] if alone else images
+    return [images] if isinstance(images, str | bytes | Path | Image.Image) else images

@@ -10,6 +10,8 @@ from google.protobuf.message import DecodeError
 from feddbp.v1 import federation_pb2 as pb
 
 REFUSAL_METADATA_KEY: Final = "feddbp-refusal-bin"
+FOR_NOW: Final = (pb.REFUSAL_REASON_BUSY, pb.REFUSAL_REASON_STORAGE)
+"""Reasons that say nothing about the caller: the same call may do later."""
 
 
 def refusal_in(error: grpc.aio.AioRpcError) -> pb.Refusal | None:

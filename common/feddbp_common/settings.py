@@ -180,7 +180,10 @@ def _put(option: Option, value: Any, source: str, merged: dict[str, Any], source
     before = sources.get(option.location)
     sources[option.location] = f"{before} or {source}" if option.is_assignment and before else source
     if option.is_assignment:
-        pairs: dict[str, Any] = dict(_get(merged, option.location) or {})
+        earlier = _get(merged, option.location)
+        if earlier is not None and not isinstance(earlier, Mapping):
+            raise ConfigurationError(f"{before}: {earlier!r} is not a table of settings")
+        pairs: dict[str, Any] = dict(earlier or {})
         for pair in value:
             name, equals, text = pair.partition("=")
             if not equals or not name.strip():

@@ -6,11 +6,9 @@ import asyncio
 import itertools
 import json
 import shutil
-import signal
 import sys
 from collections.abc import Sequence
 from contextlib import aclosing
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +16,7 @@ from rich.console import Console
 
 from feddbp_common.cli import settings_from, settings_parser
 from feddbp_common.errors import ConfigurationError, ExitCode
+from feddbp_common.installed import require
 from feddbp_lab.config import DemoConfig
 from feddbp_lab.curves import draw_curves
 from feddbp_lab.federation import Federation, FederationOptions, ProcessDiedError
@@ -25,6 +24,7 @@ from feddbp_lab.live import LiveDisplay
 from feddbp_lab.plain import PlainDisplay, SilentDisplay
 from feddbp_lab.report import report
 from feddbp_lab.results import CURVES_NAME, METRICS_NAME, SUMMARY_NAME, MetricsTail, RunResults
+from feddbp_lab.stopping import on_stop_signals
 
 PROG: Final = "feddbp demo"
 RUNS: Final = Path("runs")
@@ -78,17 +78,14 @@ def _new_directory(name: str) -> Path:
 
 
 def check_installed(who: str) -> None:
-    missing = [name for name in _NEEDED if find_spec(name) is None]
-    if missing:
-        raise ConfigurationError(f"{who} needs {', '.join(missing)}: pip install 'feddbp[lab]'")
+    require(who, _NEEDED, extra="lab")
 
 
 async def _stoppable_demo(options: FederationOptions, *, as_json: bool) -> int:
     """The demo; a signal cancels it, which stops every process, and a second one kills those that take their time."""
-    demo, loop = asyncio.current_task(), asyncio.get_running_loop()
+    demo = asyncio.current_task()
     assert demo is not None
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, demo.cancel)
+    on_stop_signals(demo.cancel)
     try:
         return await _demo(options, as_json=as_json)
     except asyncio.CancelledError:

@@ -131,11 +131,14 @@ def clients_table(status: pb.RunStatus, history: History, *, width: int, rows: i
 
 
 def _client_row(client: pb.ClientStatus, status: pb.RunStatus, history: History, *, wide: bool) -> list[Text | str]:
-    more = [f"{client.capabilities.parameters:,}", client.capabilities.device or NOTHING] if wide else []
+    # as text: what a client says of itself is not to be taken for markup
+    more: list[Text | str] = []
+    if wide:
+        more = [f"{client.capabilities.parameters:,}", Text(client.capabilities.device or NOTHING)]
     trend = [sparkline(history.trend(client.client_id), _TREND_WIDTH)] if wide else []
     return [
         str(client.client_id),
-        client.capabilities.architecture or NOTHING,
+        Text(client.capabilities.architecture or NOTHING),
         *more,
         doing(client, status.phase),
         str(client.classes_held),

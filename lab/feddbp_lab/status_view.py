@@ -81,9 +81,10 @@ def _clients(status: pb.RunStatus, now: float, *, wide: bool) -> Table:
 
 def _row(client: pb.ClientStatus, status: pb.RunStatus, now: float, *, wide: bool) -> Iterable[Text | str]:
     yield str(client.client_id)
-    yield client.capabilities.architecture or NOTHING
+    # as text: what a client says of itself is not to be taken for markup
+    yield Text(client.capabilities.architecture or NOTHING)
     if wide:
-        yield client.capabilities.device or NOTHING
+        yield Text(client.capabilities.device or NOTHING)
     yield doing(client, status.phase)
     yield _ago(now - client.last_seen.ToNanoseconds() / 1e9)
     yield percent(trained_accuracy(client))

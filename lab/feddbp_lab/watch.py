@@ -15,9 +15,9 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_common.errors import ExitCode, FedDBPError
 from feddbp_common.keepalive import DEFAULT_LEASE, keepalive_options
-from feddbp_common.refusals import refusal_in
+from feddbp_common.refusals import FOR_NOW, refusal_in
 from feddbp_common.tls import OPERATOR, Access
-from feddbp_common.unanswered import why_unanswered
+from feddbp_common.unanswered import told_by, why_unanswered
 
 FINAL_PHASES: Final = (pb.PHASE_FINISHED, pb.PHASE_FAILED, pb.PHASE_STOPPED)
 CALL_SECONDS: Final = 5.0
@@ -44,6 +44,11 @@ class NotAnsweredError(FedDBPError):
     """Somebody answers, but not what was asked."""
 
     exit_code = ExitCode.REFUSED
+
+    def __init__(self, message: str, *, passing: bool = False) -> None:
+        super().__init__(message)
+        self.passing = passing
+        """Whether the same question may get an answer later."""
 
 
 Request: TypeAlias = pb.GetStatusRequest | pb.PauseRequest | pb.ResumeRequest | pb.StopRequest
@@ -83,7 +88,8 @@ async def watch_status(
                         return
         except grpc.aio.AioRpcError as error:
             trouble = translated(error, address, with_certificate=access.certs is not None)
-            if isinstance(trouble, NotAnsweredError) or clock() - silent_since >= patience.total_seconds():
+            final = isinstance(trouble, NotAnsweredError) and not trouble.passing
+            if final or clock() - silent_since >= patience.total_seconds():
                 raise trouble from None
         await asyncio.sleep(delay)
         delay = min(2 * delay, _LONGEST_DELAY)
@@ -98,8 +104,9 @@ async def _one_stream(address: str, access: Access) -> AsyncGenerator[pb.RunStat
 
 
 def translated(error: grpc.aio.AioRpcError, address: str, *, with_certificate: bool = False) -> FedDBPError:
-    if error.code() in _ANSWERS_NO or refusal_in(error) is not None:
-        cause = (error.details() or error.code().name).strip().splitlines()[0]
-        return NotAnsweredError(f"the server at {address} refuses to answer: {cause}")
+    refusal = refusal_in(error)
+    if error.code() in _ANSWERS_NO or refusal is not None:
+        passing = refusal is not None and refusal.reason in FOR_NOW
+        return NotAnsweredError(f"the server at {address} refuses to answer: {told_by(error)}", passing=passing)
     cause = why_unanswered(error, with_certificate=with_certificate).lower()
     return NoServerError(f"no server answers at {address}: {cause}")

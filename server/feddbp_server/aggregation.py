@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Final
@@ -89,20 +88,19 @@ class Aggregator:
         groups = [records[start : start + _GROUP] for start in range(0, len(records), _GROUP)]
         loop = asyncio.get_running_loop()
 
-        def fetch(group: list[UploadRecord]) -> Future[dict[int, Payload]]:
-            absent = [record for record in group if self._kept.get(round_number, record.client_id) is None]
-            if not absent:
-                return _done({})
-            return asyncio.run_coroutine_threadsafe(self._store.run(functools.partial(self._read, absent)), loop)
+        def fetch(group: list[UploadRecord]) -> Future[list[tuple[int, Payload]]]:
+            found = ((record.client_id, self._kept.get(round_number, record.client_id)) for record in group)
+            kept = {client_id: payload for client_id, payload in found if payload is not None}
+            if len(kept) == len(group):
+                return _done(list(kept.items()))
+            return asyncio.run_coroutine_threadsafe(self._store.run(functools.partial(self._read, group, kept)), loop)
 
         def uploads() -> Iterator[Upload]:
-            fetched = fetch(groups[0]) if groups else _done({})
-            for group, following in itertools.zip_longest(groups, groups[1:]):
-                read = fetched.result()
-                fetched = fetch(following or [])  # read while the strategy computes
-                for client_id in (record.client_id for record in group):
-                    payload = read.get(client_id) or self._kept.get(round_number, client_id)
-                    assert payload is not None
+            fetched = fetch(groups[0]) if groups else _done([])
+            for following in (*groups[1:], []):
+                arrived = fetched.result()
+                fetched = fetch(following)  # read while the strategy computes
+                for client_id, payload in arrived:
                     yield Upload(client_id=client_id, payload=payload, label_counts=label_counts(client_id))
 
         return await asyncio.to_thread(
@@ -130,8 +128,10 @@ class Aggregator:
         self._known = known
         self._encoded = encode(known)
 
-    def _read(self, records: list[UploadRecord], store: Store) -> dict[int, Payload]:
-        return {record.client_id: self._payload(store, record) for record in records}
+    def _read(
+        self, records: list[UploadRecord], kept: Mapping[int, Payload], store: Store
+    ) -> list[tuple[int, Payload]]:
+        return [(record.client_id, kept.get(record.client_id) or self._payload(store, record)) for record in records]
 
     def _payload(self, store: Store, record: UploadRecord) -> Payload:
         manifest = pb.Manifest.FromString(record.manifest)
@@ -147,8 +147,8 @@ class Aggregator:
         return decode(pb.Manifest.FromString(record.manifest), store.upload_body(record))
 
 
-def _done(result: dict[int, Payload]) -> Future[dict[int, Payload]]:
-    future: Future[dict[int, Payload]] = Future()
+def _done(result: list[tuple[int, Payload]]) -> Future[list[tuple[int, Payload]]]:
+    future: Future[list[tuple[int, Payload]]] = Future()
     future.set_result(result)
     return future
 

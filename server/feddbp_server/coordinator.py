@@ -359,12 +359,7 @@ class Coordinator:
     # --- calls of operators -------------------------------------------------------------------------------------
 
     async def operate(self, event: Event) -> None:
-        before = self.state.phase
         await self._apply(event)
-        if Phase.PAUSED in (before, self.state.phase) and before is not self.state.phase:
-            what = "paused" if before is not Phase.PAUSED else "resumed"
-            self.audit.note(what)
-            log.info("an operator has %s the run", what)
 
     def time_left(self) -> float | None:
         return None if self.state.deadline is None else max(0.0, self.state.deadline - self._clock())
@@ -392,6 +387,7 @@ class Coordinator:
             self.state = state
         if state == before:
             return
+        self._note_hold(before.phase, state.phase)
         self.phase_times.enter(state.phase)
         self._schedule_deadline(state.deadline)
         for effect in effects:
@@ -501,6 +497,13 @@ class Coordinator:
         client = self.sessions.get(client_id)
         assert client is not None  # whoever uploaded has joined
         return client.data.label_counts
+
+    def _note_hold(self, before: Phase, now: Phase) -> None:
+        if (before is Phase.PAUSED) == (now is Phase.PAUSED) or now.is_final:
+            return
+        what = "paused" if now is Phase.PAUSED else "resumed"
+        self.audit.note(what)
+        log.info("an operator has %s the run", what)
 
     def _schedule_deadline(self, deadline: float | None) -> None:
         if self._deadline_timer is not None:

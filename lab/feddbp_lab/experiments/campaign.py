@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 from collections.abc import Sequence
 from typing import Any, Final
@@ -23,6 +22,7 @@ from feddbp_lab.experiments.runner import Runner
 from feddbp_lab.experiments.selection import selected
 from feddbp_lab.experiments.spec import BUILT_IN, ExperimentSpec, load_experiment
 from feddbp_lab.experiments.store import ExperimentStore
+from feddbp_lab.stopping import on_stop_signals
 
 PROG: Final = "feddbp experiment run"
 _DEFAULT_PROFILE: Final = "quick"
@@ -106,9 +106,7 @@ async def _run(store: ExperimentStore, cells: list[Cell], config: ExperimentConf
             display=display,
             keep_state=config.where.keep_state,
         )
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, runner.stop)
+        on_stop_signals(runner.stop)
         await runner.run()
     if runner.interrupted:
         print(f"{PROG}: interrupted, every process is stopped; the same command goes on from here", file=sys.stderr)

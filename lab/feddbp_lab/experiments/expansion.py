@@ -105,7 +105,16 @@ def _part(
         Axis(name=name, title=axis_title(name), values=tuple(choice.value for choice in listed))
         for name, listed in choices.items()
     )
-    return Part(title=part.title, axes=axes, report=part.report, points=tuple(points))
+    made_part = Part(title=part.title, axes=axes, report=part.report, points=tuple(points))
+    _check_rows(made_part)
+    return made_part
+
+
+def _check_rows(part: Part) -> None:
+    rows = [part.key(place) for place in part.places(part.report.rows)]
+    for option, named in (("compare", part.report.compare), ("highlight", part.report.highlight)):
+        if named is not None and named not in rows:
+            raise ConfigurationError(f"report.{option}: there is no row {named!r}; there are: {', '.join(rows)}")
 
 
 def _choice(axis: str, value: Any, scaled_by: Profile | None) -> _Choice:

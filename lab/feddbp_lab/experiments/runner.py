@@ -91,7 +91,7 @@ class Runner:
                 try:
                     await self._federate(cell, device)
                     results = folder.finish(keep_state=self.keep_state)
-                except (FedDBPError, OSError) as error:
+                except (FedDBPError, OSError, ValueError, KeyError) as error:  # the last two: a file is damaged
                     failure = Failure.of(error)
                     folder.fail(failure)
                     self.failed.append(cell)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
@@ -12,6 +13,7 @@ from typing import Any, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from feddbp_common.errors import ConfigurationError
+from feddbp_lab.experiments.paper import PAPER
 
 BUILT_IN: Final = ("table1", "table2", "table3", "fig2", "fig3", "study")
 
@@ -39,6 +41,13 @@ class ReportSpec(_Frozen):
     @classmethod
     def _one_or_more(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else value
+
+    @field_validator("paper")
+    @classmethod
+    def _printed(cls, table: str | None) -> str | None:
+        if table is not None and table not in PAPER:
+            raise ConfigurationError(f"report: the paper has no {table!r}; it has: {', '.join(PAPER)}")
+        return table
 
     @model_validator(mode="after")
     def _sweeps_run_along_something(self) -> Self:
@@ -132,6 +141,8 @@ def load_experiment(given: str) -> ExperimentSpec:
         raise ConfigurationError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{path}: not a TOML file: {error}") from None
+    if not re.fullmatch(r"\w[\w.-]*", path.stem):
+        raise ConfigurationError(f"{path}: the name of an experiment's file has letters, digits, '.', '_' and '-' only")
     if path.stem in BUILT_IN:
         raise ConfigurationError(f"{path}: {path.stem} is the name of a built-in experiment; call the file otherwise")
     return _parse(text, name=path.stem, origin=str(path))
@@ -148,7 +159,10 @@ def flattened(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 def _parse(text: str, *, name: str, origin: str) -> ExperimentSpec:
     try:
-        return ExperimentSpec.model_validate({"name": name, **tomllib.loads(text)})
+        content = tomllib.loads(text)
+        if "name" in content:
+            raise ConfigurationError("there is no key 'name': an experiment is called as its file")
+        return ExperimentSpec.model_validate({**content, "name": name})
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{origin}: not a TOML file: {error}") from None
     except ValidationError as error:

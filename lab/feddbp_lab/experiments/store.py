@@ -35,6 +35,7 @@ class ExperimentStore:
     def only_runner(self) -> AbstractContextManager[None]:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            (self.path / _LOCK_NAME).open("a").close()
         except OSError as error:
             raise ConfigurationError(f"--out: {error.filename}: {error.strerror}") from None
         return only_runner(self.path / _LOCK_NAME)

@@ -56,8 +56,11 @@ class OnLoop(Collector):
 
         try:
             self._loop.call_soon_threadsafe(take)
+        except RuntimeError as error:
+            raise LoopIsBusyError("the event loop is closed") from error
+        try:
             return answer.result(_LOOP_SECONDS)
-        except (TimeoutError, RuntimeError) as error:  # RuntimeError: the loop is closed
+        except TimeoutError as error:
             raise LoopIsBusyError from error
 
 
@@ -97,10 +100,14 @@ class _Listener(ThreadingHTTPServer):
         socketserver.TCPServer.server_bind(self)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
+        if not self._free.acquire(blocking=False):
             self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread could be started
+            self._free.release()
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
@@ -119,8 +126,9 @@ class Exporter:
     def __init__(self, registry: CollectorRegistry, *, host: str, port: int) -> None:
         try:
             self._http = _Listener((host, port), _Scrape.factory(registry))
-        except OSError as error:
-            raise ConfigurationError(f"cannot serve metrics on {host}:{port}: {error.strerror}") from None
+        except (OSError, UnicodeError) as error:  # UnicodeError: no host can have such a name
+            cause = getattr(error, "strerror", None) or "this is no name of a host"
+            raise ConfigurationError(f"cannot serve metrics on {host}:{port}: {cause}") from None
         self.port: int = self._http.server_address[1]
         self._thread = threading.Thread(
             target=self._http.serve_forever, args=(_STOP_SECONDS,), name="metrics", daemon=True

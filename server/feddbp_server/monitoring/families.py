@@ -52,7 +52,8 @@ def run_families(coordinator: Coordinator) -> Iterator[Metric]:
     )
     yield GaugeMetricFamily("feddbp_clients_missing", "Clients the phase still waits for.", len(state.missing))
     accuracy = GaugeMetricFamily(
-        "feddbp_mean_accuracy", "Sample-weighted accuracy of the newest round every member has reported on, 0 to 1."
+        "feddbp_mean_accuracy",
+        "Sample-weighted accuracy of the newest round all members have reported on, 0 to 1.",
     )
     newest = results.newest_accuracy(len(state.members))
     if newest is not None:

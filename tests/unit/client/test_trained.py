@@ -79,6 +79,8 @@ def test_only_as_many_candidates_as_asked_for() -> None:
     (few,) = client.predict(images, top=2)
     assert few.candidates == everything.candidates[:2]
     assert client.predict(images, top=99) == [everything]
+    with pytest.raises(ConfigurationError, match="top is 0"):
+        client.predict(images, top=0)
 
 
 def test_every_way_of_giving_an_image_gives_the_same(tmp_path: Path) -> None:
@@ -89,7 +91,7 @@ def test_every_way_of_giving_an_image_gives_the_same(tmp_path: Path) -> None:
     expected = client.predict([pixels])
     for same in (path, str(path), path.read_bytes(), image, pixels[..., 0]):
         assert client.predict([same]) == expected
-    for lone in (path, str(path), path.read_bytes(), image):
+    for lone in (path, str(path), path.read_bytes(), image, pixels, pixels[..., 0]):
         assert client.predict(lone) == expected  # type: ignore[arg-type]
 
 
@@ -187,6 +189,8 @@ def rewritten(path: Path, **metadata: str | None) -> Path:
         ({"image_shape": '["rm", "-r", "x"]'}, "is not the shape of an image"),
         ({"image_shape": "[1, 16, -16]"}, "is not the shape of an image"),
         ({"class_names": "7"}, "cannot read the checkpoint"),
+        ({"class_names": '"cats"'}, "cannot read the checkpoint .*class names"),
+        ({"class_names": '["a\\u001b[2J", "b", "c", "d"]'}, "cannot read the checkpoint .*class names"),
         ({"class_names": '["cat"]'}, "does not name the 4 classes of its run"),
         ({"architecture": "mini_dense"}, "the weights of client 0 of run sample do not fit mini_dense"),
         ({"architecture": "mini_plane"}, "cannot be built: no architecture is called 'mini_plane'"),
@@ -202,6 +206,13 @@ def test_what_is_wrong_with_a_checkpoint_is_said_in_one_line(
     with pytest.raises(ConfigurationError, match=complaint) as raised:
         TrainedClient.load(path, device="cpu")
     assert "\n" not in str(raised.value)
+
+
+def test_a_client_whose_training_has_diverged_does_not_predict() -> None:
+    checkpoint = checkpoint_of("local")
+    broken = {name: torch.full_like(weight, float("nan")) for name, weight in checkpoint.model.items()}
+    with pytest.raises(ConfigurationError, match="the training of client 0 of run sample has diverged"):
+        TrainedClient(replace(checkpoint, model=broken), device="cpu")
 
 
 @pytest.mark.parametrize("size", [0, 5, 1000, -1000])

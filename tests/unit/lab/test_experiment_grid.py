@@ -186,6 +186,15 @@ def test_the_file_wins_over_the_profile_and_an_override_over_the_file() -> None:
             "title = 'x'\n[axes]\nmethod = ['fd']\n[report]\nrows = 'method'\ncolumns = 'method'",
             "the axis 'method' must be in rows, columns or x, once",
         ),
+        ("title = 'x'\nname = '../y'\n[axes]\nmethod = ['fd']", "there is no key 'name'"),
+        (
+            "title = 'x'\n[axes]\nmethod = ['fd']\n[report]\npaper = 'table9'",
+            "the paper has no 'table9'; it has",
+        ),
+        (
+            "title = 'x'\n[axes]\nmethod = ['fd', 'fpl']\n[report]\ncompare = 'fedproto'",
+            "report.compare: there is no row 'fedproto'; there are: fd, fpl",
+        ),
     ],
 )
 def test_a_mistake_in_a_file_gets_one_line_and_exit_code_2(
@@ -228,6 +237,20 @@ def test_a_mistake_in_the_options_gets_one_line_and_exit_code_2(
     assert (told.out, told.err.count("\n")) == ("", 1)
     assert complaint in told.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_name_of_a_file_is_one_that_a_file_of_results_can_have(tmp_path: Path) -> None:
+    path = tmp_path / "a b.toml"
+    path.write_text("title = 'x'\n[axes]\nmethod = ['fd']")
+    with pytest.raises(ConfigurationError, match="letters, digits"):
+        load_experiment(str(path))
+
+
+def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / ".runner").mkdir()
+    assert main(["experiment", "run", "table1", "--out", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_a_file_must_not_take_the_name_of_a_built_in_experiment(tmp_path: Path) -> None:

@@ -174,6 +174,33 @@ async def test_a_server_that_refuses_for_now_is_not_taken_for_an_absent_one() ->
             await ask(pb.PauseRequest(), address)
 
 
+async def test_a_watch_outlasts_a_refusal_that_will_pass() -> None:
+    class Crowded(pb_grpc.ControlServicer):
+        opened = 0
+
+        async def WatchStatus(self, request: pb.WatchStatusRequest, context: Any) -> AsyncIterator[pb.RunStatus]:
+            self.opened += 1
+            if self.opened == 1:
+                refusal = pb.Refusal(reason=pb.REFUSAL_REASON_BUSY).SerializeToString()
+                await context.abort(
+                    grpc.StatusCode.UNAVAILABLE, "full", trailing_metadata=((REFUSAL_METADATA_KEY, refusal),)
+                )
+            yield run_status(client(0), round=10, phase=pb.PHASE_FINISHED)
+
+    async with serving(Crowded()) as address:
+        seen = [status.phase async for status in watch_status(address, patience=timedelta(seconds=10))]
+    assert seen == [pb.PHASE_FINISHED]
+
+
+def test_what_a_client_says_of_itself_is_not_taken_for_markup() -> None:
+    shown = client(0)
+    shown.capabilities.architecture = "cnn[/bold]"
+    shown.capabilities.device = "[link=x]cpu"
+    text = printed(StatusView(status=run_status(shown), now=NOW), width=160)
+    assert "cnn[/bold]" in text
+    assert "[link=x]cpu" in text
+
+
 async def test_a_server_of_another_kind_is_not_taken_for_an_absent_one() -> None:
     async with serving(None) as address:
         with pytest.raises(NotAnsweredError, match="refuses to answer"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -584,6 +585,14 @@ async def test_a_paused_run_takes_uploads_but_closes_no_round(server: Server) ->
     assert (server.phase, server.coordinator.state.round) == (Phase.PAUSED, 0)
     await server.coordinator.operate(ResumeAsked())
     await server.until_round(1)
+
+
+async def test_stopping_a_paused_run_is_not_noted_as_resuming_it(server: Server, tmp_path: Path) -> None:
+    await join_all(server)
+    await server.coordinator.operate(PauseAsked())
+    await server.coordinator.operate(StopAsked("enough"))
+    noted = [json.loads(line)["what"] for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    assert noted[-2:] == ["paused", "ended"]
 
 
 class HeldStrategy:
