@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from feddbp_common.durations import Duration
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.ids import parse_ids
-from feddbp_common.tls import Access, check_exposure
+from feddbp_common.tls import Access, check_address, check_exposure
 
 
 class _Frozen(BaseModel):
@@ -39,6 +39,7 @@ class IdentityConfig(_Frozen):
     def _one_way_to_say_who(self) -> Self:
         if (self.id is None) == (self.ids is None):
             raise ConfigurationError("say who this client is: either --id N or --ids 0-19")
+        check_address(self.server)
         check_exposure(self.server, certs=self.certs, insecure=self.insecure)
         return self
 

@@ -219,7 +219,10 @@ class ClientDaemon:
     async def _finish_what_is_under_way(self) -> None:
         """A thread cannot be stopped: work that came too late for its round ends before the next begins."""
         if self._under_way is not None:
-            await asyncio.wait([self._under_way[1]])
+            _, task = self._under_way
+            await asyncio.wait([task])
+            if not task.cancelled():
+                task.exception()  # looked at, so that nobody complains that it was not; it is of no use any more
             self._under_way = None
 
     async def _work(self, number: int, received: Encoded, bytes_down: int, *, train: bool) -> Work:
@@ -288,6 +291,8 @@ class ClientDaemon:
             pb.RunOutcome.Name(ended.outcome).removeprefix("RUN_OUTCOME_").lower(),
             ended.reason,
         )
+        if self._directory is not None and self._directory.checkpoint.exists():
+            log.info("client %d has kept what it learnt in %s", self.client_id, self._directory.checkpoint)
         return ExitCode.OK if finished else ExitCode.RUN_FAILED
 
     def _run_ended_without_us(self, reason: str) -> ExitCode:

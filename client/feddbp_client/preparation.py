@@ -10,7 +10,7 @@ import torch
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.checkpoint import Checkpoint, ClientDirectory
-from feddbp_client.data import ClientData, load_dataset, load_private_data, private_shard, shard_of
+from feddbp_client.data import ClientData, DataError, load_dataset, load_private_data, private_shard, shard_of
 from feddbp_client.methods.base import LocalMethod, Task
 from feddbp_client.models import build_backbone, build_head
 from feddbp_client.training import LocalRun
@@ -98,8 +98,12 @@ def load_client_data(config: RunConfig, client_id: int, options: LocalOptions) -
     if client_id >= config.clients:
         raise ConfigurationError(f"client id {client_id} is not one of this run's 0 to {config.clients - 1}")
     if options.data is not None:
-        private = load_private_data(options.data, classes=config.classes, class_names=config.data.class_names or None)
-        return private_shard(private, seed=config.seed, client_id=client_id)
+        try:
+            names = config.data.class_names or None
+            private = load_private_data(options.data, classes=config.classes, class_names=names)
+            return private_shard(private, seed=config.seed, client_id=client_id)
+        except DataError as error:
+            raise ConfigurationError(f"--data {error}") from error
     if config.data.dataset == CUSTOM_DATASET:
         raise ConfigurationError("in this run every client brings its own data: give --data")
     return shard_of(

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -24,7 +25,14 @@ class Parser(argparse.ArgumentParser):
     """An argument parser whose complaint is one line: the usage of forty flags helps nobody."""
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigurationError(f"{message}; see {self.prog} --help")
+        raise ConfigurationError(f"{message}; {self._hint(message)}see {self.prog} --help")
+
+    def _hint(self, message: str) -> str:
+        flags = [word.partition("=")[0] for word in message.split() if word.startswith("--")]
+        if not message.startswith("unrecognized arguments") or not flags:
+            return ""
+        guess = get_close_matches(flags[0], list(self._option_string_actions), n=1)
+        return f"did you mean {guess[0]}? " if guess else ""
 
 
 def settings_parser(prog: str, description: str, model: type[BaseModel]) -> Parser:

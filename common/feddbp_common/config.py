@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any, Final, Self
 
@@ -188,7 +189,9 @@ def resolve_settings(method: Method, given: dict[str, Any]) -> MethodSettings:
         name = ".".join(map(str, first["loc"]))
         known = ", ".join(method.settings.model_fields) or "none"
         if first["type"] == "extra_forbidden":
-            raise ConfigurationError(f"{method.name} has no setting {name!r}; it has: {known}") from None
+            guess = get_close_matches(name, method.settings.model_fields, n=1)
+            hint = f"did you mean {guess[0]!r}? It" if guess else "it"
+            raise ConfigurationError(f"{method.name} has no setting {name!r}; {hint} has: {known}") from None
         raise ConfigurationError(f"setting {name!r} of {method.name}: {first['msg']}") from None
 
 

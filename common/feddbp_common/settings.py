@@ -150,9 +150,17 @@ def _merge_file(
         if location not in by_location and variable is not None and _is_of_another(location, own_tables):
             continue
         if location not in by_location:
-            raise ConfigurationError(f"{told}: there is no option {'.'.join(location)!r}")
+            raise ConfigurationError(f"{told}: there is no option {'.'.join(location)!r}{_hint(location, by_location)}")
         _set(merged, location, value)
         sources[location] = f"{file}: {'.'.join(location)}"
+
+
+def _hint(given: Location, known: Collection[Location]) -> str:
+    """The option that was meant, as far as one can guess: the same in its table, or one of nearly that name."""
+    names = {".".join(location): location for location in known}
+    in_a_table = [name for name, location in names.items() if location[-1] == given[-1]]
+    guess = in_a_table or get_close_matches(".".join(given), names, n=1)
+    return f"; did you mean {guess[0]!r}?" if guess else ""
 
 
 def _is_of_another(location: Location, own_tables: Collection[str]) -> bool:

@@ -105,6 +105,13 @@ class Access:
         return ((AUTHORIZATION_KEY, f"{BEARER}{read_token(self.token_file)}"),)
 
 
+def check_address(address: str) -> None:
+    """Refuses what is not HOST:PORT, before anybody tries to reach it."""
+    host, colon, port = address.rpartition(":")
+    if not (host and colon and port.isdecimal() and 0 < int(port) < 1 << 16):
+        raise ConfigurationError(f"{address!r} is not an address of the form HOST:PORT, such as 127.0.0.1:50051")
+
+
 def check_exposure(address: str, *, certs: Path | None, insecure: bool) -> None:
     """Refuses to send anything unencrypted to where others can listen, unless that was asked for."""
     host = address if is_loopback(address) else address.rpartition(":")[0] or address

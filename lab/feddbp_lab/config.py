@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from feddbp_common.catalog import CUSTOM_DATASET, DATASETS
 from feddbp_common.config import DataConfig, RunConfig, TrainingConfig
 from feddbp_common.errors import ConfigurationError
-from feddbp_common.tls import Access, check_exposure
+from feddbp_common.tls import Access, check_address, check_exposure
 
 _HIDDEN: dict[str, Any] = {"hidden": True}
 
@@ -88,6 +88,7 @@ class ReachConfig(_Frozen):
 
     @model_validator(mode="after")
     def _encrypted_or_on_purpose(self) -> Self:
+        check_address(self.server)
         check_exposure(self.server, certs=self.certs, insecure=self.insecure)
         return self
 

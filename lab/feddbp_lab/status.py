@@ -17,15 +17,17 @@ from rich.live import Live
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.cli import settings_from, settings_parser
-from feddbp_common.errors import ExitCode
+from feddbp_common.errors import ExitCode, FedDBPError
 from feddbp_lab.config import StatusConfig, ViewConfig
 from feddbp_lab.history import trained_accuracy
 from feddbp_lab.live import mean_accuracy
 from feddbp_lab.status_view import StatusView
 from feddbp_lab.watch import get_status, watch_status
+from feddbp_lab.watched_status import WatchedStatus
 
 PROG: Final = "feddbp status"
 _PATIENCE: Final = timedelta(seconds=30)
+_REFRESHES_PER_SECOND: Final = 2
 _PIPE_WIDTH: Final = 120
 """Where there is no terminal there is no width to keep to."""
 
@@ -44,8 +46,9 @@ async def _watch(view: ViewConfig) -> pb.RunStatus:
     output = console()
     if view.json_output or not output.is_terminal:
         return await _follow(view, _printer(view, output))
-    with Live(console=output, auto_refresh=False) as live:
-        return await _follow(view, lambda status: live.update(_seen_now(status), refresh=True))
+    screen = WatchedStatus()
+    with Live(screen, console=output, refresh_per_second=_REFRESHES_PER_SECOND):
+        return await _follow(view, screen.show, screen.lose)
 
 
 def console() -> Console:
@@ -63,10 +66,14 @@ def _printer(view: ViewConfig, output: Console) -> Callable[[pb.RunStatus], None
     return lambda status: output.print(_seen_now(status))
 
 
-async def _follow(view: ViewConfig, show: Callable[[pb.RunStatus], None]) -> pb.RunStatus:
+async def _follow(
+    view: ViewConfig,
+    show: Callable[[pb.RunStatus], None],
+    lose: Callable[[FedDBPError], None] = lambda _: None,
+) -> pb.RunStatus:
     # asked for first: a server that is not there at all is told at once, one that goes away later is waited for
     status = await get_status(view.server, view.access)
-    async with aclosing(watch_status(view.server, view.access, patience=_PATIENCE)) as stream:
+    async with aclosing(watch_status(view.server, view.access, patience=_PATIENCE, on_trouble=lose)) as stream:
         async for status in stream:
             show(status)
     return status

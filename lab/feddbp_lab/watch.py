@@ -71,11 +71,16 @@ async def ask(request: Request, address: str, access: Access = _OPEN) -> pb.RunS
 
 
 async def watch_status(
-    address: str, access: Access = _OPEN, *, patience: timedelta, clock: Callable[[], float] = time.monotonic
+    address: str,
+    access: Access = _OPEN,
+    *,
+    patience: timedelta,
+    on_trouble: Callable[[FedDBPError], None] = lambda _: None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> AsyncGenerator[pb.RunStatus, None]:
     """The run's status now and at every change; ends after the last one.
 
-    A broken stream is opened again until the server has been silent for `patience`.
+    A broken stream is opened again until the server has been silent for `patience`; `on_trouble` is told every time.
     """
     silent_since, delay = clock(), _FIRST_DELAY
     while True:
@@ -91,6 +96,7 @@ async def watch_status(
             final = isinstance(trouble, NotAnsweredError) and not trouble.passing
             if final or clock() - silent_since >= patience.total_seconds():
                 raise trouble from None
+            on_trouble(trouble)
         await asyncio.sleep(delay)
         delay = min(2 * delay, _LONGEST_DELAY)
 

@@ -541,6 +541,9 @@ class Coordinator:
         )
         self.results.complete(reports)
         self.results.write_summary(summary)
+        last = summary["accuracy"]["last"]
+        told = f"accuracy {100 * last['weighted']:.1f} % after {last['round']} rounds; " if last else ""
+        log.info("%sthe summary is %s", told, self.results.summary_path)
         reach("server.end.summarised")
 
 

@@ -239,6 +239,10 @@ class Results:
         return None
 
     @property
+    def summary_path(self) -> Path:
+        return self._summary
+
+    @property
     def has_summary(self) -> bool:
         return self._summary.exists()
 

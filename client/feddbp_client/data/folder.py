@@ -77,7 +77,8 @@ def _numbers(path: Path, folders: set[str], classes: int, class_names: Sequence[
     if class_names is not None:
         unknown = sorted(folders - set(class_names))
         if unknown:
-            raise DataError(f"{path}: folder {unknown[0]!r} is not one of the run's classes")
+            classes_of_run = ", ".join(class_names)
+            raise DataError(f"{path}: folder {unknown[0]!r} is not one of the run's classes: {classes_of_run}")
     elif len(folders) != classes:
         raise DataError(f"{path}: has {len(folders)} class folders, the run has {classes} classes")
     return {name: number for number, name in enumerate(class_names or sorted(folders))}

@@ -172,7 +172,8 @@ def test_a_slip_of_the_pen_is_still_one(shared: Path, content: str, option: str)
     shared.write_text(content)
     with pytest.raises(ConfigurationError) as refused:
         stay()
-    assert str(refused.value) == f"FEDDBP_CONFIG {shared}: there is no option {option!r}"
+    told = f"FEDDBP_CONFIG {shared}: there is no option {option!r}; did you mean 'anchor.depth'?"
+    assert str(refused.value) == told
 
 
 def test_a_file_that_is_not_there_is_told_with_the_variable_that_named_it(shared: Path) -> None:

@@ -225,7 +225,7 @@ def test_a_wrong_name_of_a_method_is_answered_with_the_right_one(given_name: str
         ({"data": {"dataset": "custom", "classes": 3, "class_names": "a,b"}}, "2 class names for 3 classes"),
         ({"data": {"dataset": "custom", "class_names": "a,b,a"}}, "a class name is given twice"),
         ({"training": {"model_group": "htfe-88"}}, "no model group is called 'htfe-88'; there are: mini-8, "),
-        ({"method_settings": {"ktop": 3}}, "feddbp has no setting 'ktop'; it has: lambda_1, "),
+        ({"method_settings": {"ktop": 3}}, "feddbp has no setting 'ktop'; did you mean 'k_top'? It has: lambda_1, "),
         ({"method": "local", "method_settings": {"k_top": 3}}, "local has no setting 'k_top'; it has: none"),
         ({"method_settings": {"eta": 2}}, "setting 'eta' of feddbp: Input should be less than or equal to 1"),
         ({"method_settings": {"branch": "deep"}}, "setting 'branch' of feddbp: Input should be 'linear', "),

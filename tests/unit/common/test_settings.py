@@ -16,6 +16,7 @@ from feddbp_common.cli import Parser, run_command, settings_from, settings_parse
 from feddbp_common.durations import Duration
 from feddbp_common.errors import ConfigurationError, ExitCode, FedDBPError
 from feddbp_common.settings import build_parser, options_of, resolve
+from feddbp_server.config import ServerConfig
 
 
 class Grind(StrEnum):
@@ -206,7 +207,19 @@ def test_what_is_required_is_asked_for_by_its_flag() -> None:
 
 @pytest.mark.parametrize("argv", [["--nope"], ["--gram", "3"], ["stray"], ["--grams"]])
 def test_a_flag_nobody_knows_is_one_line_that_points_to_the_help(argv: list[str]) -> None:
-    assert complaint(*argv).endswith("; see brew --help")
+    assert complaint(*argv).endswith("see brew --help")
+
+
+def test_a_flag_that_is_nearly_one_is_guessed() -> None:
+    assert complaint("--gram", "3") == "unrecognized arguments: --gram 3; did you mean --grams? see brew --help"
+
+
+def test_pairs_in_a_file_have_to_be_a_table_also_where_a_flag_adds_to_them(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('[run]\nmethod_settings = "tau=1"\n')
+    parser = settings_parser("serve", "", ServerConfig)
+    flags = parser.parse_args(["--config", str(tmp_path / "run.toml"), "--set", "eta=0.5"])
+    with pytest.raises(ConfigurationError, match=r"run\.method_settings: 'tau=1' is not a table of settings"):
+        settings_from(ServerConfig, flags)
 
 
 # --- what a model looks like from outside ---

@@ -19,6 +19,7 @@ from feddbp_lab.cli import main
 from feddbp_lab.status import as_dict
 from feddbp_lab.status_view import StatusView
 from feddbp_lab.watch import NoServerError, NotAnsweredError, ask, get_status, watch_status
+from feddbp_lab.watched_status import WatchedStatus
 
 NOW = 1_000_090.0
 
@@ -199,6 +200,20 @@ def test_what_a_client_says_of_itself_is_not_taken_for_markup() -> None:
     text = printed(StatusView(status=run_status(shown), now=NOW), width=160)
     assert "cnn[/bold]" in text
     assert "[link=x]cpu" in text
+
+
+def test_on_a_screen_time_goes_on_and_silence_is_told() -> None:
+    now = [NOW]
+    screen = WatchedStatus(clock=lambda: now[0])
+    status = run_status(client(0))
+    status.time_left.FromTimedelta(timedelta(seconds=60))
+    screen.show(status)
+    now[0] += 15
+    assert "45 s until the deadline" in printed(screen, width=120)
+    screen.lose(NoServerError("connection refused"))
+    assert "no answer for 15 s, trying again: connection refused" in printed(screen, width=120)
+    screen.show(status)
+    assert "no answer" not in printed(screen, width=120)
 
 
 async def test_a_server_of_another_kind_is_not_taken_for_an_absent_one() -> None:

@@ -156,7 +156,8 @@ def test_a_mistake_in_the_file_names_the_file_and_the_key(capsys: pytest.Capture
     file.write_text("[rounds]\nmin_clients = 'all'\n")
     assert complaint(capsys, "--config", str(file)).startswith(f"{file}: rounds.min_clients: ")
     file.write_text("[run.data]\nalhpa = 1\n")
-    assert complaint(capsys, "--config", str(file)) == f"--config {file}: there is no option 'run.data.alhpa'"
+    told = f"--config {file}: there is no option 'run.data.alhpa'; did you mean 'run.data.alpha'?"
+    assert complaint(capsys, "--config", str(file)) == told
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.5", "::", "example.org"])
