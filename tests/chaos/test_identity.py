@@ -506,12 +506,13 @@ async def test_a_federation_with_certificates_of_the_command_line_survives_a_res
     command_line("certs", "operator", certs)
     access = Access(certs=certs)
     doomed = await start_server(running_federation, "--certs", certs, *LIGHT_RUN, fault="server.upload.committed@4")
+    # while it waits for clients: with them it may be over before the command has begun
+    shown = await asyncio.to_thread(
+        command_line, "status", "--server", running_federation.address, "--certs", certs, "--json"
+    )
     async with Crowd(running_federation.address, range(3), access=access) as crowd:
         await is_killed(doomed)
         server = await start_server(running_federation, "--certs", certs, *LIGHT_RUN)
-        shown = await asyncio.to_thread(
-            command_line, "status", "--server", running_federation.address, "--certs", certs, "--json"
-        )
         await crowd.ended()
     await exits(server, 0)
     assert '"round"' in shown

@@ -83,12 +83,12 @@ async def test_refusals_are_counted_by_method_and_reason(running_federation: Fed
         for call in (stub.Upload(iter([header])), stub.Leave(pb.LeaveRequest(session="nobody's"))):
             with pytest.raises(Exception, match="this session is unknown"):
                 await call
-    told = await scraped(running_federation)
+    for method in ("Upload", "Leave"):  # over only a moment after its caller has the answer
+        labels = {"method": method, "code": "UNAUTHENTICATED"}
+        told = await scraped_when(running_federation, 1, "feddbp_grpc_calls_handled_total", **labels)
     assert told.value("feddbp_calls_refused_total", method="Upload", reason="stale_session") == 1
     assert told.value("feddbp_calls_refused_total", method="Upload", reason="invalid_payload") == 0
     assert told.value("feddbp_calls_refused_total", method="Leave", reason="stale_session") == 1
-    for method in ("Upload", "Leave"):
-        assert told.value("feddbp_grpc_calls_handled_total", method=method, code="UNAUTHENTICATED") == 1
 
 
 async def test_trouble_with_the_disk_shows(running_federation: Federation) -> None:

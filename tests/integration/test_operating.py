@@ -217,7 +217,7 @@ def test_a_certificate_of_another_authority_is_told_as_what_it_is(
 def test_a_server_whose_certificate_has_expired_meanwhile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     short = tmp_path / "short"
     authority = Authority.create(short)
-    authority.issue_server(["127.0.0.1"], lifetime=timedelta(seconds=3))
+    authority.issue_server(["127.0.0.1"], lifetime=timedelta(seconds=15))  # enough to start under it
     authority.issue_party(OPERATOR)
     with federation(tmp_path / "federation") as running:
         running.server("--certs", short, *WAITING_RUN)
