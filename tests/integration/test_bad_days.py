@@ -16,6 +16,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from light_runs import Crowd, Gate, Outcome, exits, start_server, status_when, undisturbed_outcome
+from metrics import scrape
 from private_disks import needs_mounts, read_only_disk, small_disk
 from processes import Command, Federation, GaveUpError, wait_until
 from raw_calls import RawChannel, serialised
@@ -274,18 +275,22 @@ class SlowUpload:
         self._go_on.set()
 
 
+def uploads_begun(running: Federation) -> float | None:
+    """As the server sees it: a call that is only on its way to it when it is told to stop is turned away."""
+    return scrape(running.state_dir).value("feddbp_grpc_calls_started_total", method="Upload")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 async def test_a_server_that_is_told_to_stop_accepts_an_upload_whole_or_not_at_all(
     number: signal.Signals, running_federation: Federation, undisturbed: Outcome
 ) -> None:
-    server = await start_server(running_federation, *RUN)
+    server = await start_server(running_federation, *RUN, "--metrics-port", 0)
     connection, channel = Connection(running_federation.address), RawChannel(running_federation.address)
     clients = [LightClient(client_id, connection) for client_id in range(CLIENTS)]
     for client in clients:
         await client.join()
     finishes, stays_behind = (SlowUpload(channel, client, client.contribution(0)) for client in clients[:2])
-    for upload in (finishes, stays_behind):
-        await upload.call.wait_for_connection()
+    await asyncio.to_thread(wait_until, lambda: uploads_begun(running_federation) == 2, "the beginning of two uploads")
     server.process.send_signal(number)
     finishes.go_on()
     receipt = pb.UploadReceipt.FromString(await finishes.call)
