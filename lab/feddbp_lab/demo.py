@@ -16,11 +16,11 @@ from rich.console import Console
 
 from feddbp_common.cli import settings_from, settings_parser
 from feddbp_common.errors import ConfigurationError, ExitCode
-from feddbp_common.installed import require
 from feddbp_lab.config import DemoConfig
 from feddbp_lab.curves import draw_curves
 from feddbp_lab.federation import Federation, FederationOptions, ProcessDiedError
 from feddbp_lab.live import LiveDisplay
+from feddbp_lab.needs import check_installed
 from feddbp_lab.plain import PlainDisplay, SilentDisplay
 from feddbp_lab.report import report
 from feddbp_lab.results import CURVES_NAME, METRICS_NAME, SUMMARY_NAME, MetricsTail, RunResults
@@ -28,7 +28,6 @@ from feddbp_lab.stopping import on_stop_signals
 
 PROG: Final = "feddbp demo"
 RUNS: Final = Path("runs")
-_NEEDED: Final = ("torch", "torchvision", "sklearn", "safetensors", "matplotlib")
 Display = LiveDisplay | PlainDisplay | SilentDisplay
 
 
@@ -75,10 +74,6 @@ def _new_directory(name: str) -> Path:
             continue
         return RUNS / (name + suffix)
     raise AssertionError("numbers do not end")
-
-
-def check_installed(who: str) -> None:
-    require(who, _NEEDED, extra="lab")
 
 
 async def _stoppable_demo(options: FederationOptions, *, as_json: bool) -> int:

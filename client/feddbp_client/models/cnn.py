@@ -8,6 +8,7 @@ from torch import nn
 
 from feddbp_client.models.errors import ModelError
 from feddbp_client.models.shapes import ImageShape
+from feddbp_common.methods.small_model import flattened_width
 
 _SMALLEST: Final = 16
 _WIDTH: Final = 512
@@ -17,7 +18,6 @@ def cnn4(image_shape: ImageShape) -> nn.Module:
     channels, height, width = image_shape
     if min(height, width) < _SMALLEST:
         raise ModelError(f"cnn4 needs images of at least {_SMALLEST}x{_SMALLEST}, these are {height}x{width}")
-    flattened = 64 * _after_two_blocks(height) * _after_two_blocks(width)
     return nn.Sequential(
         nn.Conv2d(channels, 32, kernel_size=5),
         nn.ReLU(),
@@ -26,11 +26,6 @@ def cnn4(image_shape: ImageShape) -> nn.Module:
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Flatten(),
-        nn.Linear(flattened, _WIDTH),
+        nn.Linear(flattened_width(image_shape), _WIDTH),
         nn.ReLU(),
     )
-
-
-def _after_two_blocks(size: int) -> int:
-    """Two times a 5x5 convolution without padding, then halved."""
-    return ((size - 4) // 2 - 4) // 2

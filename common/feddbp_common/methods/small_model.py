@@ -48,10 +48,15 @@ def small_model_rules(*, feature_dim: int, classes: int) -> tuple[TensorRule, ..
 
 def small_model_bytes(image: ImageShape, *, feature_dim: int, classes: int) -> int:
     """Of the whole network as it is; compression may make less of it."""
-    channels, height, width = image
-    flattened = 64 * _after_two_blocks(height) * _after_two_blocks(width)
-    body = (channels * 25 + 1) * 32 + (32 * 25 + 1) * 64 + (flattened + 1) * 512
+    channels, *_ = image
+    body = (channels * 25 + 1) * 32 + (32 * 25 + 1) * 64 + (flattened_width(image) + 1) * 512
     return REAL_BYTES * (body + classes * (feature_dim + 1))
+
+
+def flattened_width(image: ImageShape) -> int:
+    """Numbers in the last feature map."""
+    _, height, width = image
+    return 64 * _after_two_blocks(height) * _after_two_blocks(width)
 
 
 def _after_two_blocks(size: int) -> int:

@@ -10,7 +10,6 @@ from typing import Any, Final
 from rich.console import Console
 
 from feddbp_common.errors import ConfigurationError, ExitCode
-from feddbp_lab.demo import check_installed
 from feddbp_lab.experiments.cell import Cell
 from feddbp_lab.experiments.expansion import expand, seeds_of
 from feddbp_lab.experiments.folder import CellState
@@ -22,6 +21,7 @@ from feddbp_lab.experiments.runner import Runner
 from feddbp_lab.experiments.selection import selected
 from feddbp_lab.experiments.spec import BUILT_IN, ExperimentSpec, load_experiment
 from feddbp_lab.experiments.store import ExperimentStore
+from feddbp_lab.needs import check_installed
 from feddbp_lab.stopping import on_stop_signals
 
 PROG: Final = "feddbp experiment run"

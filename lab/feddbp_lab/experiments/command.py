@@ -12,7 +12,6 @@ from rich.text import Text
 
 from feddbp_common.cli import Parser, add_settings, settings_from
 from feddbp_common.errors import ExitCode
-from feddbp_lab.demo import check_installed
 from feddbp_lab.experiments.campaign import run_campaign
 from feddbp_lab.experiments.expansion import expand, seeds_of
 from feddbp_lab.experiments.options import ExperimentConfig
@@ -22,6 +21,7 @@ from feddbp_lab.experiments.spec import BUILT_IN, load_experiment
 from feddbp_lab.experiments.status import show_status
 from feddbp_lab.experiments.store import ExperimentStore
 from feddbp_lab.methods_table import plain_table
+from feddbp_lab.needs import check_installed
 
 PROG: Final = "feddbp experiment"
 

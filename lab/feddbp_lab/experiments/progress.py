@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, Self, TextIO
@@ -89,7 +90,7 @@ class Workload:
 
 
 @dataclass(kw_only=True)
-class _Watching:
+class _Watching(ABC):
     """What both displays keep: the workload, and the rounds of the cells that run."""
 
     workload: Workload
@@ -102,11 +103,11 @@ class _Watching:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def start(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def start(self) -> None: ...
 
-    def stop(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def stop(self) -> None: ...
 
     def begin(self, cell: Cell) -> None:
         self._rounds[cell.id] = cell, 0.0
