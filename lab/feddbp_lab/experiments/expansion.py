@@ -23,6 +23,7 @@ from feddbp_lab.experiments.spec import ExperimentSpec, PartSpec, flattened
 _EPOCHS: Final = "training.local_epochs"
 _SETTINGS: Final = "method_settings"
 _OPTIONS: Final = frozenset(".".join(option.location) for option in options_of(RunConfig))
+_DEFAULT_METHOD: Final = RunConfig.model_fields["method"].default
 _DEFAULT_SEEDS: Final = (0,)
 
 
@@ -98,6 +99,8 @@ def _part(
         options = {**base, **overrides}
         for listed, index in zip(choices.values(), at, strict=True):
             options.update(listed[index].options)
+        if profile is not None:
+            options = {**profile.options_for(options.get("method", _DEFAULT_METHOD)), **options}
         made = {seed: Cell(_run_config({**options, "seed": seed})) for seed in seeds}
         cells.update({cell.id: cell for cell in made.values()})
         points.append(Point(at=at, cells={seed: cell.id for seed, cell in made.items()}))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -22,13 +22,26 @@ class Profile:
     base: Mapping[str, Any]
     epochs: int
     seeds: tuple[int, ...] = (0, 1, 2)
+    method_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By method: settings that have to shrink with the runs, lest the server takes longer than the clients."""
 
     def scaled_epochs(self, epochs: int) -> int:
         """As many epochs in proportion to this profile's as the paper's to its own; at least one."""
         return max(1, round(epochs * self.epochs / PAPER_EPOCHS))
 
+    def options_for(self, method: str) -> dict[str, Any]:
+        return {f"method_settings.{name}": value for name, value in self.method_settings.get(method, {}).items()}
 
-def _profile(title: str, *, model_group: str, epochs: int, learning_rate: float, rounds: int) -> Profile:
+
+def _profile(
+    title: str,
+    *,
+    model_group: str,
+    epochs: int,
+    learning_rate: float,
+    rounds: int,
+    method_settings: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> Profile:
     training = {
         "model_group": model_group,
         "local_epochs": epochs,
@@ -36,7 +49,7 @@ def _profile(title: str, *, model_group: str, epochs: int, learning_rate: float,
         "learning_rate": learning_rate,
     }
     base = {"clients": 20, "rounds": rounds, "data": {"alpha": 0.1}, "training": training}
-    return Profile(title=title, base=base, epochs=epochs)
+    return Profile(title=title, base=base, epochs=epochs, method_settings=method_settings)
 
 
 PROFILES: Final = MappingProxyType(
@@ -54,6 +67,8 @@ PROFILES: Final = MappingProxyType(
             epochs=QUICK_EPOCHS,
             learning_rate=0.05,
             rounds=QUICK_ROUNDS,
+            # as many of FedTGP's hundred as there are of the paper's ten local epochs
+            method_settings={"fedtgp": {"server_epochs": 100 * QUICK_EPOCHS // PAPER_EPOCHS}},
         ),
     }
 )

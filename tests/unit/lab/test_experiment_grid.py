@@ -142,6 +142,21 @@ def test_a_file_of_ones_own_reads_like_the_built_in_ones(tmp_path: Path) -> None
     assert {(cell.run.rounds, cell.run.data.alpha) for cell in expanded.cells.values()} == {(7, 0.1), (7, 1.0)}
 
 
+def server_epochs(**of_file: Any) -> int:
+    (cell,) = expand(
+        spec(axes={"method": ["fedtgp"]}, report={}, **of_file), seeds=(0,), profile="quick"
+    ).cells.values()
+    epochs: int = cell.run.method_settings["server_epochs"]
+    return epochs
+
+
+def test_a_server_that_trains_does_less_in_the_quick_profile_unless_the_file_says_otherwise() -> None:
+    assert server_epochs() == 20
+    assert server_epochs(base={"method_settings": {"server_epochs": 7}}) == 7
+    ours = (cell.run for cell in built_in("table1").cells.values() if cell.run.method == "feddbp")
+    assert all("server_epochs" not in run.method_settings for run in ours)
+
+
 def test_the_file_wins_over_the_profile_and_an_override_over_the_file() -> None:
     base = {"rounds": 7, "clients": 3}
     (cell, *_) = expand(spec(base=base), seeds=(0,), profile="paper", overrides={"clients": "4"}).cells.values()
