@@ -10,10 +10,9 @@ import asyncio
 import logging
 import secrets
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import Final
 
@@ -28,12 +27,13 @@ from feddbp_server.admission import (
     check_report,
     check_reported_round,
     check_upload,
-    one_line,
 )
 from feddbp_server.aggregation import Aggregator
+from feddbp_server.alarm import Alarm
 from feddbp_server.announcements import changes_announcements, event_for
 from feddbp_server.audit import Audit
 from feddbp_server.broadcast import Broadcast
+from feddbp_server.chronicle import Chronicle
 from feddbp_server.progress import Progress, differs
 from feddbp_server.refusals import RefusedError
 from feddbp_server.results import Report, Results, summarise
@@ -42,17 +42,13 @@ from feddbp_server.rounds import (
     Broke,
     CloseRound,
     Connected,
-    DeadlineExtended,
     Disconnected,
     Effect,
     Event,
-    FinalEvaluationOpened,
     Joined,
     Left,
-    MembersDropped,
     Phase,
     Reported,
-    RoundAbandoned,
     RoundOpened,
     RoundPolicy,
     RunEnded,
@@ -75,22 +71,10 @@ from feddbp_server.timing import AGGREGATION_BOUNDS, Durations, PhaseTimes
 
 log = logging.getLogger("feddbp.server")
 
-_KEPT_INCIDENTS: Final = 20
 _READ_ATTEMPTS: Final = 3
 """How often a round's contributions are read before the run fails because they cannot be."""
-_MAX_WORDS: Final = 500
-"""Characters of what a client says, as far as anyone is told of it."""
 _MAX_STREAMS: Final = 4
 """Event streams a session may have open: one, and those of lost connections that were not noticed yet."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Incident:
-    """Something that went wrong and was dealt with."""
-
-    at: float
-    client_id: int | None
-    message: str
 
 
 class Coordinator:
@@ -117,10 +101,9 @@ class Coordinator:
         self.aggregator = Aggregator(config, self._store)
         self.upload_rules: PayloadRules = config.method_spec.upload_rules(config.settings, config.exchange_shape)
         self.results = results
-        self.audit = audit
-        self.incidents: deque[Incident] = deque(maxlen=_KEPT_INCIDENTS)
         self.run_changed = Broadcast()
         self.status_changed = Broadcast()
+        self.chronicle = Chronicle(audit, changed=self.status_changed.publish)
         self.draining = False
         self._told_of_end: set[int] = set()
         self.phase_times = PhaseTimes(clock)
@@ -129,7 +112,7 @@ class Coordinator:
         self._lock = asyncio.Lock()
         self._joining = asyncio.Lock()
         self._started_at = time.time()
-        self._deadline_timer: asyncio.TimerHandle | None = None
+        self._deadline = Alarm(lambda: self._spawn(self._apply_quietly(TimePassed())), clock)
         self._tasks: set[asyncio.Task[None]] = set()
 
     # --- life ---------------------------------------------------------------------------------------------------
@@ -147,7 +130,7 @@ class Coordinator:
             await self._write_summary()
         self.phase_times.enter(self.state.phase)
         await self._apply(TimePassed())
-        self._schedule_deadline(self.state.deadline)  # also if nothing follows from the start itself
+        self._deadline.set(self.state.deadline)  # also if nothing follows from the start itself
 
     async def _restore(self) -> None:
         text, clients, reports = await self._store.run(
@@ -179,7 +162,7 @@ class Coordinator:
         self.draining = True
         self.run_changed.publish()
         self.status_changed.publish()  # whoever watches would keep a server that is to go for the whole grace
-        self._schedule_deadline(None)
+        self._deadline.set(None)
         await self._store.give_up()
         for task in list(self._tasks):
             await asyncio.wait([task])
@@ -208,14 +191,7 @@ class Coordinator:
             await self._store.run(lambda store: store.save_client(client.record()))
             reach("server.join.committed")
             superseded = self.sessions.enter(client)
-        self.audit.note("joined", client=client.client_id, epoch=client.epoch)
-        log.info(
-            "client %d joins with %s on %s (session %d)",
-            client.client_id,
-            client.capabilities.architecture or "an unnamed model",
-            client.capabilities.device or "an unnamed device",
-            client.epoch,
-        )
+        self.chronicle.joined(client)
         try:
             await self._apply(Joined(client.client_id))
         except StoreError:
@@ -293,9 +269,7 @@ class Coordinator:
         client.last_seen = self._clock()
         if before is None:
             self.aggregator.keep(round_number, client.client_id, payload)
-            self.audit.note(
-                "accepted", client=client.client_id, round=round_number, sha256=manifest.sha256.hex(), bytes=len(body)
-            )
+            self.chronicle.accepted(client, round_number, manifest)
         await self._apply(Uploaded(client.client_id, round_number))
         if before is not None:
             return self._receipt_again(before, manifest.sha256)
@@ -328,13 +302,9 @@ class Coordinator:
 
     def report_failure(self, client: Client, round_number: int, cause: str) -> None:
         check_reported_round(round_number, self.state)
-        shown = one_line(cause, _MAX_WORDS) or "no cause given"
-        log.warning("client %d could not do round %d: %s", client.client_id, round_number, shown)
-        self.audit.note("failed", client=client.client_id, round=round_number, cause=shown)
-        self.note_incident(client.client_id, f"could not do round {round_number}: {shown}")
+        self.chronicle.failed(client, round_number, cause)
 
     async def leave(self, client: Client, reason: str) -> None:
-        shown = one_line(reason, _MAX_WORDS)
         async with self._joining:  # whoever takes the id next does so after all of this
             if not self.sessions.is_current(client):  # it said so twice, or somebody follows it already
                 return
@@ -342,18 +312,8 @@ class Coordinator:
             await self._apply(Left(client.client_id))
             await self._store.run(lambda store: store.save_client(client.closed_record()))
             self.sessions.close(client)
-        log.info("client %d left: %s", client.client_id, shown or "no reason given")
-        self.audit.note("left", client=client.client_id, reason=shown)
+        self.chronicle.left(client, reason)
         self.run_changed.publish()
-        self.status_changed.publish()
-
-    def note_refusal(self, call: str, refusal: RefusedError, *, peer: str) -> None:
-        if self.audit.note_refusal(call, refusal, client=refusal.client_id, peer=peer):
-            log.warning("refused %s (%s): %s", call, refusal.reason_name, refusal)
-        self.note_incident(refusal.client_id, f"refused {call} ({refusal.reason_name}): {refusal}")
-
-    def note_incident(self, client_id: int | None, message: str) -> None:
-        self.incidents.append(Incident(at=time.time(), client_id=client_id, message=message))
         self.status_changed.publish()
 
     # --- calls of operators -------------------------------------------------------------------------------------
@@ -387,9 +347,9 @@ class Coordinator:
             self.state = state
         if state == before:
             return
-        self._note_hold(before.phase, state.phase)
+        self.chronicle.phase(before.phase, state.phase)
         self.phase_times.enter(state.phase)
-        self._schedule_deadline(state.deadline)
+        self._deadline.set(None if self.draining else state.deadline)
         for effect in effects:
             self._carry_out(effect)
         if changes_announcements(before, state):
@@ -425,44 +385,21 @@ class Coordinator:
         return self._store.trouble
 
     def _storage_changed(self) -> None:
-        if self.storage_trouble:
-            log.error("%s; nothing is accepted until it can be", self.storage_trouble)
-            self.note_incident(None, self.storage_trouble)
-        else:
-            log.warning("the state directory can be used again")
+        self.chronicle.storage(self.storage_trouble)
         self.run_changed.publish()
         self.status_changed.publish()
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
-            case RoundOpened(number, selected):
+            case RoundOpened():
                 for client in self.sessions.all():
                     client.progress = pb.Progress()
-                log.info("round %d is open for %d clients", number, len(selected))
-            case CloseRound(number, missing):
-                if missing:
-                    log.warning("round %d closes without %s", number, _listed(missing))
+            case CloseRound(number):
                 self._spawn(self._close_round(number))
-            case DeadlineExtended(number, extension, missing):
-                log.warning("round %d: extension %d, waiting for %s", number, extension, _listed(missing))
-                self.note_incident(None, f"round {number} extended; missing: {_listed(missing)}")
-            case MembersDropped(clients):
-                log.warning("dropped until they join again: %s", _listed(clients))
-                self.note_incident(None, f"dropped until they join again: {_listed(clients)}")
-            case RoundAbandoned(number):
-                log.warning(
-                    "round %d: everyone who was to train has left; it begins anew with whoever is there", number
-                )
-                self.note_incident(None, f"round {number} begins anew: everyone who was to train has left")
-            case FinalEvaluationOpened(_):
-                log.info("all rounds are done; clients evaluate once more")
-            case RunEnded(phase, reason):
+            case RunEnded():
                 reach("server.end.committed")
-                self.audit.note("ended", phase=phase.value, reason=reason)
-                log.log(
-                    logging.INFO if phase is Phase.FINISHED else logging.ERROR, "the run %s: %s", phase.value, reason
-                )
                 self._spawn(self._write_summary())
+        self.chronicle.effect(effect)
 
     async def _close_round(self, number: int) -> None:
         started = time.perf_counter()
@@ -497,23 +434,6 @@ class Coordinator:
         client = self.sessions.get(client_id)
         assert client is not None  # whoever uploaded has joined
         return client.data.label_counts
-
-    def _note_hold(self, before: Phase, now: Phase) -> None:
-        if (before is Phase.PAUSED) == (now is Phase.PAUSED) or now.is_final:
-            return
-        what = "paused" if now is Phase.PAUSED else "resumed"
-        self.audit.note(what)
-        log.info("an operator has %s the run", what)
-
-    def _schedule_deadline(self, deadline: float | None) -> None:
-        if self._deadline_timer is not None:
-            self._deadline_timer.cancel()
-            self._deadline_timer = None
-        if deadline is not None and not self.draining:
-            delay = max(0.0, deadline - self._clock())
-            self._deadline_timer = asyncio.get_running_loop().call_later(
-                delay, lambda: self._spawn(self._apply_quietly(TimePassed()))
-            )
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
@@ -558,7 +478,3 @@ def _save_once(store: Store, record: UploadRecord, body: bytes) -> UploadRecord 
 def _close_in_store(store: Store, aggregate: AggregateRecord, progress: str) -> None:
     store.save_aggregate(aggregate)
     store.save_progress(progress)
-
-
-def _listed(clients: frozenset[int]) -> str:
-    return ", ".join(f"client {client}" for client in sorted(clients))

@@ -44,13 +44,13 @@ def status_of(coordinator: Coordinator) -> pb.RunStatus:
         mean_accuracy=results.newest_accuracy(len(state.members)),
         bytes_up=results.traffic.up,
         bytes_down=results.traffic.down,
-        refusals=coordinator.audit.refusals,
+        refusals=coordinator.chronicle.audit.refusals,
         held_phase=pb.PHASE_UNSPECIFIED if state.held_phase is None else _PHASES[state.held_phase],
     )
     left = coordinator.time_left()
     if left is not None:
         status.time_left.FromTimedelta(timedelta(seconds=left))
-    for incident in coordinator.incidents:
+    for incident in coordinator.chronicle.incidents:
         entry = status.incidents.add(message=incident.message, client_id=incident.client_id)
         entry.at.FromNanoseconds(int(incident.at * 1e9))
     return status

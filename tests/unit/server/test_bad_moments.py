@@ -135,7 +135,7 @@ async def test_trouble_is_noted_once_however_many_calls_meet_it(server: Server, 
     for _ in range(5):
         with pytest.raises(StoreError):
             await daemons[0].report(0)
-    assert len(server.coordinator.incidents) == 1
+    assert len(server.coordinator.chronicle.incidents) == 1
 
 
 async def test_a_join_that_cannot_be_kept_leaves_the_id_free(server: Server, disk: FullDisk) -> None:
@@ -218,14 +218,14 @@ async def test_an_upload_that_was_kept_but_never_noted_counts_when_it_comes_agai
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemons = await join_all(server)
-    note = server.coordinator.audit.note
+    note = server.coordinator.chronicle.audit.note
 
     def broken(what: str, **facts: Any) -> None:
         if what == "accepted":
             raise RuntimeError("between the commit and its consequences")
         note(what, **facts)
 
-    monkeypatch.setattr(server.coordinator.audit, "note", broken)
+    monkeypatch.setattr(server.coordinator.chronicle.audit, "note", broken)
     with pytest.raises(RuntimeError):
         await daemons[0].upload(0)
     monkeypatch.undo()

@@ -352,7 +352,10 @@ async def test_a_round_everyone_chosen_has_left_is_told_and_waits_for_clients(
             await server.coordinator.leave(daemons[client_id].client, "bye")
         assert server.phase is Phase.WAITING
         assert server.coordinator.state.members == ids(observer)
-        assert server.coordinator.incidents[-1].message == "round 0 begins anew: everyone who was to train has left"
+        assert (
+            server.coordinator.chronicle.incidents[-1].message
+            == "round 0 begins anew: everyone who was to train has left"
+        )
     assert "round 0: everyone who was to train has left; it begins anew with whoever is there" in caplog.text
 
 
@@ -488,7 +491,7 @@ async def test_progress_and_failures_are_shown(server: Server) -> None:
 
 async def test_only_the_newest_incidents_are_kept(server: Server) -> None:
     for number in range(100):
-        server.coordinator.note_incident(None, str(number))
+        server.coordinator.chronicle.incident(None, str(number))
     shown = [incident.message for incident in status_of(server.coordinator).incidents]
     assert shown == [str(number) for number in range(80, 100)]
 
