@@ -11,7 +11,7 @@ from feddbp_common.errors import ConfigurationError
 
 PAPER_EPOCHS: Final = 10
 QUICK_EPOCHS: Final = 2
-QUICK_ROUNDS: Final = 20
+QUICK_ROUNDS: Final = 15
 
 
 @dataclass(frozen=True, kw_only=True)
