@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.catalog import CUSTOM_DATASET, DATASETS, FEATURE_DIM, MODEL_GROUPS
 from feddbp_common.errors import ConfigurationError
-from feddbp_common.methods import ExchangeShape, Method, MethodSettings, method_named
+from feddbp_common.methods import ExchangeShape, Method, MethodSettings, method_named, split_preset
 from feddbp_common.wire import WireType
 
 MAX_CLIENTS: Final = 100_000
@@ -116,7 +116,7 @@ class WireConfig(_Frozen):
 class RunConfig(_Frozen):
     """Run: everything that has to be the same for all clients."""
 
-    method: str = Field("feddbp", description="name of the method, see `feddbp methods`")
+    method: str = Field("feddbp", description="name of the method, or NAME:PRESET; see `feddbp methods`")
     method_settings: dict[str, Any] = Field(
         {}, description="a setting of the method; may be repeated", json_schema_extra={"flag": "--set"}
     )
@@ -126,6 +126,17 @@ class RunConfig(_Frozen):
     data: DataConfig = DataConfig()
     training: TrainingConfig = TrainingConfig()
     wire: WireConfig = WireConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unfold_preset(cls, values: Any) -> Any:
+        # a run is described by what it does: of a preset only the settings remain
+        if not isinstance(values, dict) or not isinstance(values.get("method"), str):
+            return values
+        method, settings = split_preset(values["method"])
+        if not settings:
+            return values
+        return {**values, "method": method, "method_settings": {**settings, **values.get("method_settings", {})}}
 
     @model_validator(mode="after")
     def _settings_fit_method(self) -> Self:

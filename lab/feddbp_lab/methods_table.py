@@ -18,7 +18,7 @@ from feddbp_common.catalog import FEATURE_DIM
 from feddbp_common.cli import Parser
 from feddbp_common.config import MAX_CLASSES, MAX_CLIENTS
 from feddbp_common.errors import ExitCode
-from feddbp_common.methods import METHODS, ExchangeShape, Method, method_named
+from feddbp_common.methods import METHODS, PRESET_MARK, ExchangeShape, Method, method_named
 from feddbp_common.methods.cargo import Cargo, ImageShape
 from feddbp_lab.units import NOTHING
 
@@ -97,7 +97,19 @@ def settings_table(method: Method, scale: Scale) -> RenderableType:
         if choices:
             meaning.append(f" ({', '.join(choices)})", style="dim")
         table.add_row(Text(name, style="bold"), str(field.get_default()), meaning)
-    return Group(head, table, Text(f"Changed with --set, e.g. --set {_example(method)}", style="dim"))
+    hint = Text(f"Changed with --set, e.g. --set {_example(method)}", style="dim")
+    return Group(head, table, hint, *_presets(method))
+
+
+def _presets(method: Method) -> list[RenderableType]:
+    if not method.presets:
+        return []
+    table = plain_table("preset", "settings", "what it is")
+    for name, preset in method.presets.items():
+        settings = ", ".join(f"{setting}={value}" for setting, value in preset.settings.items())
+        table.add_row(Text(name, style="bold"), settings, preset.description)
+    example = f"{method.name}{PRESET_MARK}{next(iter(method.presets))}"
+    return [Text(), table, Text(f"Chosen with the method, e.g. --method {example}", style="dim")]
 
 
 def _traffic(method: Method, scale: Scale) -> list[Text]:
@@ -148,6 +160,10 @@ def _as_dict(method: Method, scale: Scale) -> dict[str, Any]:
             for direction, cargo in (("up", method.up), ("down", method.down))
             if cargo
         },
+        "presets": [
+            {"name": name, "settings": dict(preset.settings), "description": preset.description}
+            for name, preset in method.presets.items()
+        ],
         "settings": [
             {
                 "name": name,

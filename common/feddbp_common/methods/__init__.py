@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
-from typing import Final
+from typing import Any, Final
 
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings
@@ -21,6 +21,7 @@ from feddbp_common.methods.lg_fedavg import LG_FEDAVG
 from feddbp_common.methods.local import LOCAL
 from feddbp_common.methods.registry import MethodRegistry
 
+PRESET_MARK: Final = ":"
 METHODS: Final = MethodRegistry(
     (
         FEDDBP,
@@ -47,4 +48,16 @@ def method_named(name: str) -> Method:
     raise ConfigurationError(f"no method is called {name!r}; {hint}")
 
 
-__all__ = ["METHODS", "ExchangeShape", "Method", "MethodSettings", "method_named"]
+def split_preset(name: str) -> tuple[str, dict[str, Any]]:
+    """`NAME` or `NAME:PRESET` as a method's name and the settings that go with it."""
+    name, colon, preset = name.partition(PRESET_MARK)
+    if not colon:
+        return name, {}
+    presets = method_named(name).presets
+    if preset not in presets:
+        known = f"it has: {', '.join(presets)}" if presets else "it has none"
+        raise ConfigurationError(f"{name} has no preset {preset!r}; {known}")
+    return name, dict(presets[preset].settings)
+
+
+__all__ = ["METHODS", "PRESET_MARK", "ExchangeShape", "Method", "MethodSettings", "method_named", "split_preset"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -50,6 +50,14 @@ Rules = Callable[[Any, ExchangeShape], PayloadRules]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Preset:
+    """Settings of a method that are best changed together."""
+
+    settings: Mapping[str, Any]
+    description: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Method:
     """A method by name. Its halves are named, not imported: the server must not load torch, nor clients the server."""
 
@@ -68,6 +76,8 @@ class Method:
     """What they weigh, for whoever compares methods; None where a method does not say."""
     needs_equal_heads: bool = False
     """Heads themselves travel, so every client must have a linear one."""
+    presets: Mapping[str, Preset] = field(default_factory=dict)
+    """By name; `NAME:PRESET` stands for the method with these settings wherever a run is configured."""
 
     def load_strategy(self) -> Any:
         return _load(self.strategy)

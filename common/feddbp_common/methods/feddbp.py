@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.methods.cargo import GLOBAL_PROTOTYPES, Cargo, ImageShape, prototype_rows
-from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings
+from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings, Preset
 from feddbp_common.wire import PayloadRules, PrototypeRule
 
 _INDEX_BYTES: Final = 2
@@ -87,4 +87,10 @@ FEDDBP = Method(
     trainer="feddbp_client.methods.feddbp:FedDBP",
     up=Cargo(content="prototypes and Fisher scores", formula="8md; 4md + 2m k_top as top channels", size=_upload_bytes),
     down=GLOBAL_PROTOTYPES,
+    presets={
+        "gentle": Preset(
+            settings={"lambda_2": 1.0},
+            description="a tenth of the weight of L_s",
+        ),
+    },
 )

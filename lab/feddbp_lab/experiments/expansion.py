@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from feddbp_common.catalog import CUSTOM_DATASET
 from feddbp_common.config import RunConfig
 from feddbp_common.errors import ConfigurationError
+from feddbp_common.methods import split_preset
 from feddbp_common.settings import options_of
 from feddbp_lab.experiments.cell import Cell
 from feddbp_lab.experiments.labels import axis_title, value_label
@@ -100,7 +101,8 @@ def _part(
         for listed, index in zip(choices.values(), at, strict=True):
             options.update(listed[index].options)
         if profile is not None:
-            options = {**profile.options_for(options.get("method", _DEFAULT_METHOD)), **options}
+            method, _ = split_preset(options.get("method", _DEFAULT_METHOD))
+            options = {**profile.options_for(method), **options}
         made = {seed: Cell(_run_config({**options, "seed": seed})) for seed in seeds}
         cells.update({cell.id: cell for cell in made.values()})
         points.append(Point(at=at, cells={seed: cell.id for seed, cell in made.items()}))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from feddbp_common.catalog import DATASETS
-from feddbp_common.methods import METHODS
+from feddbp_common.methods import METHODS, PRESET_MARK
 
 _TITLES: Final = {
     "method": "Method",
@@ -32,8 +32,9 @@ def axis_title(name: str) -> str:
 
 
 def value_label(axis: str, value: Any) -> str:
-    if axis == "method" and value in METHODS:
-        return METHODS[value].title
+    if axis == "method":
+        name, mark, preset = str(value).partition(PRESET_MARK)
+        return f"{METHODS[name].title}{mark}{preset}" if name in METHODS else str(value)
     if axis == "data.dataset" and value in DATASETS:
         return DATASETS[value].title
     if isinstance(value, Mapping):

@@ -367,3 +367,35 @@ def test_architectures_are_dealt_out_by_client_id() -> None:
         ("vit_b_32", "tanh768"),
         ("cnn4", "linear"),
     ]
+
+
+PRESETS = [(name, preset) for name, method in METHODS.items() for preset in method.presets]
+
+
+@pytest.mark.parametrize(("method", "preset"), PRESETS)
+def test_a_preset_stands_for_its_settings(method: str, preset: str) -> None:
+    settings = dict(METHODS[method].presets[preset].settings)
+    short = RunConfig(method=f"{method}:{preset}")
+    assert short == RunConfig(method=method, method_settings=settings)
+    assert short.method == method
+    assert short != RunConfig(method=method), "it changes nothing"
+
+
+def test_a_setting_that_is_given_wins_over_the_preset() -> None:
+    (name, value), *rest = METHODS["feddbp"].presets["gentle"].settings.items()
+    run = RunConfig(method="feddbp:gentle", method_settings={name: 2 * value})
+    assert run.method_settings[name] == 2 * value
+    assert all(run.method_settings[other] == expected for other, expected in rest)
+
+
+@pytest.mark.parametrize(
+    ("method", "complaint"),
+    [
+        ("feddbp:gentel", "feddbp has no preset 'gentel'; it has: gentle"),
+        ("local:gentle", "local has no preset 'gentle'; it has none"),
+        ("fedpb:gentle", "no method is called 'fedpb'"),
+    ],
+)
+def test_an_unknown_preset_is_told_with_those_there_are(method: str, complaint: str) -> None:
+    with pytest.raises(ConfigurationError, match=complaint):
+        RunConfig(method=method)

@@ -142,6 +142,15 @@ def test_a_file_of_ones_own_reads_like_the_built_in_ones(tmp_path: Path) -> None
     assert {(cell.run.rounds, cell.run.data.alpha) for cell in expanded.cells.values()} == {(7, 0.1), (7, 1.0)}
 
 
+def test_a_preset_may_stand_where_a_method_does() -> None:
+    expanded = expand(spec(axes={"method": ["feddbp", "feddbp:gentle"]}, report={"rows": "method"}), seeds=(0,))
+    plain, gentle = (cell.run for cell in expanded.cells.values())
+    assert gentle.method == plain.method
+    assert gentle.method_settings != plain.method_settings
+    (part,) = expanded.plan.parts
+    assert [value.label for value in part.axis("method").values] == ["FedDBP", "FedDBP:gentle"]
+
+
 def server_epochs(**of_file: Any) -> int:
     (cell,) = expand(
         spec(axes={"method": ["fedtgp"]}, report={}, **of_file), seeds=(0,), profile="quick"

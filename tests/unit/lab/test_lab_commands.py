@@ -191,6 +191,7 @@ def test_a_method_tells_its_settings_with_default_and_meaning(capsys: pytest.Cap
     assert "temperature of L_d" in told
     row = next(line for line in told.splitlines() if line.split()[:1] == ["tau"])
     assert row.split()[1] == "0.07"
+    assert "--method feddbp:gentle" in told
 
 
 def test_methods_as_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,5 +200,6 @@ def test_methods_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert [method["name"] for method in told] == list(METHODS)
     assert main(["methods", "feddbp", "--json"]) == 0
     one = json.loads(capsys.readouterr().out)
+    assert [preset["name"] for preset in one["presets"]] == list(METHODS["feddbp"].presets)
     tau = next(setting for setting in one["settings"] if setting["name"] == "tau")
     assert tau == {"name": "tau", "default": 0.07, "description": "temperature of L_d"}
