@@ -1,0 +1,104 @@
+"""Where a client's round goes: what part of it is its backbone's own forward and backward passes.
+
+`python -m benchmarks.time_shares` times whole rounds (evaluation, training, prototypes and Fisher scores) and, in turn
+with them, nothing but the passes through the backbone these rounds consist of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from statistics import fmean
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from benchmarks.measurement import interleaved_ratio
+from benchmarks.workload import CLASSES, IMAGE_SHAPE, batch, global_prototypes
+from feddbp_client.data import ClientData
+from feddbp_client.preparation import build_method
+from feddbp_client.training import PASS_BATCH, LocalRun
+from feddbp_common.catalog import MODEL_GROUPS
+from feddbp_common.config import DataConfig, RunConfig, TrainingConfig
+from feddbp_common.wire import Payload
+
+TRAINING_SAMPLES = 448
+TEST_SAMPLES = 160
+EPOCHS = 2
+METHODS = ("local", "fedproto", "feddbp")
+LARGE = "resnet18"
+
+
+def _client(method: str, architecture: str) -> LocalRun:
+    torch.set_num_threads(1)
+    config = RunConfig(method=method, data=DataConfig(dataset="cifar100"), training=TrainingConfig(local_epochs=EPOCHS))
+    images, labels = batch(TRAINING_SAMPLES)
+    test_images, test_labels = batch(TEST_SAMPLES)
+    data = ClientData(
+        train_images=images,
+        train_labels=labels,
+        test_images=test_images,
+        test_labels=test_labels,
+        classes=CLASSES,
+        class_names=(),
+    )
+    trained = build_method(config, 0, architecture, "linear", IMAGE_SHAPE)
+    return LocalRun(method=trained, data=data, config=config, client_id=0, device=torch.device("cpu"))
+
+
+def _round_of(client: LocalRun, received: Payload) -> Callable[[], object]:
+    return lambda: client.train(received, 1, lambda *_: None)
+
+
+def _passes_of(backbone: nn.Module, *, collects: bool) -> Callable[[], None]:
+    """The backbone's share: every training batch forward and backward, and forward what is evaluated and collected."""
+    images, _ = batch(TRAINING_SAMPLES)
+    test_images, _ = batch(TEST_SAMPLES)
+    batch_size = TrainingConfig().batch_size
+    upstream = torch.randn(batch_size, 512)
+
+    def passes() -> None:
+        backbone.train()
+        for _ in range(EPOCHS):
+            for part in images.split(batch_size):
+                backbone.zero_grad(set_to_none=True)
+                backbone(part).backward(upstream[: len(part)])
+        backbone.eval()
+        with torch.inference_mode():
+            _forward(backbone, test_images)
+            if collects:
+                _forward(backbone, images)
+
+    return passes
+
+
+def _forward(backbone: nn.Module, images: Tensor) -> None:
+    for part in images.split(PASS_BATCH):
+        backbone(part)
+
+
+def share(method: str, architecture: str, *, repeats: int) -> float:
+    received = Payload() if method == "local" else global_prototypes()
+    client = _client(method, architecture)
+    alone = build_method(RunConfig(), 0, architecture, "linear", IMAGE_SHAPE).backbone
+    ratio, _, _ = interleaved_ratio(
+        _passes_of(alone, collects=method != "local"), _round_of(client, received), repeats=repeats, warm_up=1
+    )
+    return ratio
+
+
+def shares() -> Table:
+    table = Table("method", "mini-8: least", "mean", "most", LARGE)
+    for method in METHODS:
+        small = [share(method, body, repeats=7) for body in MODEL_GROUPS["mini-8"].bodies]
+        figures = (min(small), fmean(small), max(small), share(method, LARGE, repeats=3))
+        table.add_row(method, *(f"{100 * figure:.0f} %" for figure in figures))
+    return table
+
+
+if __name__ == "__main__":
+    # in a thread, as daemons train: glibc gives what the main thread frees back to the system at every step
+    with ThreadPoolExecutor(1) as thread:
+        Console().print(thread.submit(shares).result())
