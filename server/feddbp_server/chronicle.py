@@ -86,9 +86,10 @@ class Chronicle:
         self.incident(client.client_id, f"could not do round {round_number}: {shown}")
 
     def refused(self, call: str, refusal: RefusedError, *, peer: str) -> None:
+        """A flood of refusals is only counted: it must push nothing else out of sight."""
         if self.audit.note_refusal(call, refusal, client=refusal.client_id, peer=peer):
             log.warning("refused %s (%s): %s", call, refusal.reason_name, refusal)
-        self.incident(refusal.client_id, f"refused {call} ({refusal.reason_name}): {refusal}")
+            self.incident(refusal.client_id, f"refused {call} ({refusal.reason_name}): {refusal}")
 
     def storage(self, trouble: str) -> None:
         """Nothing can be kept because of a trouble; without one it can again."""
@@ -113,11 +114,14 @@ class Chronicle:
             case CloseRound(number, missing):
                 if missing:
                     log.warning("round %d closes without %s", number, _listed(missing))
+                    self.audit.note("closed_without", round=number, clients=sorted(missing))
+                    self.incident(None, f"round {number} closed without {_listed(missing)}")
             case DeadlineExtended(number, extension, missing):
                 log.warning("round %d: extension %d, waiting for %s", number, extension, _listed(missing))
                 self.incident(None, f"round {number} extended; missing: {_listed(missing)}")
             case MembersDropped(clients):
                 log.warning("dropped until they join again: %s", _listed(clients))
+                self.audit.note("dropped", clients=sorted(clients))
                 self.incident(None, f"dropped until they join again: {_listed(clients)}")
             case RoundAbandoned(number):
                 log.warning(

@@ -111,7 +111,8 @@ class Coordinator:
         self._clock = clock
         self._lock = asyncio.Lock()
         self._joining = asyncio.Lock()
-        self._started_at = time.time()
+        self._started_at = clock()
+        """As if all the time for which the run was served had been without a break."""
         self._deadline = Alarm(lambda: self._spawn(self._apply_quietly(TimePassed())), clock)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -142,7 +143,7 @@ class Coordinator:
         if text is None:
             return
         progress = Progress.from_json(text)
-        self._started_at = progress.started_at
+        self._started_at = self._clock() - progress.seconds
         number = progress.state.round
         uploads = await self._store.run(lambda store: store.uploads(number))
         timed = progress.state.phase in (Phase.COLLECTING, Phase.EVALUATING) and self.policy.deadline is not None
@@ -357,7 +358,7 @@ class Coordinator:
         self.status_changed.publish()
 
     def _progress(self, state: RunState) -> str:
-        return Progress(state=state, started_at=self._started_at).to_json()
+        return Progress(state=state, seconds=self._clock() - self._started_at).to_json()
 
     async def _apply_in_the_end(self, event: Event, learnt: Payload | None = None) -> None:
         """For what nobody would send again: waits until it can be made durable, or the server goes away."""
@@ -456,7 +457,7 @@ class Coordinator:
             outcome=self.state.phase,
             reason=self.state.reason,
             completed_rounds=self.state.round,
-            seconds=max(0.0, time.time() - self._started_at),  # the wall clock may have been set back
+            seconds=self._clock() - self._started_at,
             prototypes_sha256=self.aggregator.sha256,
         )
         self.results.complete(reports)

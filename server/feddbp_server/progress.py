@@ -14,8 +14,8 @@ class Progress:
     """What of a state survives a restart: neither connections nor deadlines, and uploads have a table of their own."""
 
     state: RunState
-    started_at: float
-    """Wall-clock time of the first start of the run."""
+    seconds: float
+    """For which the run has been served, by all its servers so far."""
 
     def to_json(self) -> str:
         state = self.state
@@ -30,7 +30,7 @@ class Progress:
                 "observers": sorted(state.observers),
                 "extensions": state.extensions,
                 "reason": state.reason,
-                "started_at": self.started_at,
+                "seconds": self.seconds,
             }
         )
 
@@ -47,7 +47,7 @@ class Progress:
             extensions=stored["extensions"],
             reason=stored["reason"],
         )
-        return cls(state=state, started_at=stored["started_at"])
+        return cls(state=state, seconds=stored["seconds"])
 
 
 def differs(before: RunState, after: RunState) -> bool:

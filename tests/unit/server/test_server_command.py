@@ -297,3 +297,16 @@ def test_a_complaint_does_not_wait_for_the_server_to_load() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_products_are_made_in_one_thread_whatever_the_machine_has() -> None:
+    code = (
+        "import numpy\n"
+        "from threadpoolctl import threadpool_info\n"
+        "from feddbp_server.process import prepare_process\n"
+        "prepare_process()\n"
+        "print({pool['num_threads'] for pool in threadpool_info() if pool['user_api'] == 'blas'})\n"
+    )
+    many = {**os.environ, "OPENBLAS_NUM_THREADS": "4"}
+    told = subprocess.run([sys.executable, "-c", code], env=many, capture_output=True, text=True, check=True)
+    assert told.stdout == "{1}\n"
