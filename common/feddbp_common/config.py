@@ -60,7 +60,7 @@ class DataConfig(_Frozen):
     def _fill_in_classes(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        known = DATASETS.get(values.get("dataset", "digits"))
+        known = DATASETS.get(str(values.get("dataset", "digits")))
         if known is not None and values.get("classes") is None:
             return {**values, "classes": known.classes}
         names = values.get("class_names")
@@ -134,9 +134,10 @@ class RunConfig(_Frozen):
         if not isinstance(values, dict) or not isinstance(values.get("method"), str):
             return values
         method, settings = split_preset(values["method"])
-        if not settings:
-            return values
-        return {**values, "method": method, "method_settings": {**settings, **values.get("method_settings", {})}}
+        given = values.get("method_settings", {})
+        if not settings or not isinstance(given, dict):
+            return {**values, "method": method}
+        return {**values, "method": method, "method_settings": {**settings, **given}}
 
     @model_validator(mode="after")
     def _settings_fit_method(self) -> Self:

@@ -10,9 +10,19 @@ from pathlib import Path
 
 
 def replace_text(path: Path, text: str) -> None:
+    """Durable once it returns."""
     partial = path.with_name(path.name + ".part")
-    partial.write_text(text, encoding="utf-8")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        # else the name may outlive a power cut and the content not
+        os.fsync(file.fileno())
     partial.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 def append_line(file: io.FileIO, line: str) -> None:

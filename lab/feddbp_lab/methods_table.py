@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
-from rich import box
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from feddbp_common.catalog import FEATURE_DIM
@@ -20,6 +18,7 @@ from feddbp_common.config import MAX_CLASSES, MAX_CLIENTS
 from feddbp_common.errors import ExitCode
 from feddbp_common.methods import METHODS, PRESET_MARK, ExchangeShape, Method, method_named
 from feddbp_common.methods.cargo import Cargo, ImageShape
+from feddbp_lab.plain_table import plain_table
 from feddbp_lab.units import NOTHING
 
 PROG: Final = "feddbp methods"
@@ -128,13 +127,6 @@ def _number(most: int, *, least: int = 2) -> Callable[[str], int]:
         return int(text)
 
     return number
-
-
-def plain_table(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False)
-    for column in columns:
-        table.add_column(column)
-    return table
 
 
 def _choices(field: FieldInfo) -> list[str]:

@@ -42,7 +42,10 @@ def run_campaign(given: str, config: ExperimentConfig, *, only: Sequence[str]) -
     check_installed("an experiment")
     store = ExperimentStore(what.out)
     with store.only_runner():
-        store.keep(_with_earlier_seeds(spec, asked.plan, store))
+        store.plans()  # one that cannot be read is told now, and not by the report after hours of work
+        plan = _with_earlier_seeds(spec, asked.plan, store)
+        _tell_of_others(plan, store)
+        store.keep(plan)
         left = _not_done(cells, store, keep_state=config.where.keep_state)
         print(_greeting(asked.plan, cells, left, config), flush=True)
         code = asyncio.run(_run(store, left, config)) if left else ExitCode.OK
@@ -65,7 +68,24 @@ def _with_earlier_seeds(spec: ExperimentSpec, asked: Plan, store: ExperimentStor
                 f"{store.path} holds {asked.name} with {what} {_told(there)}, not {_told(here)}; "
                 "give the same, or another --out"
             )
-    return expand(spec, seeds={*earlier.seeds, *asked.seeds}, profile=asked.profile, overrides=asked.overrides).plan
+    begun = {seed for seed in earlier.seeds if _is_begun(earlier, seed, store)}
+    return expand(spec, seeds={*begun, *asked.seeds}, profile=asked.profile, overrides=asked.overrides).plan
+
+
+def _is_begun(plan: Plan, seed: int, store: ExperimentStore) -> bool:
+    cells = (point.cells[seed] for part in plan.parts for point in part.points)
+    return any(store.folder(cell).state is not CellState.WAITING for cell in cells)
+
+
+def _tell_of_others(plan: Plan, store: ExperimentStore) -> None:
+    """A grid may have changed since it was run last; what it had then is not lost, but no longer reported."""
+    earlier = store.plan(plan.name)
+    if earlier is None:
+        return
+    left_out = set(earlier.cell_ids) - set(plan.cell_ids)
+    done = sum(store.folder(cell).state is CellState.DONE for cell in left_out)
+    if done:
+        print(f"{plan.name} has changed since it was run here last: {_cells(done)} kept but no longer reported")
 
 
 def _told(value: Any) -> str:

@@ -38,17 +38,24 @@ def facts_of(plan: Plan, outcomes: Outcomes) -> str:
     shared = [text.format(value) for option, text in _FACTS if (value := outcomes.common(option)) is not None]
     profile = [f"profile {plan.profile}"] if plan.profile else []
     images = [
-        f"{DATASETS[name].title}: {count:,} images" for name, count in outcomes.images.items() if name in DATASETS
+        f"{DATASETS[name].title}: {' or '.join(f'{count:,}' for count in counts)} images"
+        for name, counts in outcomes.images.items()
+        if name in DATASETS
     ]
     told = "; ".join(filter(None, (", ".join([*profile, *shared]), ", ".join(images))))
     return f"{told[0].upper()}{told[1:]}." if told else ""
 
 
 def gaps_of(plan: Plan, outcomes: Outcomes) -> str:
-    """Nothing, once every cell is done."""
+    """What is missing or does not fit; nothing, once every cell is done and was run on the same data."""
     total = len(plan.cell_ids)
     told = [
         f"{len(outcomes.missing)} of {total} cells are not done yet." if outcomes.missing else "",
         f"{len(outcomes.failures)} of {total} cells failed." if outcomes.failures else "",
+        *(
+            f"Cells on {DATASETS[name].title} were run with different amounts of data and do not compare."
+            for name, counts in outcomes.images.items()
+            if len(counts) > 1
+        ),
     ]
     return " ".join(filter(None, told))

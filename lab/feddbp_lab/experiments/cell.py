@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Final
 
 from feddbp_common.catalog import DATASETS
 from feddbp_common.config import RunConfig
+
+_READABLE: Final = 150
+"""Characters of an id at most before the fingerprint: it is the name of a directory."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +36,8 @@ class Cell:
     @property
     def id(self) -> str:
         """Readable, and with the fingerprint of the whole configuration at its end."""
-        readable = re.sub(r"[^\w.=-]+", "_", "-".join(self.words))
-        return f"{readable}-{self.run.fingerprint}"
+        readable = re.sub(r"[^\w.=-]+", "_", "-".join(self.words), flags=re.ASCII)
+        return f"{readable[:_READABLE]}-{self.run.fingerprint}"
 
     @property
     def title(self) -> str:

@@ -20,8 +20,8 @@ from feddbp_lab.experiments.report import write_report
 from feddbp_lab.experiments.spec import BUILT_IN, load_experiment
 from feddbp_lab.experiments.status import show_status
 from feddbp_lab.experiments.store import ExperimentStore
-from feddbp_lab.methods_table import plain_table
 from feddbp_lab.needs import check_installed
+from feddbp_lab.plain_table import plain_table
 
 PROG: Final = "feddbp experiment"
 

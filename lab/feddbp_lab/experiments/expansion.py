@@ -21,6 +21,7 @@ from feddbp_lab.experiments.plan import Axis, Part, Plan, Point, Value
 from feddbp_lab.experiments.profiles import Profile, profile_named
 from feddbp_lab.experiments.spec import ExperimentSpec, PartSpec, flattened
 
+_METHOD: Final = "method"
 _EPOCHS: Final = "training.local_epochs"
 _SETTINGS: Final = "method_settings"
 _OPTIONS: Final = frozenset(".".join(option.location) for option in options_of(RunConfig))
@@ -65,7 +66,7 @@ def expand(
     plan = Plan(
         name=spec.name,
         title=spec.title,
-        note=" ".join(filter(None, (spec.note, _scaling_note(spec, chosen)))),
+        note=" ".join(filter(None, (spec.note, _scaling_note(spec, chosen), _settings_note(chosen, cells.values())))),
         profile=profile,
         overrides=given,
         seeds=seeds,
@@ -88,20 +89,21 @@ def _part(
         **_leaves(part.base, "base"),
     }
     _check_names(overrides, "--override")
-    for name in overrides:
-        if name in part.axes:
-            raise ConfigurationError(f"--override {name}: it is one of the experiment's axes")
     choices = {
         name: [_choice(name, value, profile if spec.scale_epochs else None) for value in values]
         for name, values in part.axes.items()
     }
+    for axis, listed in choices.items():
+        for name in overrides:
+            if any(name in choice.options for choice in listed):
+                raise ConfigurationError(f"--override {name}: the experiment's axis {axis!r} sets it")
     points = []
     for at in itertools.product(*(range(len(listed)) for listed in choices.values())):
         options = {**base, **overrides}
         for listed, index in zip(choices.values(), at, strict=True):
             options.update(listed[index].options)
         if profile is not None:
-            method, _ = split_preset(options.get("method", _DEFAULT_METHOD))
+            method, _ = split_preset(str(options.get("method", _DEFAULT_METHOD)))
             options = {**profile.options_for(method), **options}
         made = {seed: Cell(_run_config({**options, "seed": seed})) for seed in seeds}
         cells.update({cell.id: cell for cell in made.values()})
@@ -132,6 +134,10 @@ def _choice(axis: str, value: Any, scaled_by: Profile | None) -> _Choice:
         return _variant(axis, value)
     if isinstance(value, dict | list):
         raise ConfigurationError(f"axes.{axis}: {value!r} is not a single value")
+    if axis == _METHOD:
+        method, settings = split_preset(str(value))
+        preset = {f"{_SETTINGS}.{name}": setting for name, setting in settings.items()}
+        return _Choice(value=Value(key=str(value), label=value_label(axis, value)), options={axis: method, **preset})
     if axis == _EPOCHS and scaled_by is not None and isinstance(value, int):
         return _scaled(value, scaled_by.scaled_epochs(value))
     return _Choice(value=Value(key=str(value), label=value_label(axis, value)), options={axis: value})
@@ -157,6 +163,9 @@ def _variant(axis: str, value: Any) -> _Choice:
 def _leaves(table: Mapping[str, Any], where: str) -> dict[str, Any]:
     leaves = dict(flattened(table))
     _check_names(leaves, where)
+    for name, value in leaves.items():
+        if isinstance(value, list):
+            raise ConfigurationError(f"{where}.{name}: {value!r} is not a single value; lists belong under axes")
     return leaves
 
 
@@ -196,6 +205,17 @@ def _run_config(options: Mapping[str, Any]) -> RunConfig:
     if run.data.dataset == CUSTOM_DATASET:
         raise ConfigurationError("data.dataset: only public data sets can be split; custom data are a client's own")
     return run
+
+
+def _settings_note(profile: Profile | None, cells: Iterable[Cell]) -> str:
+    """What of a method the profile has changed, lest anyone takes it for the method's own."""
+    told: dict[str, None] = {}
+    for run in (cell.run for cell in cells):
+        defaults = run.method_spec.settings().model_dump(mode="json")
+        for name, value in (profile.method_settings.get(run.method, {}) if profile else {}).items():
+            if run.method_settings[name] == value != defaults[name]:
+                told[f"{run.method_spec.title} runs with {name} = {value} instead of {defaults[name]}."] = None
+    return " ".join(told)
 
 
 def _scaling_note(spec: ExperimentSpec, profile: Profile | None) -> str:

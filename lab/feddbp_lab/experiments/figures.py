@@ -26,9 +26,12 @@ _FIGURE_STYLE: Final[dict[Any, Any]] = {
     "svg.hashsalt": "feddbp",
 }
 _AXES_INCHES: Final = (3.0, 2.3)
-_LEFT, _RIGHT, _BOTTOM, _TOP = 0.5, 0.95, 0.42, 0.28
-"""Inches around the axes of a panel: for numbers on the left, names of lines on the right."""
+_LEFT, _BOTTOM, _TOP = 0.5, 0.42, 0.28
+"""Inches around the axes of a panel; on the right, names of lines take what they need."""
+_LEAST_RIGHT: Final = 0.95
 _NAME_POINTS: Final = 7.0
+_NAME_WIDTH: Final = 0.62 * _NAME_POINTS / 72
+"""Inches of a character, about; names are set in bold at most."""
 
 
 def draw_panels(panels: Sequence[Panel], stem: Path) -> tuple[Path, Path]:
@@ -38,7 +41,9 @@ def draw_panels(panels: Sequence[Panel], stem: Path) -> tuple[Path, Path]:
     from matplotlib.figure import Figure
 
     wide, high = _AXES_INCHES
-    panel_width, height = _LEFT + wide + _RIGHT, _BOTTOM + high + _TOP
+    longest = max((len(line.name) for panel in panels for line in panel.lines), default=0)
+    right = max(_LEAST_RIGHT, 0.05 * wide + _NAME_WIDTH * longest)
+    panel_width, height = _LEFT + wide + right, _BOTTOM + high + _TOP
     width = panel_width * len(panels)
     with mpl.rc_context(_FIGURE_STYLE):
         figure = Figure(figsize=(width, height))
@@ -93,7 +98,8 @@ def _name_lines(axes: Axes, panel: Panel) -> None:
     named = [(line, look) for line, look in zip(panel.lines, _looks(panel.lines), strict=True) if line.y]
     bottom, top = axes.get_ylim()
     ends = [(line.y[-1] - bottom) / (top - bottom) for line, _ in named]
-    heights = spread_out(ends, gap=1.25 * _NAME_POINTS / 72 / _AXES_INCHES[1], most=1.0)
+    gap = 1.25 * _NAME_POINTS / 72 / _AXES_INCHES[1]
+    heights = spread_out(ends, gap=min(gap, 1.0 / max(1, len(named) - 1)), least=0.0, most=1.0)
     for (line, look), end, height in zip(named, ends, heights, strict=True):
         axes.annotate(
             line.name,
@@ -117,24 +123,22 @@ def _name_lines(axes: Axes, panel: Panel) -> None:
         )
 
 
-def spread_out(heights: Sequence[float], *, gap: float, most: float) -> list[float]:
-    """The heights, moved apart as little as makes them differ by the gap and none exceed the most; order stays."""
+def spread_out(heights: Sequence[float], *, gap: float, least: float, most: float) -> list[float]:
+    """The heights, moved apart as little as makes them differ by the gap and stay between the bounds; order stays."""
+
+    def bottom(block: list[int]) -> float:
+        extent = gap * (len(block) - 1)
+        middle = sum(heights[index] for index in block) / len(block)
+        return max(least, min(middle - extent / 2, most - extent))
+
     blocks: list[list[int]] = []
     for index in sorted(range(len(heights)), key=lambda index: heights[index]):
         blocks.append([index])
         # blocks that would overlap become one, around the mean of where its members want to be
-        while len(blocks) > 1 and _bottom(blocks[-2], heights, gap, most) + gap * len(blocks[-2]) > _bottom(
-            blocks[-1], heights, gap, most
-        ):
+        while len(blocks) > 1 and bottom(blocks[-2]) + gap * len(blocks[-2]) > bottom(blocks[-1]):
             blocks[-2:] = [[*blocks[-2], *blocks[-1]]]
     placed = [0.0] * len(heights)
     for block in blocks:
         for number, index in enumerate(block):
-            placed[index] = _bottom(block, heights, gap, most) + number * gap
+            placed[index] = bottom(block) + number * gap
     return placed
-
-
-def _bottom(block: list[int], heights: Sequence[float], gap: float, most: float) -> float:
-    extent = gap * (len(block) - 1)
-    middle = sum(heights[index] for index in block) / len(block)
-    return min(middle - extent / 2, most - extent)

@@ -31,6 +31,7 @@ _FAILURE_NAME: Final = "failure.json"
 _LOCK_NAME: Final = ".running"
 _STATE_DIRS: Final = ("server", "clients")
 FINISHED: Final = "finished"
+_ANEW: Final = "remove the cell's folder to run it anew"
 
 
 class CellState(StrEnum):
@@ -45,6 +46,10 @@ class CellState(StrEnum):
 
 class OtherRunError(FedDBPError):
     """The folder of a cell holds another run than its name says."""
+
+
+class DamagedError(FedDBPError):
+    """A file of a cell is not what was once written."""
 
 
 class UnfinishedError(FedDBPError):
@@ -96,7 +101,7 @@ class CellFolder:
         config = self.path / _CONFIG_NAME
         told = run.model_dump(mode="json")
         if config.exists():
-            _check_same(json.loads(config.read_text(encoding="utf-8")), told, config)
+            _check_same(self._config(), told, config)
         else:
             replace_text(config, json.dumps(told, indent=2) + "\n")
         (self.path / _FAILURE_NAME).unlink(missing_ok=True)
@@ -136,19 +141,34 @@ class CellFolder:
         return Failure(cause=told["cause"], exit_code=told["exit_code"], last_lines=tuple(told["last_lines"]))
 
     def results(self) -> RunResults:
-        return RunResults.read(self.path)
+        """Of a cell that is done; raises DamagedError where they cannot be read."""
+        try:
+            return RunResults.read(self.path)
+        except (OSError, ValueError, KeyError) as error:
+            raise DamagedError(f"its results cannot be read ({error}); {_ANEW}") from None
 
     def progress(self) -> tuple[int, int]:
         """Completed rounds, and rounds in all, of a cell that was begun."""
-        config = json.loads((self.path / _CONFIG_NAME).read_text(encoding="utf-8"))
+        config = self._config()
         lines = MetricsTail(self.path / "server" / METRICS_NAME).new_lines()
         reports = Counter(line["round"] for line in lines)
         complete = [number for number, count in reports.items() if count >= config["clients"]]
         return max(complete, default=0), config["rounds"]
 
     def _outcome(self) -> str:
-        summary = json.loads((self.path / "server" / SUMMARY_NAME).read_text(encoding="utf-8"))
-        return str(summary["outcome"])
+        """Of the federation whose state is here; empty if that cannot be read."""
+        try:
+            return str(json.loads((self.path / "server" / SUMMARY_NAME).read_text(encoding="utf-8"))["outcome"])
+        except (ValueError, KeyError):
+            return ""
+
+    def _config(self) -> dict[str, Any]:
+        path = self.path / _CONFIG_NAME
+        try:
+            config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise DamagedError(f"{path} cannot be read ({error}); {_ANEW}") from None
+        return config
 
     def _drop_state(self) -> None:
         for name in _STATE_DIRS:
@@ -161,6 +181,5 @@ def _check_same(stored: dict[str, Any], given: dict[str, Any], path: Path) -> No
     for name in sorted({*there, *here}):
         if there.get(name) != here.get(name):
             raise OtherRunError(
-                f"{path} is of another run ({name} is {there.get(name)!r} there and {here.get(name)!r} here); "
-                "remove its folder to run the cell anew"
+                f"{path} is of another run ({name} is {there.get(name)!r} there and {here.get(name)!r} here); {_ANEW}"
             )

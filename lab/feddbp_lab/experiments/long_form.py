@@ -28,13 +28,13 @@ def as_csv(plan: Plan, outcomes: Outcomes) -> str:
 def _lines(part: Part, outcomes: Outcomes) -> Iterator[dict[str, Any]]:
     for place in part.places([axis.name for axis in part.axes]):
         measured = outcomes.at(part.point(place))
-        counting = measured.results[0].inference if measured.results else ""
-        for rule in dict.fromkeys(rule for result in measured.results for rule in result.curves) or [""]:
+        counting = {result.inference for result in measured.results}
+        for rule in measured.rules() or [""]:
             yield {
                 "part": part.title,
                 **{name: part.axis(name).values[index].key for name, index in place.items()},
                 "rule": rule,
-                "counts": "yes" if rule == counting else "no",
+                "counts": "yes" if rule in counting else "no",
                 "seeds": measured.seeds,
                 "done": len(measured.results),
                 "failed": measured.failed,
@@ -47,26 +47,33 @@ def _lines(part: Part, outcomes: Outcomes) -> Iterator[dict[str, Any]]:
 
 def _spread(name: str, spread: Spread | None) -> dict[str, Any]:
     if spread is None:
-        return {f"{name}_mean": "", f"{name}_std": "", f"{name}_by_seed": ""}
+        return {f"{name}_mean": "", f"{name}_std": ""}
     return {
         f"{name}_mean": spread.mean,
         f"{name}_std": "" if spread.deviation is None else spread.deviation,
-        f"{name}_by_seed": " ".join(map(str, spread.values)),
+        **{f"{name}_seed_{seed}": value for seed, value in spread.of_seed.items()},
     }
 
 
 def _difference(part: Part, outcomes: Outcomes, place: Place, rule: str) -> float | str:
-    """Of the best to that of the row others are compared with, whose own rule counts, in the same column."""
+    """Of the best to that of the row others are compared with, in the same column.
+
+    What counts is compared with what counts there, whatever its rule; any other rule with the same one.
+    """
     reference = next((row for row in part.places(part.report.rows) if part.key(row) == part.report.compare), None)
-    if reference is None:
+    if reference is None or {**place, **reference} == place:
         return ""
-    here, there = outcomes.at(part.point(place)).best(rule), outcomes.at(part.point({**place, **reference})).best()
-    return here.mean - there.mean if here and there else ""
+    measured = outcomes.at(part.point(place))
+    counts = any(result.inference == rule for result in measured.results)
+    here, there = measured.best(rule), outcomes.at(part.point({**place, **reference})).best(None if counts else rule)
+    above = here.above(there) if here and there else None
+    return "" if above is None else above
 
 
 def _paper(part: Part, place: Place) -> dict[str, Any]:
     report = part.report
-    row, column = ({name: place[name] for name in names} for names in (report.rows, report.columns))
+    across = [*report.columns, *([report.x] if report.x else [])]
+    row, column = ({name: place[name] for name in names} for names in (report.rows, across))
     value = printed_in(report.paper, part.paper_key(row), part.paper_key(column))
     if value is None:
         return {"paper_mean": "", "paper_std": ""}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from feddbp_lab.experiments.folder import CellState, Failure
+from feddbp_lab.experiments.folder import CellState, DamagedError, Failure
 from feddbp_lab.experiments.plan import Plan, Point
 from feddbp_lab.experiments.spec import flattened
 from feddbp_lab.experiments.store import ExperimentStore
@@ -59,18 +59,23 @@ def _curves(lines: Iterable[dict[str, Any]]) -> dict[str, Curve]:
 
 @dataclass(frozen=True)
 class Spread:
-    """A quantity over seeds."""
+    """A quantity by seed."""
 
-    values: tuple[float, ...]
+    of_seed: Mapping[int, float]
 
     @property
     def mean(self) -> float:
-        return fmean(self.values)
+        return fmean(self.of_seed.values())
 
     @property
     def deviation(self) -> float | None:
         """Of a sample; none of a single value."""
-        return stdev(self.values) if len(self.values) > 1 else None
+        return stdev(self.of_seed.values()) if len(self.of_seed) > 1 else None
+
+    def above(self, other: Spread) -> float | None:
+        """By how much on average, over the seeds both have: another seed is another split of the data."""
+        common = self.of_seed.keys() & other.of_seed.keys()
+        return fmean(self.of_seed[seed] - other.of_seed[seed] for seed in common) if common else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +84,15 @@ class Measured:
 
     seeds: int
     failed: int
-    results: tuple[CellResult, ...]
+    of_seed: Mapping[int, CellResult]
+
+    @property
+    def results(self) -> Collection[CellResult]:
+        return self.of_seed.values()
+
+    def rules(self) -> list[str]:
+        """Every rule of inference that was recorded."""
+        return list(dict.fromkeys(rule for result in self.results for rule in result.curves))
 
     def best(self, rule: str | None = None) -> Spread | None:
         return self._over_seeds(rule, lambda curve: max(curve.values()))
@@ -94,8 +107,8 @@ class Measured:
         return {number: fmean(curve[number] for curve in curves) for number in sorted(common)}
 
     def _over_seeds(self, rule: str | None, of_curve: Callable[[Curve], float]) -> Spread | None:
-        values = tuple(of_curve(curve) for result in self.results if (curve := result.curve(rule)))
-        return Spread(values) if values else None
+        found = {seed: of_curve(curve) for seed, result in self.of_seed.items() if (curve := result.curve(rule))}
+        return Spread(found) if found else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,24 +127,29 @@ class Outcomes:
         for name in plan.cell_ids:
             folder = store.folder(name)
             if folder.state is CellState.DONE:
-                done[name] = CellResult.of(folder.results())
+                try:
+                    done[name] = CellResult.of(folder.results())
+                except DamagedError as error:
+                    failures[name] = Failure.of(error)
             elif folder.state is CellState.FAILED and (failure := folder.failure()) is not None:
                 failures[name] = failure
         missing = tuple(name for name in plan.cell_ids if name not in done and name not in failures)
         return cls(done=done, failures=failures, missing=missing)
 
     def at(self, point: Point) -> Measured:
-        cells = list(point.cells.values())
         return Measured(
-            seeds=len(cells),
-            failed=sum(name in self.failures for name in cells),
-            results=tuple(self.done[name] for name in cells if name in self.done),
+            seeds=len(point.cells),
+            failed=sum(name in self.failures for name in point.cells.values()),
+            of_seed={seed: self.done[name] for seed, name in point.cells.items() if name in self.done},
         )
 
     @property
-    def images(self) -> dict[str, int]:
+    def images(self) -> dict[str, list[int]]:
         """By data set, how many there were: a data directory may hold less than was published."""
-        return {result.options["data.dataset"]: result.images for result in self.done.values()}
+        found: dict[str, set[int]] = defaultdict(set)
+        for result in self.done.values():
+            found[result.options["data.dataset"]].add(result.images)
+        return {dataset: sorted(counts) for dataset, counts in found.items()}
 
     def common(self, option: str) -> Any:
         """The value of an option all cells have, or None if they differ or there are none."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -88,16 +88,16 @@ class Runner:
         self.display.begin(cell)
         try:
             with folder.hold():
-                try:
-                    await self._federate(cell, device)
-                    results = folder.finish(keep_state=self.keep_state)
-                except (FedDBPError, OSError, ValueError, KeyError) as error:  # the last two: a file is damaged
-                    failure = Failure.of(error)
-                    folder.fail(failure)
-                    self.failed.append(cell)
-                    self.display.failed(cell, failure)
-                else:
-                    self.display.done(cell, results.summary)
+                await self._federate(cell, device)
+                results = folder.finish(keep_state=self.keep_state)
+        except (FedDBPError, OSError, ValueError, KeyError) as error:  # the last two: a file is damaged
+            failure = Failure.of(error)
+            with suppress(OSError):  # a full disk is told on the screen at least, and the other cells have their turn
+                folder.fail(failure)
+            self.failed.append(cell)
+            self.display.failed(cell, failure)
+        else:
+            self.display.done(cell, results.summary)
         finally:
             self.display.end(cell)
 

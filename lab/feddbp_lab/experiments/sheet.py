@@ -73,7 +73,7 @@ def accuracy_text(entry: Entry) -> str:
     if best is None:
         return "failed" if measured.failed else NOTHING
     text = _plus_minus(best.mean, best.deviation)
-    there = len(best.values)
+    there = len(best.of_seed)
     return text if there == measured.seeds else f"{text} ({there} of {measured.seeds})"
 
 

@@ -9,9 +9,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from feddbp_lab.experiments.folder import CellState
+from feddbp_lab.experiments.folder import CellState, DamagedError, Failure
 from feddbp_lab.experiments.store import ExperimentStore
-from feddbp_lab.methods_table import plain_table
+from feddbp_lab.plain_table import plain_table
 
 
 def show_status(store: ExperimentStore, *, as_json: bool) -> None:
@@ -59,7 +59,10 @@ def _cell(store: ExperimentStore, name: str) -> dict[str, Any]:
     folder = store.folder(name)
     told: dict[str, Any] = {"state": folder.state.value}
     if folder.state in (CellState.RUNNING, CellState.INTERRUPTED):
-        told["rounds"] = folder.progress()
+        try:
+            told["rounds"] = folder.progress()
+        except DamagedError as error:
+            told["failure"] = vars(Failure.of(error))
     failure = folder.failure()
     if failure is not None and folder.state is CellState.FAILED:
         told["failure"] = vars(failure)

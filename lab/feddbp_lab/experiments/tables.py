@@ -21,7 +21,6 @@ class Entry:
 
     measured: Measured
     best: Spread | None
-    last: Spread | None
     paper: PaperValue | None
     difference: float | None = None
     rank: int | None = None
@@ -89,13 +88,13 @@ def _head(value: str, rule: str | None) -> str:
 def _entry(part: Part, outcomes: Outcomes, row: Place, column: Place, rule: str | None) -> Entry:
     measured = outcomes.at(part.point({**row, **column}))
     paper = printed_in(part.report.paper, part.paper_key(row), part.paper_key(column))
-    return Entry(measured=measured, best=measured.best(rule), last=measured.last(rule), paper=paper)
+    return Entry(measured=measured, best=measured.best(rule), paper=paper)
 
 
 def _rules(part: Part, outcomes: Outcomes) -> list[str | None]:
     """Every rule a cell of the part has recorded; before there is any, the one that counts."""
-    results = itertools.chain.from_iterable(outcomes.at(point).results for point in part.points)
-    return list(dict.fromkeys(rule for result in results for rule in result.curves)) or [None]
+    found = itertools.chain.from_iterable(outcomes.at(point).rules() for point in part.points)
+    return list(dict.fromkeys(found)) or [None]
 
 
 def _compared(rows: Iterable[Row], key: str | None) -> list[Row]:
@@ -108,7 +107,7 @@ def _compared(rows: Iterable[Row], key: str | None) -> list[Row]:
 
 def _compared_row(row: Row, reference: Row) -> Row:
     entries = tuple(
-        replace(entry, difference=entry.best.mean - other.best.mean) if entry.best and other.best else entry
+        replace(entry, difference=entry.best.above(other.best)) if entry.best and other.best else entry
         for entry, other in zip(row.entries, reference.entries, strict=True)
     )
     return replace(row, entries=entries)
@@ -120,11 +119,18 @@ def _ranked(rows: list[Row]) -> tuple[Row, ...]:
 
 
 def _ranked_column(entries: Iterable[Entry]) -> list[Entry]:
-    """Marks the best and the second; what is printed alike shares a rank."""
+    """Marks the best and the second of those with all the seeds there are; what is printed alike shares a rank."""
     listed = list(entries)
-    means = {_printed(entry.best) for entry in listed if entry.best}
-    rank = {mean: number for number, mean in enumerate(sorted(means, reverse=True)[:_PLACES], start=1)}
-    return [replace(entry, rank=rank.get(_printed(entry.best))) if entry.best else entry for entry in listed]
+    most = max((len(entry.best.of_seed) for entry in listed if entry.best), default=0)
+    ranked = {
+        number: entry.best for number, entry in enumerate(listed) if entry.best and len(entry.best.of_seed) == most
+    }
+    means = sorted({_printed(best) for best in ranked.values()}, reverse=True)[:_PLACES]
+    rank = {mean: place for place, mean in enumerate(means, start=1)}
+    return [
+        replace(entry, rank=rank.get(_printed(ranked[number]))) if number in ranked else entry
+        for number, entry in enumerate(listed)
+    ]
 
 
 def _printed(spread: Spread) -> float:

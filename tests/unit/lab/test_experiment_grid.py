@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from experiment_samples import spec
+from experiment_samples import SMALL, spec
 
 from feddbp_common.errors import ConfigurationError
 from feddbp_lab.cli import main
 from feddbp_lab.experiments.cell import Cell
 from feddbp_lab.experiments.expansion import Expanded, expand, seeds_of
-from feddbp_lab.experiments.profiles import PROFILES, QUICK_EPOCHS, QUICK_ROUNDS
+from feddbp_lab.experiments.profiles import PROFILES
 from feddbp_lab.experiments.selection import selected
 from feddbp_lab.experiments.spec import BUILT_IN, load_experiment
 
@@ -44,6 +44,15 @@ def test_an_id_is_readable_and_follows_from_the_whole_configuration() -> None:
     assert cell.id == f"fd-digits-a0.1-mini-8-e10-r2-s3-{cell.run.fingerprint}"
     assert other.words == cell.words
     assert other.id != cell.id
+
+
+def test_an_id_is_a_name_a_directory_can_have() -> None:
+    settings = {"lambda_1": 0.123456789012, "lambda_2": 0.123456789012, "lambda_3": 0.123456789012, "tau": 0.123456789}
+    many = {**settings, "eta": 0.123456789012, "hard_negatives": "boundary", "branch": "mlp", "heads": "separate"}
+    (cell,) = expand(spec(axes={"method_settings": [many]}, report={}), seeds=(0,)).cells.values()
+    assert len("-".join(cell.words)) > 150
+    assert len(cell.id) < 200
+    assert cell.id.endswith(cell.run.fingerprint)
 
 
 def test_settings_that_are_not_the_default_are_in_the_id() -> None:
@@ -118,7 +127,7 @@ def test_profiles_are_as_large_as_they_say() -> None:
         for run in (cell.run for cell in built_in("table1").cells.values())
     }
     assert paper == (100, 10, "htfe-8", 0.01, 20)
-    assert quick == (QUICK_ROUNDS, QUICK_EPOCHS, "mini-8", 0.05, 20)
+    assert quick == (15, 2, "mini-8", 0.05, 20)
     assert seeds_of(load_experiment("table1"), "paper") == (0, 1, 2)
 
 
@@ -126,7 +135,7 @@ def test_local_epochs_shrink_with_the_profile_and_the_plan_says_so() -> None:
     plan = built_in("table2").plan
     epochs = next(axis for axis in plan.parts[0].axes if axis.name == "training.local_epochs")
     assert [value.paper for value in epochs.values] == ["1", "10", "20"]
-    assert [value.key for value in epochs.values] == ["1", str(QUICK_EPOCHS), str(2 * QUICK_EPOCHS)]
+    assert [value.key for value in epochs.values] == ["1", "2", "4"]
     assert "stand for the paper's 1/10/20" in plan.note
     assert built_in("table2", profile="paper").plan.note == ""
 
@@ -143,10 +152,14 @@ def test_a_file_of_ones_own_reads_like_the_built_in_ones(tmp_path: Path) -> None
 
 
 def test_a_preset_may_stand_where_a_method_does() -> None:
-    expanded = expand(spec(axes={"method": ["feddbp", "feddbp:gentle"]}, report={"rows": "method"}), seeds=(0,))
+    changed: dict[str, Any] = {"axes": {"method": ["feddbp", "feddbp:gentle"]}, "report": {"rows": "method"}}
+    expanded = expand(spec(**changed), seeds=(0,))
     plain, gentle = (cell.run for cell in expanded.cells.values())
     assert gentle.method == plain.method
     assert gentle.method_settings != plain.method_settings
+    # the axis decides, whatever holds for the rest of the grid
+    base = {"method_settings": {"lambda_2": 10.0}}
+    assert set(expand(spec(base={**SMALL["base"], **base}, **changed), seeds=(0,)).cells) == set(expanded.cells)
     (part,) = expanded.plan.parts
     assert [value.label for value in part.axis("method").values] == ["FedDBP", "FedDBP:gentle"]
 
@@ -162,6 +175,8 @@ def server_epochs(**of_file: Any) -> int:
 def test_a_server_that_trains_does_less_in_the_quick_profile_unless_the_file_says_otherwise() -> None:
     assert server_epochs() == 20
     assert server_epochs(base={"method_settings": {"server_epochs": 7}}) == 7
+    assert "FedTGP runs with server_epochs = 20 instead of 100." in built_in("table1").plan.note
+    assert "server_epochs" not in built_in("table1", profile="paper").plan.note
     ours = (cell.run for cell in built_in("table1").cells.values() if cell.run.method == "feddbp")
     assert all("server_epochs" not in run.method_settings for run in ours)
 
@@ -190,6 +205,16 @@ def test_the_file_wins_over_the_profile_and_an_override_over_the_file() -> None:
             "title = 'x'\n[base]\ntraining.local_epochs = 'many'\n[axes]\nmethod = ['fd']",
             "training.local_epochs: input should be a valid integer, unable to parse string as an integer (got 'many')",
         ),
+        (
+            "title = 'x'\n[base]\ndata.dataset = ['digits']\n[axes]\nmethod = ['fd']",
+            "base.data.dataset: ['digits'] is not a single value; lists belong under axes",
+        ),
+        ("title = 'x'\n[base]\nmethod = 3\n[axes]\ndata.alpha = [1]", "method: input should be a valid string"),
+        (
+            "title = 'x'\n[base]\nmethod = 'feddbp:gentle'\nmethod_settings = 3\n[axes]\ndata.alpha = [1]",
+            "method_settings: input should be a valid dictionary (got 3)",
+        ),
+        ("title = 'x'\n[axes]\nmethod = ['feddbp:rough']", "feddbp has no preset 'rough'; it has: gentle"),
         ("title = 'x'\n[axes]\nmethod = ['fedpoto']", "no method is called 'fedpoto'; did you mean 'fedproto'?"),
         ("title = 'x'\n[base]\nmethod_settings.tua = 1\n[axes]\nmethod = ['feddbp']", "feddbp has no setting 'tua'"),
         ("title = 'x'\n[axes]\ndata.dataset = ['mnist']", "no data set is called 'mnist'"),
@@ -244,7 +269,14 @@ def test_a_mistake_in_a_file_gets_one_line_and_exit_code_2(
         (["table1", "--out", "x", "--seeds", "one"], "--seeds: 'one' is not a list of numbers"),
         (["table1", "--out", "x", "--gpus", "0,1", "--jobs", "1"], "leaves some of the 2 GPUs without a cell"),
         (["table1", "--out", "x", "--only", "mnist"], "--only mnist: no cell of the experiment"),
-        (["table1", "--out", "x", "--override", "method=fd"], "--override method: it is one of the experiment's axes"),
+        (
+            ["table1", "--out", "x", "--override", "method=fd"],
+            "--override method: the experiment's axis 'method' sets it",
+        ),
+        (
+            ["table3", "--out", "x", "--override", "method_settings.hard_negatives=none"],
+            "--override method_settings.hard_negatives: the experiment's axis 'variant' sets it",
+        ),
         (["table1", "--out", "x", "--override", "ronds=1"], "--override: there is no option 'ronds'"),
     ],
 )
@@ -274,7 +306,7 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path, capsys: pyt
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / ".runner").mkdir()
     assert main(["experiment", "run", "table1", "--out", str(tmp_path / "out")]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    assert capsys.readouterr().err == f"feddbp: error: --out: {tmp_path}/out/.runner: Is a directory\n"
 
 
 def test_a_file_must_not_take_the_name_of_a_built_in_experiment(tmp_path: Path) -> None:

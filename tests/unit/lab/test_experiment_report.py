@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 from collections.abc import Mapping
 from html.parser import HTMLParser
@@ -77,7 +78,9 @@ def test_what_is_missing_or_failed_is_marked(tmp_path: Path) -> None:
     told = rows(markdown)
     assert told["Local training"][:2] == ["–", ""]
     assert told["FedProto"][:2] == ["failed", ""]
-    assert told["FedDBP"] == ["**80.50 ± 0.71**", "", "**80.00 (1 of 2)**", "+19.50"]
+    # compared over the seed both have, and not ranked among those that have more
+    assert told["FedDBP"] == ["**80.50 ± 0.71**", "", "80.00 (1 of 2)", "+20.00"]
+    assert told["FedProto"][2:] == ["**60.50 ± 0.71**", ""]
     assert "3 of 12 cells are not done yet. 2 of 12 cells failed." in markdown
     assert markdown.count("a <bad> day") == 2
     assert "a &lt;bad&gt; day" in (directory / "index.html").read_text()
@@ -111,8 +114,9 @@ def test_the_csv_has_best_and_last_of_every_rule_unrounded(tmp_path: Path) -> No
     assert float(line["best_mean"]) == pytest.approx(80.5)
     assert float(line["last_mean"]) == pytest.approx(78.5)
     assert float(line["best_std"]) == pytest.approx(0.5**0.5)
-    assert [float(value) for value in line["last_by_seed"].split()] == pytest.approx([78, 79])
+    assert [float(line[f"last_seed_{seed}"]) for seed in (0, 1)] == pytest.approx([78, 79])
     assert float(line["difference"]) == pytest.approx(20)
+    assert {entry["difference"] for entry in lines if entry["method"] == "fedproto"} == {""}
 
 
 def test_rules_of_inference_have_columns_of_their_own(tmp_path: Path) -> None:
@@ -266,8 +270,35 @@ def test_a_directory_nobody_ran_in_is_told_as_such(tmp_path: Path, capsys: pytes
         ([0.50, 0.52], [0.46, 0.56]),
         ([0.50, 0.50, 0.50], [0.40, 0.50, 0.60]),
         ([0.99, 0.98], [1.0, 0.9]),
+        ([0.01, 0.02], [0.0, 0.1]),
         ([], []),
     ],
 )
 def test_names_of_lines_are_moved_apart_as_little_as_needed(heights: list[float], expected: list[float]) -> None:
-    assert spread_out(heights, gap=0.1, most=1.0) == pytest.approx(expected)
+    assert spread_out(heights, gap=0.1, least=0.0, most=1.0) == pytest.approx(expected)
+
+
+def test_a_damaged_result_is_told_and_does_not_take_the_others_with_it(tmp_path: Path) -> None:
+    store, expanded = planned(tmp_path)
+    for cell in expanded.cells.values():
+        finish(store, cell, rising)
+    damaged = next(cell for cell in expanded.cells.values() if cell.run.method == "local")
+    (store.folder(damaged.id).path / "summary.json").write_text("")
+    write_report(store)
+    markdown = (store.report_dir / "small.md").read_text()
+    assert rows(markdown)["Local training"][0] == "failed"
+    assert rows(markdown)["FedDBP"][0] == "**80.00**"
+    assert f"Failed: `{damaged.id}`: its results cannot be read" in markdown
+
+
+def test_cells_on_unlike_data_are_told_apart(tmp_path: Path) -> None:
+    directory = reported(tmp_path)
+    assert "160 images" in (directory / "small.md").read_text()
+    summary = next(tmp_path.glob("cells/local*/summary.json"))
+    told = json.loads(summary.read_text())
+    told["per_client"].pop()
+    summary.write_text(json.dumps(told))
+    write_report(ExperimentStore(tmp_path))
+    markdown = (directory / "small.md").read_text()
+    assert "40 or 160 images" in markdown
+    assert "were run with different amounts of data and do not compare" in markdown

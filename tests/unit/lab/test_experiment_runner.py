@@ -208,9 +208,64 @@ def test_seeds_of_several_days_are_reported_together_but_profiles_do_not_mix(
     assert plan is not None
     assert plan.seeds == (0, 4)
     assert "over seeds 0, 4" in (out / "report" / "grid.md").read_text()
-    assert main(["experiment", "run", str(path), "--out", str(out), "--override", "clients=3"]) == 2
-    told = capsys.readouterr().err
-    assert "holds grid with overrides none, not clients=3; give the same, or another --out" in told
+    for other, told in (
+        (["--override", "clients=3"], "holds grid with overrides none, not clients=3"),
+        (["--profile", "quick"], "holds grid with profile none, not quick"),
+    ):
+        assert main(["experiment", "run", str(path), "--out", str(out), *other]) == 2
+        assert f"{told}; give the same, or another --out" in capsys.readouterr().err
+
+
+def test_a_grid_that_has_changed_is_told_of_what_is_no_longer_in_it(
+    tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "grid.toml"
+    for rounds in ("1", "2"):
+        path.write_text(GRID.format(rounds=rounds))
+        for cell in expand(load_experiment(str(path)), seeds=(0,)).cells.values():
+            finish(ExperimentStore(out), cell, lambda *_: 0.5)
+        assert main(["experiment", "run", str(path), "--out", str(out), "--seeds", "0"]) == 0
+        told = capsys.readouterr().out
+        assert ("grid has changed since it was run here last: 1 cell kept but no longer reported" in told) is (
+            rounds == "2"
+        )
+
+
+def test_a_seed_nothing_was_run_of_is_forgotten(tmp_path: Path, out: Path) -> None:
+    path = tmp_path / "grid.toml"
+    path.write_text(GRID.format(rounds="1"))
+    grid, store = load_experiment(str(path)), ExperimentStore(out)
+    store.keep(expand(grid, seeds=(0, 33)).plan)
+    for cell in expand(grid, seeds=(0,)).cells.values():
+        finish(store, cell, lambda *_: 0.5)
+    assert main(["experiment", "run", str(path), "--out", str(out), "--seeds", "0"]) == 0
+    plan = store.plan("grid")
+    assert plan is not None
+    assert plan.seeds == (0,)
+
+
+async def test_a_cell_whose_folder_cannot_be_made_does_not_stop_the_others(tmp_path: Path) -> None:
+    store, expanded = planned(tmp_path, axes={"method": ["fd", "fpl"]}, report={})
+    (tmp_path / "cells").write_text("not a directory")
+    notes = Notes()
+    runner = Runner(
+        store=store,
+        cells=[*expanded.cells.values()],
+        machine=Machine(jobs=1, cores=1, data_dir=tmp_path),
+        display=notes,
+    )
+    await runner.run()
+    assert len(runner.failed) == len(notes.causes) == 2
+
+
+def test_a_summary_that_was_lost_in_a_power_cut_is_made_again(tmp_path: Path) -> None:
+    store, expanded = planned(tmp_path)
+    cell = next(iter(expanded.cells.values()))
+    folder = store.folder(cell.id)
+    (folder.path / "server").mkdir(parents=True)
+    (folder.path / "server" / "summary.json").write_text("")
+    folder.begin(cell.run)
+    assert not (folder.path / "server").exists()
 
 
 def test_a_killed_runners_leftovers_are_removed_but_not_what_was_kept_on_purpose(tmp_path: Path) -> None:

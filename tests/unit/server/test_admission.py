@@ -349,8 +349,8 @@ def test_followers_are_woken_whenever_anyone_would_be_told_something_else(before
 @settings(max_examples=40, deadline=None)
 @given(states)
 def test_the_durable_part_of_a_state_comes_back(before: RunState) -> None:
-    after = Progress.from_json(Progress(state=before, started_at=12.5).to_json())
-    assert after.started_at == 12.5
+    after = Progress.from_json(Progress(state=before, seconds=12.5).to_json())
+    assert after.seconds == 12.5
     collecting_again = {Phase.AGGREGATING: Phase.COLLECTING}
     assert after.state.phase is collecting_again.get(before.phase, before.phase)
     held = before.held_phase
@@ -364,5 +364,5 @@ def test_the_durable_part_of_a_state_comes_back(before: RunState) -> None:
 @given(states, states)
 def test_what_would_be_written_differently_is_written(before: RunState, other: RunState) -> None:
     for after in one_thing_changed(before, other):
-        written = [Progress(state=where, started_at=0.0).to_json() for where in (before, after)]
+        written = [Progress(state=where, seconds=0.0).to_json() for where in (before, after)]
         assert differs(before, after) or written[0] == written[1]
