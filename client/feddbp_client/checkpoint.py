@@ -24,6 +24,7 @@ from torch import Tensor
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.errors import ConfigurationError, FedDBPError
 from feddbp_common.faults import reach
+from feddbp_common.files import sync
 from feddbp_common.wire import Encoded
 
 CHECKPOINT_NAME: Final = "checkpoint.safetensors"
@@ -79,7 +80,7 @@ class Checkpoint:
         partial = path.with_suffix(".part")
         try:
             save_file(tensors, partial, metadata)
-            _sync(partial)
+            sync(partial)
             reach("client.checkpoint.written")
             partial.replace(path)
         except (OSError, safetensors.SafetensorError) as error:
@@ -184,14 +185,6 @@ def _encoded(name: str, metadata: Mapping[str, str], tensors: Mapping[str, Tenso
     manifest = pb.Manifest.FromString(_bytes(metadata[name]))
     body = tensors[name].numpy().tobytes()[: manifest.total_bytes]
     return Encoded(manifest=manifest, segments=(memoryview(body),))
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _text(data: bytes) -> str:

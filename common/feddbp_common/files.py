@@ -12,17 +12,24 @@ from pathlib import Path
 def replace_text(path: Path, text: str) -> None:
     """Durable once it returns."""
     partial = path.with_name(path.name + ".part")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        # else the name may outlive a power cut and the content not
-        os.fsync(file.fileno())
+    partial.write_text(text, encoding="utf-8")
+    settle(partial, path)
+
+
+def settle(partial: Path, path: Path) -> None:
+    """Gives a finished file its final name, its bytes to the disk first, for the day of a power cut."""
+    sync(partial)
     partial.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Waits until a file's bytes, or a directory's names, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(directory)
+        os.fsync(descriptor)
     finally:
-        os.close(directory)
+        os.close(descriptor)
 
 
 def append_line(file: io.FileIO, line: str) -> None:

@@ -47,7 +47,8 @@ class Progress:
             extensions=stored["extensions"],
             reason=stored["reason"],
         )
-        return cls(state=state, seconds=stored["seconds"])
+        # a run that an earlier version began is timed from here
+        return cls(state=state, seconds=stored.get("seconds", 0.0))
 
 
 def differs(before: RunState, after: RunState) -> bool:

@@ -16,7 +16,8 @@ from datetime import timedelta
 from typing import IO, TYPE_CHECKING
 
 from feddbp_client.data.errors import DataError
-from feddbp_client.data.files import exclusive, settle
+from feddbp_client.data.files import exclusive
+from feddbp_common.files import settle
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import logging
-import os
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
+
+from feddbp_common.files import settle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,10 +47,3 @@ def replacing(target: Path) -> Iterator[IO[bytes]]:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
-
-
-def settle(part: Path, target: Path) -> None:
-    """Moves a finished file to its final name, its bytes to the disk first, for the day of a power cut."""
-    with part.open("rb") as handle:
-        os.fsync(handle.fileno())
-    part.replace(target)

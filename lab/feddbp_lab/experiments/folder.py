@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from feddbp_common.config import RunConfig
 from feddbp_common.errors import FedDBPError
@@ -50,6 +50,10 @@ class OtherRunError(FedDBPError):
 
 class DamagedError(FedDBPError):
     """A file of a cell is not what was once written."""
+
+    @classmethod
+    def of_results(cls, cause: Exception) -> Self:
+        return cls(f"its results cannot be read ({type(cause).__name__}: {cause}); {_ANEW}")
 
 
 class UnfinishedError(FedDBPError):
@@ -145,7 +149,7 @@ class CellFolder:
         try:
             return RunResults.read(self.path)
         except (OSError, ValueError, KeyError) as error:
-            raise DamagedError(f"its results cannot be read ({error}); {_ANEW}") from None
+            raise DamagedError.of_results(error) from None
 
     def progress(self) -> tuple[int, int]:
         """Completed rounds, and rounds in all, of a cell that was begun."""

@@ -31,13 +31,17 @@ class CellResult:
 
     @classmethod
     def of(cls, results: RunResults) -> CellResult:
+        """Raises DamagedError where something is missing in them."""
         summary = results.summary
-        return cls(
-            options=dict(flattened(summary["config"])),
-            images=sum(client["train_samples"] + client["test_samples"] for client in summary["per_client"]),
-            inference=results.metrics[0]["inference"],
-            curves=_curves(results.metrics),
-        )
+        try:
+            return cls(
+                options=dict(flattened(summary["config"])),
+                images=sum(client["train_samples"] + client["test_samples"] for client in summary["per_client"]),
+                inference=results.metrics[0]["inference"],
+                curves=_curves(results.metrics),
+            )
+        except (KeyError, IndexError, TypeError) as error:
+            raise DamagedError.of_results(error) from None
 
     def curve(self, rule: str | None) -> Curve:
         """Of the rule that counts, if none is named; empty if the method has no such rule."""

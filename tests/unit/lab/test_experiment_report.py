@@ -278,12 +278,13 @@ def test_names_of_lines_are_moved_apart_as_little_as_needed(heights: list[float]
     assert spread_out(heights, gap=0.1, least=0.0, most=1.0) == pytest.approx(expected)
 
 
-def test_a_damaged_result_is_told_and_does_not_take_the_others_with_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "content"), [("summary.json", ""), ("summary.json", "{}"), ("metrics.jsonl", "")])
+def test_a_damaged_result_is_told_and_does_not_take_the_others_with_it(tmp_path: Path, name: str, content: str) -> None:
     store, expanded = planned(tmp_path)
     for cell in expanded.cells.values():
         finish(store, cell, rising)
     damaged = next(cell for cell in expanded.cells.values() if cell.run.method == "local")
-    (store.folder(damaged.id).path / "summary.json").write_text("")
+    (store.folder(damaged.id).path / name).write_text(content)
     write_report(store)
     markdown = (store.report_dir / "small.md").read_text()
     assert rows(markdown)["Local training"][0] == "failed"

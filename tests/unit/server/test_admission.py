@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import fields, replace
@@ -344,6 +345,12 @@ def test_followers_are_woken_whenever_anyone_would_be_told_something_else(before
 
 
 # --- what survives a restart ---
+
+
+def test_a_run_that_was_begun_without_a_count_of_its_seconds_can_go_on() -> None:
+    stored = json.loads(Progress(state=RunState(), seconds=12.5).to_json())
+    del stored["seconds"]
+    assert Progress.from_json(json.dumps(stored)).seconds == 0.0
 
 
 @settings(max_examples=40, deadline=None)
