@@ -6,13 +6,13 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from pydantic import BaseModel
 
 from feddbp_common.errors import ConfigurationError, ExitCode, FedDBPError
+from feddbp_common.hints import did_you_mean
 from feddbp_common.settings import build_parser, resolve
 from feddbp_common.version import VERSION
 
@@ -25,14 +25,14 @@ class Parser(argparse.ArgumentParser):
     """An argument parser whose complaint is one line: the usage of forty flags helps nobody."""
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigurationError(f"{message}; {self._hint(message)}see {self.prog} --help")
+        hint = self._hint(message)
+        raise ConfigurationError(f"{message}{hint or ';'} see {self.prog} --help")
 
     def _hint(self, message: str) -> str:
         flags = [word.partition("=")[0] for word in message.split() if word.startswith("--")]
         if not message.startswith("unrecognized arguments") or not flags:
             return ""
-        guess = get_close_matches(flags[0], list(self._option_string_actions), n=1)
-        return f"did you mean {guess[0]}? " if guess else ""
+        return did_you_mean(flags[0], self._option_string_actions)
 
 
 def settings_parser(prog: str, description: str, model: type[BaseModel]) -> Parser:

@@ -6,18 +6,47 @@ place: it is traced by leaving out what was given, piece by piece, until nobody 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from feddbp_common.errors import ConfigurationError
+from feddbp_common.trees import Location, Tree, without
 
 if TYPE_CHECKING:
-    from feddbp_common.settings import Location, Option
+    from feddbp_common.settings import Option
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
-Tree = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Complaint:
+    """The first thing pydantic has to say of a value."""
+
+    location: Location
+    kind: str
+    text: str
+    given: Any
+
+    @classmethod
+    def first_of(cls, error: ValidationError) -> Complaint:
+        first = error.errors()[0]
+        text = first["msg"].removeprefix("Value error, ")
+        return cls(location=tuple(map(str, first["loc"])), kind=first["type"], text=text, given=first["input"])
+
+    @property
+    def where(self) -> str:
+        return ".".join(self.location)
+
+    @property
+    def in_a_sentence(self) -> str:
+        """The text as it goes on after a colon."""
+        return f"{self.text[0].lower()}{self.text[1:]}"
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.in_a_sentence}" if self.location else self.text
 
 
 def validated(
@@ -27,36 +56,30 @@ def validated(
     try:
         return model.model_validate(given)
     except ValidationError as error:
-        complaint = _about_one_value(error, options, sources) or _with_sources(_text_of(error), model, given, sources)
+        first = Complaint.first_of(error)
+        complaint = _about_one_value(first, options, sources) or _with_sources(first.text, model, given, sources)
     except ConfigurationError as error:
         complaint = _with_sources(str(error), model, given, sources)
     raise ConfigurationError(complaint)
 
 
-def _about_one_value(error: ValidationError, options: Sequence[Option], sources: Mapping[Location, str]) -> str | None:
-    first = error.errors()[0]
-    location = tuple(part for part in first["loc"] if isinstance(part, str))
+def _about_one_value(first: Complaint, options: Sequence[Option], sources: Mapping[Location, str]) -> str | None:
     for option in options:
-        if location[: len(option.location)] == option.location:
-            if first["type"] == "missing":
+        if first.location[: len(option.location)] == option.location:
+            if first.kind == "missing":
                 return f"{option.flag} is required"
             source = sources.get(option.location, option.flag)
-            given = f" (got {first['input']!r})" if isinstance(first["input"], str | int | float) else ""
-            message = _text_of(error)
-            return f"{source}: {message[0].lower()}{message[1:]}{given}"
+            given = f" (got {first.given!r})" if isinstance(first.given, str | int | float) else ""
+            return f"{source}: {first.in_a_sentence}{given}"
     return None
-
-
-def _text_of(error: ValidationError) -> str:
-    return error.errors()[0]["msg"].removeprefix("Value error, ")
 
 
 def _with_sources(complaint: str, model: type[BaseModel], given: Tree, sources: Mapping[Location, str]) -> str:
     """The complaint, with where the values at fault came from unless it says so itself."""
-    without = {location: _complaint(model, _pruned(given, location)) for location in sources}
+    left = {location: _complaint(model, without(given, location)) for location in sources}
     # of several mistakes, leaving one out brings the next to light: a different complaint has to do then
-    cleared = [location for location, rest in without.items() if rest is None]
-    at_fault = cleared or [location for location, rest in without.items() if rest != complaint]
+    cleared = [location for location, rest in left.items() if rest is None]
+    at_fault = cleared or [location for location, rest in left.items() if rest != complaint]
     names = list(dict.fromkeys(sources[location] for location in at_fault))
     if all(name in complaint for name in names):
         return complaint
@@ -67,20 +90,7 @@ def _complaint(model: type[BaseModel], given: Tree) -> str | None:
     try:
         model.model_validate(given)
     except ValidationError as error:
-        return _text_of(error)
+        return Complaint.first_of(error).text
     except ConfigurationError as error:
         return str(error)
     return None
-
-
-def _pruned(given: Tree, location: Location) -> Tree:
-    """The same without one value."""
-
-    def branches(tree: Tree, path: Location) -> Iterator[tuple[str, Any]]:
-        for key, value in tree.items():
-            if key != path[0]:
-                yield key, value
-            elif len(path) > 1:
-                yield key, dict(branches(value, path[1:]))
-
-    return dict(branches(given, location))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any, Final, Self
 
@@ -13,7 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.catalog import CUSTOM_DATASET, DATASETS, FEATURE_DIM, MODEL_GROUPS
+from feddbp_common.complaints import Complaint
 from feddbp_common.errors import ConfigurationError
+from feddbp_common.hints import did_you_mean
 from feddbp_common.methods import ExchangeShape, Method, MethodSettings, method_named, split_preset
 from feddbp_common.wire import WireType
 
@@ -197,14 +198,14 @@ def resolve_settings(method: Method, given: dict[str, Any]) -> MethodSettings:
     try:
         return method.settings.model_validate(given)
     except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(map(str, first["loc"]))
-        known = ", ".join(method.settings.model_fields) or "none"
-        if first["type"] == "extra_forbidden":
-            guess = get_close_matches(name, method.settings.model_fields, n=1)
-            hint = f"did you mean {guess[0]!r}? It" if guess else "it"
-            raise ConfigurationError(f"{method.name} has no setting {name!r}; {hint} has: {known}") from None
-        raise ConfigurationError(f"setting {name!r} of {method.name}: {first['msg']}") from None
+        first = Complaint.first_of(error)
+        if first.kind == "extra_forbidden":
+            known = method.settings.model_fields
+            raise ConfigurationError(
+                f"{method.name} has no setting {first.where!r}{did_you_mean(first.where, known)} "
+                f"(it has: {', '.join(known) or 'none'})"
+            ) from None
+        raise ConfigurationError(f"setting {first.where!r} of {method.name}: {first.in_a_sentence}") from None
 
 
 _FISHER_TO_PROTO: Final = {
@@ -251,8 +252,7 @@ def run_from_proto(message: pb.RunConfig) -> RunConfig:
             ),
         )
     except ValidationError as error:
-        first = error.errors()[0]
-        fault = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        fault = str(Complaint.first_of(error))
     except KeyError:
         fault = "wire: an element type or a form of Fisher scores this version does not know"
     raise ConfigurationError(f"the server's run configuration cannot be used: {fault}")

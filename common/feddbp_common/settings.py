@@ -23,9 +23,10 @@ from pydantic.fields import FieldInfo
 from feddbp_common.complaints import validated
 from feddbp_common.durations import format_duration
 from feddbp_common.errors import ConfigurationError
+from feddbp_common.hints import did_you_mean, suggestion
+from feddbp_common.trees import Location, get, leaves, put
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
-Location = tuple[str, ...]
 _UNSET = argparse.SUPPRESS
 _MISSPELT = 0.8
 """How alike two names of tables are (of 1) before one is taken for a slip of the pen."""
@@ -146,12 +147,12 @@ def _merge_file(
         raise ConfigurationError(f"{told}: not a TOML file: {error}") from None
     by_location = {option.location: option for option in options}
     own_tables = {location[0] for location in by_location if len(location) > 1}
-    for location, value in _leaves(content, by_location):
+    for location, value in leaves(content, whole=by_location):
         if location not in by_location and variable is not None and _is_of_another(location, own_tables):
             continue
         if location not in by_location:
             raise ConfigurationError(f"{told}: there is no option {'.'.join(location)!r}{_hint(location, by_location)}")
-        _set(merged, location, value)
+        put(merged, location, value)
         sources[location] = f"{file}: {'.'.join(location)}"
 
 
@@ -159,8 +160,7 @@ def _hint(given: Location, known: Collection[Location]) -> str:
     """The option that was meant, as far as one can guess: the same in its table, or one of nearly that name."""
     names = {".".join(location): location for location in known}
     in_a_table = [name for name, location in names.items() if location[-1] == given[-1]]
-    guess = in_a_table or get_close_matches(".".join(given), names, n=1)
-    return f"; did you mean {guess[0]!r}?" if guess else ""
+    return suggestion(in_a_table[:1]) or did_you_mean(".".join(given), names)
 
 
 def _is_of_another(location: Location, own_tables: Collection[str]) -> bool:
@@ -172,23 +172,12 @@ def _is_of_another(location: Location, own_tables: Collection[str]) -> bool:
     )
 
 
-def _leaves(
-    table: Mapping[str, Any], known: Mapping[Location, Option], location: Location = ()
-) -> Iterator[tuple[Location, Any]]:
-    for key, value in table.items():
-        here = (*location, key)
-        if isinstance(value, dict) and here not in known:
-            yield from _leaves(value, known, here)
-        else:
-            yield here, value
-
-
 def _put(option: Option, value: Any, source: str, merged: dict[str, Any], sources: dict[Location, str]) -> None:
     """Takes a value from a source; pairs are added to those of sources before, anything else takes their place."""
     before = sources.get(option.location)
     sources[option.location] = f"{before} or {source}" if option.is_assignment and before else source
     if option.is_assignment:
-        earlier = _get(merged, option.location)
+        earlier = get(merged, option.location)
         if earlier is not None and not isinstance(earlier, Mapping):
             raise ConfigurationError(f"{before}: {earlier!r} is not a table of settings")
         pairs: dict[str, Any] = dict(earlier or {})
@@ -198,20 +187,7 @@ def _put(option: Option, value: Any, source: str, merged: dict[str, Any], source
                 raise ConfigurationError(f"{source}: {pair!r} is not NAME=VALUE")
             pairs[name.strip()] = text.strip()
         value = pairs
-    _set(merged, option.location, value)
-
-
-def _set(tree: dict[str, Any], location: Location, value: Any) -> None:
-    for key in location[:-1]:
-        tree = tree.setdefault(key, {})
-    tree[location[-1]] = value
-
-
-def _get(tree: Mapping[str, Any], location: Location) -> Any:
-    node: Any = tree
-    for key in location:
-        node = node.get(key) if isinstance(node, Mapping) else None
-    return node
+    put(merged, option.location, value)
 
 
 def _default_text(field: FieldInfo) -> str:

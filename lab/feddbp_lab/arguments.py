@@ -9,7 +9,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from feddbp_common.cli import ENV_PREFIX
-from feddbp_common.settings import Location, Option, options_of
+from feddbp_common.settings import Option, options_of
+from feddbp_common.trees import Location
 
 
 def arguments_for(config: BaseModel) -> list[str]:

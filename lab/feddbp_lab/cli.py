@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib import import_module
 from types import MappingProxyType
 from typing import Final
 
 from feddbp_common.cli import run_command
 from feddbp_common.errors import ConfigurationError, ExitCode
+from feddbp_common.hints import did_you_mean
 from feddbp_common.version import VERSION
 
 PROG: Final = "feddbp"
@@ -63,9 +63,8 @@ def _dispatch(argv: Sequence[str]) -> int:
         print(f"{PROG} {VERSION}")
         return ExitCode.OK
     if name not in COMMANDS:
-        guess = get_close_matches(name, COMMANDS, n=1)
-        hint = f"did you mean {guess[0]!r}?" if guess else f"see {PROG} --help"
-        raise ConfigurationError(f"no command is called {name!r}; {hint}")
+        hint = did_you_mean(name, COMMANDS) or f"; see {PROG} --help"
+        raise ConfigurationError(f"no command is called {name!r}{hint}")
     return COMMANDS[name].load()(rest)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from difflib import get_close_matches
 from typing import Final
 
 import torch
@@ -15,6 +14,7 @@ from feddbp_client.models.errors import ModelError
 from feddbp_client.models.pooling import FeaturePool
 from feddbp_client.models.shapes import ImageShape
 from feddbp_common.catalog import FEATURE_DIM
+from feddbp_common.hints import did_you_mean
 
 Builder = Callable[[ImageShape], nn.Module]
 """Builds a body that turns [B, channels, height, width] into [B, any width]."""
@@ -49,9 +49,8 @@ def build_backbone(architecture: str, image_shape: ImageShape, *, feature_dim: i
     elif architecture in _BUILDERS:
         body = _BUILDERS[architecture](image_shape)
     else:
-        guess = get_close_matches(architecture, _BUILDERS, n=3)
-        hint = f"did you mean {' or '.join(guess)}?" if guess else f"there are: {', '.join(_BUILDERS)}"
-        raise ModelError(f"no architecture is called {architecture!r}; {hint}")
+        hint = did_you_mean(architecture, _BUILDERS, most=3) or f"; there are: {', '.join(_BUILDERS)}"
+        raise ModelError(f"no architecture is called {architecture!r}{hint}")
     return nn.Sequential(body, FeaturePool(feature_dim))
 
 

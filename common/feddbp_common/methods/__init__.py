@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import Any, Final
 
 from feddbp_common.errors import ConfigurationError
+from feddbp_common.hints import did_you_mean
 from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings
 from feddbp_common.methods.fd import FD
 from feddbp_common.methods.feddbp import FEDDBP
@@ -43,9 +43,8 @@ METHODS: Final = MethodRegistry(
 def method_named(name: str) -> Method:
     if name in METHODS:
         return METHODS[name]
-    guess = get_close_matches(name.lower(), METHODS, n=1)
-    hint = f"did you mean {guess[0]!r}?" if guess else f"there are: {', '.join(METHODS)}"
-    raise ConfigurationError(f"no method is called {name!r}; {hint}")
+    hint = did_you_mean(name.lower(), METHODS) or f"; there are: {', '.join(METHODS)}"
+    raise ConfigurationError(f"no method is called {name!r}{hint}")
 
 
 def split_preset(name: str) -> tuple[str, dict[str, Any]]:

@@ -5,21 +5,23 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, Final
 
 from pydantic import ValidationError
 
 from feddbp_common.catalog import CUSTOM_DATASET
+from feddbp_common.complaints import Complaint
 from feddbp_common.config import RunConfig
 from feddbp_common.errors import ConfigurationError
+from feddbp_common.hints import did_you_mean
 from feddbp_common.methods import split_preset
 from feddbp_common.settings import options_of
+from feddbp_common.trees import dotted, undotted
 from feddbp_lab.experiments.cell import Cell
 from feddbp_lab.experiments.labels import axis_title, value_label
 from feddbp_lab.experiments.plan import Axis, Part, Plan, Point, Value
 from feddbp_lab.experiments.profiles import Profile, profile_named
-from feddbp_lab.experiments.spec import ExperimentSpec, PartSpec, flattened
+from feddbp_lab.experiments.spec import ExperimentSpec, PartSpec
 
 _METHOD: Final = "method"
 _EPOCHS: Final = "training.local_epochs"
@@ -84,7 +86,7 @@ def _part(
     cells: dict[str, Cell],
 ) -> Part:
     base = {
-        **dict(flattened(profile.base if profile else {})),
+        **dotted(profile.base if profile else {}),
         **_leaves(spec.base, "base"),
         **_leaves(part.base, "base"),
     }
@@ -152,7 +154,8 @@ def _variant(axis: str, value: Any) -> _Choice:
     """A value that is a name for some options, on an axis that is no option itself."""
     if not isinstance(value, dict):
         raise ConfigurationError(
-            f"axes: there is no option {axis!r}{_hint(axis)} (an axis of another name lists tables of label and set)"
+            f"axes: there is no option {axis!r}{did_you_mean(axis, _OPTIONS)} "
+            "(an axis of another name lists tables of label and set)"
         )
     if set(value) != {"label", "set"} or not isinstance(value["set"], dict):
         raise ConfigurationError(f"axes.{axis}: {value!r} must have a label, and a table of options called set")
@@ -161,7 +164,7 @@ def _variant(axis: str, value: Any) -> _Choice:
 
 
 def _leaves(table: Mapping[str, Any], where: str) -> dict[str, Any]:
-    leaves = dict(flattened(table))
+    leaves = dotted(table)
     _check_names(leaves, where)
     for name, value in leaves.items():
         if isinstance(value, list):
@@ -174,7 +177,7 @@ def _check_names(names: Iterable[str], where: str) -> None:
         if name == "seed":
             raise ConfigurationError(f"{where}: seeds are given by `seeds` in the file, or by --seeds")
         if not _is_option(name):
-            raise ConfigurationError(f"{where}: there is no option {name!r}{_hint(name)}")
+            raise ConfigurationError(f"{where}: there is no option {name!r}{did_you_mean(name, _OPTIONS)}")
 
 
 def _is_option(name: str) -> bool:
@@ -182,26 +185,12 @@ def _is_option(name: str) -> bool:
     return (name in _OPTIONS and name != "seed") or name.startswith(f"{_SETTINGS}.")
 
 
-def _hint(name: str) -> str:
-    guess = get_close_matches(name, _OPTIONS, n=1)
-    return f"; did you mean {guess[0]!r}?" if guess else ""
-
-
 def _run_config(options: Mapping[str, Any]) -> RunConfig:
-    tree: dict[str, Any] = {}
-    for name, value in options.items():
-        node = tree
-        *path, leaf = name.split(".")
-        for key in path:
-            node = node.setdefault(key, {})
-        node[leaf] = value
     try:
-        run = RunConfig.model_validate(tree)
+        run = RunConfig.model_validate(undotted(options))
     except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(map(str, first["loc"]))
-        complaint = f"{first['msg'][0].lower()}{first['msg'][1:]}"
-        raise ConfigurationError(f"{name}: {complaint} (got {first['input']!r})") from None
+        first = Complaint.first_of(error)
+        raise ConfigurationError(f"{first} (got {first.given!r})") from None
     if run.data.dataset == CUSTOM_DATASET:
         raise ConfigurationError("data.dataset: only public data sets can be split; custom data are a client's own")
     return run

@@ -21,8 +21,8 @@ from typing import Any, Final, Self
 from feddbp_common.config import RunConfig
 from feddbp_common.errors import FedDBPError
 from feddbp_common.files import replace_text
+from feddbp_common.trees import dotted
 from feddbp_lab.experiments.locks import held, is_held
-from feddbp_lab.experiments.spec import flattened
 from feddbp_lab.federation import ProcessDiedError
 from feddbp_lab.results import METRICS_NAME, SUMMARY_NAME, MetricsTail, RunResults
 
@@ -181,7 +181,7 @@ class CellFolder:
 
 
 def _check_same(stored: dict[str, Any], given: dict[str, Any], path: Path) -> None:
-    there, here = dict(flattened(stored)), dict(flattened(given))
+    there, here = dotted(stored), dotted(given)
     for name in sorted({*there, *here}):
         if there.get(name) != here.get(name):
             raise OtherRunError(

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
+from feddbp_common.trees import dotted
 from feddbp_lab.experiments.folder import CellState, DamagedError, Failure
 from feddbp_lab.experiments.plan import Plan, Point
-from feddbp_lab.experiments.spec import flattened
 from feddbp_lab.experiments.store import ExperimentStore
 from feddbp_lab.results import RunResults
 
@@ -35,7 +35,7 @@ class CellResult:
         summary = results.summary
         try:
             return cls(
-                options=dict(flattened(summary["config"])),
+                options=dotted(summary["config"]),
                 images=sum(client["train_samples"] + client["test_samples"] for client in summary["per_client"]),
                 inference=results.metrics[0]["inference"],
                 curves=_curves(results.metrics),

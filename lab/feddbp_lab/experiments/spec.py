@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
-from difflib import get_close_matches
+from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from feddbp_common.complaints import Complaint
 from feddbp_common.errors import ConfigurationError
+from feddbp_common.hints import did_you_mean
+from feddbp_common.trees import dotted
 from feddbp_lab.experiments.paper import PAPER
 
 BUILT_IN: Final = ("table1", "table2", "table3", "fig2", "fig3", "study")
@@ -79,7 +81,7 @@ class PartSpec(_Frozen):
     @field_validator("axes", mode="before")
     @classmethod
     def _flat(cls, value: Any) -> Any:
-        return dict(flattened(value)) if isinstance(value, dict) else value
+        return dotted(value) if isinstance(value, dict) else value
 
     @model_validator(mode="after")
     def _every_axis_is_shown_once(self) -> Self:
@@ -89,7 +91,7 @@ class PartSpec(_Frozen):
         object.__setattr__(self, "report", self.report.placing(self.axes))
         for name in self.report.axes:
             if name not in self.axes:
-                raise ConfigurationError(f"report: there is no axis {name!r}{_hint(name, self.axes)}")
+                raise ConfigurationError(f"report: there is no axis {name!r}{did_you_mean(name, self.axes)}")
         for name in self.axes:
             if self.report.axes.count(name) != 1:
                 raise ConfigurationError(f"report: the axis {name!r} must be in rows, columns or x, once")
@@ -121,7 +123,7 @@ class ExperimentSpec(_Frozen):
 
 
 def _joined(shared: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
-    axes, common = (dict(flattened(table.get("axes", {}))) for table in (part, shared))
+    axes, common = (dotted(table.get("axes", {})) for table in (part, shared))
     # the part's own first, as they are the rows where nothing else is said
     return {"axes": {**axes, **common, **axes}, "report": {**shared.get("report", {}), **part.get("report", {})}}
 
@@ -133,7 +135,7 @@ def load_experiment(given: str) -> ExperimentSpec:
         return _parse(text, name=given, origin=given)
     path = Path(given)
     if path.suffix != ".toml":
-        hint = _hint(given, BUILT_IN) or f"; there are: {', '.join(BUILT_IN)}, or a file NAME.toml"
+        hint = did_you_mean(given, BUILT_IN) or f"; there are: {', '.join(BUILT_IN)}, or a file NAME.toml"
         raise ConfigurationError(f"no experiment is called {given!r}{hint}")
     try:
         text = path.read_text(encoding="utf-8")
@@ -146,15 +148,6 @@ def load_experiment(given: str) -> ExperimentSpec:
     if path.stem in BUILT_IN:
         raise ConfigurationError(f"{path}: {path.stem} is the name of a built-in experiment; call the file otherwise")
     return _parse(text, name=path.stem, origin=str(path))
-
-
-def flattened(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Leaves by their dotted names."""
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from flattened(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
 
 
 def _parse(text: str, *, name: str, origin: str) -> ExperimentSpec:
@@ -172,16 +165,11 @@ def _parse(text: str, *, name: str, origin: str) -> ExperimentSpec:
 
 
 def _first_complaint(error: ValidationError) -> str:
-    first = error.errors()[0]
+    first = Complaint.first_of(error)
     # a file with one grid has no parts its writer knows of
-    location = ".".join(str(piece) for piece in first["loc"]).removeprefix("parts.0.")
-    if first["type"] == "extra_forbidden":
-        return f"there is no key {location!r}"
-    if first["type"] == "missing":
-        return f"{location!r} is missing"
-    return f"{location}: {first['msg'][0].lower()}{first['msg'][1:]}"
-
-
-def _hint(name: str, known: Mapping[str, Any] | tuple[str, ...]) -> str:
-    guess = get_close_matches(name, list(known), n=1)
-    return f"; did you mean {guess[0]!r}?" if guess else ""
+    where = first.where.removeprefix("parts.0.")
+    if first.kind == "extra_forbidden":
+        return f"there is no key {where!r}"
+    if first.kind == "missing":
+        return f"{where!r} is missing"
+    return f"{where}: {first.in_a_sentence}"

@@ -9,6 +9,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
+from feddbp_common.complaints import Complaint
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.files import replace_text
 from feddbp_lab.experiments.folder import CellFolder
@@ -68,8 +69,7 @@ class ExperimentStore:
         try:
             return Plan.model_validate_json(path.read_text(encoding="utf-8"))
         except ValidationError as error:
-            first = error.errors()[0]
             raise ConfigurationError(
-                f"{path}: not a plan of this version ({'.'.join(map(str, first['loc']))}: {first['msg']}); "
+                f"{path}: not a plan of this version ({Complaint.first_of(error)}); "
                 "remove it and run the experiment again, its cells will be found"
             ) from None

@@ -108,7 +108,7 @@ def test_stems_start_on_the_same_scale_for_any_number_of_channels(architecture: 
 @pytest.mark.parametrize(
     ("architecture", "image_shape", "complaint"),
     [
-        ("resnet81", (3, 32, 32), "did you mean resnet8 or resnet18"),
+        ("resnet81", (3, 32, 32), "did you mean 'resnet8' or 'resnet18'"),
         ("nothing-like-it", (3, 32, 32), "there are:"),
         ("cnn4", (1, 8, 8), "at least 16x16"),
         ("googlenet", (1, 8, 8), "at least 15x15"),

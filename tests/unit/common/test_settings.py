@@ -211,7 +211,7 @@ def test_a_flag_nobody_knows_is_one_line_that_points_to_the_help(argv: list[str]
 
 
 def test_a_flag_that_is_nearly_one_is_guessed() -> None:
-    assert complaint("--gram", "3") == "unrecognized arguments: --gram 3; did you mean --grams? see brew --help"
+    assert complaint("--gram", "3") == "unrecognized arguments: --gram 3; did you mean '--grams'? see brew --help"
 
 
 def test_pairs_in_a_file_have_to_be_a_table_also_where_a_flag_adds_to_them(tmp_path: Path) -> None:

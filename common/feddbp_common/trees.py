@@ -1,0 +1,60 @@
+"""Nested tables, such as a TOML file makes, and their leaves by location."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+Location = tuple[str, ...]
+Tree = Mapping[str, Any]
+
+
+def leaves(tree: Tree, *, whole: Collection[Location] = (), under: Location = ()) -> Iterator[tuple[Location, Any]]:
+    """What is in the tree by its location; tables at one of the locations in `whole` are leaves too."""
+    for key, value in tree.items():
+        here = (*under, key)
+        if isinstance(value, Mapping) and here not in whole:
+            yield from leaves(value, whole=whole, under=here)
+        else:
+            yield here, value
+
+
+def dotted(tree: Tree) -> dict[str, Any]:
+    """Leaves by their dotted names."""
+    return {".".join(location): value for location, value in leaves(tree)}
+
+
+def undotted(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree with these leaves."""
+    tree: dict[str, Any] = {}
+    for name, value in values.items():
+        put(tree, tuple(name.split(".")), value)
+    return tree
+
+
+def put(tree: dict[str, Any], location: Location, value: Any) -> None:
+    *path, leaf = location
+    for key in path:
+        tree = tree.setdefault(key, {})
+    tree[leaf] = value
+
+
+def get(tree: Tree, location: Location) -> Any:
+    """None where there is nothing."""
+    node: Any = tree
+    for key in location:
+        node = node.get(key) if isinstance(node, Mapping) else None
+    return node
+
+
+def without(tree: Tree, location: Location) -> dict[str, Any]:
+    """The same, but for one leaf or branch."""
+    return dict(_others(tree, location))
+
+
+def _others(tree: Tree, location: Location) -> Iterable[tuple[str, Any]]:
+    for key, value in tree.items():
+        if key != location[0]:
+            yield key, value
+        elif len(location) > 1:
+            yield key, without(value, location[1:])
