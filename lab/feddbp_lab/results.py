@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -45,6 +46,12 @@ class RunResults:
             name: {number: sum(found) / len(found) for number, found in sorted(rounds.items())}
             for name, rounds in values.items()
         }
+
+
+def weighted_accuracy(lines: Collection[dict[str, Any]]) -> float | None:
+    """Of one round's lines, over all their test samples; none if there were no samples."""
+    samples = sum(line["test_samples"] for line in lines)
+    return sum(line["accuracy"] * line["test_samples"] for line in lines) / samples if samples else None
 
 
 class MetricsTail:

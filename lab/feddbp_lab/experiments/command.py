@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -18,7 +19,7 @@ from feddbp_lab.experiments.options import ExperimentConfig
 from feddbp_lab.experiments.profiles import PROFILES
 from feddbp_lab.experiments.report import write_report
 from feddbp_lab.experiments.spec import BUILT_IN, load_experiment
-from feddbp_lab.experiments.status import show_status
+from feddbp_lab.experiments.status import as_dict, print_status, watch_status
 from feddbp_lab.experiments.store import ExperimentStore
 from feddbp_lab.needs import check_installed
 from feddbp_lab.plain_table import plain_table
@@ -37,7 +38,13 @@ def _run(flags: argparse.Namespace) -> int:
 
 
 def _status(flags: argparse.Namespace) -> int:
-    show_status(ExperimentStore.opened(flags.directory), as_json=flags.as_json)
+    store = ExperimentStore.opened(flags.directory)
+    if flags.as_json:
+        print(json.dumps(as_dict(store), indent=2))
+    elif flags.watch:
+        watch_status(store, Console())
+    else:
+        print_status(store, Console())
     return ExitCode.OK
 
 
@@ -80,7 +87,9 @@ def _parser() -> Parser:
     add_settings(run, ExperimentConfig)
     status = action("status", "show which cells are done, running, failed or left", _status)
     status.add_argument("directory", type=Path, metavar="DIR", help="the --out of an experiment")
-    status.add_argument("--json", action="store_true", dest="as_json", help="as JSON")
+    form = status.add_mutually_exclusive_group()
+    form.add_argument("--watch", action="store_true", help="show it anew until the runner has ended")
+    form.add_argument("--json", action="store_true", dest="as_json", help="as JSON, with the accuracy of every cell")
     report = action("report", "make tables, figures and a page of the results so far", _report)
     report.add_argument("directory", type=Path, metavar="DIR", help="the --out of an experiment")
     action("list", "list the built-in experiments and the profiles", _list)

@@ -24,7 +24,7 @@ from feddbp_common.files import replace_text
 from feddbp_common.trees import dotted
 from feddbp_lab.experiments.locks import held, is_held
 from feddbp_lab.federation import ProcessDiedError
-from feddbp_lab.results import METRICS_NAME, SUMMARY_NAME, MetricsTail, RunResults
+from feddbp_lab.results import METRICS_NAME, SUMMARY_NAME, MetricsTail, RunResults, weighted_accuracy
 
 _CONFIG_NAME: Final = "config.json"
 _FAILURE_NAME: Final = "failure.json"
@@ -75,6 +75,16 @@ class Failure:
             cause = f"{reason} ({error.name}, exit code {error.code})" if said else str(error)
             return cls(cause=cause, exit_code=error.code, last_lines=tuple(error.last_lines))
         return cls(cause=str(error) or repr(error))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellProgress:
+    """How far a cell is that was begun."""
+
+    completed_rounds: int
+    rounds: int
+    accuracy: float | None
+    """Over all clients' test samples after the completed rounds; none before anything was evaluated."""
 
 
 @dataclass(frozen=True)
@@ -151,13 +161,22 @@ class CellFolder:
         except (OSError, ValueError, KeyError) as error:
             raise DamagedError.of_results(error) from None
 
-    def progress(self) -> tuple[int, int]:
-        """Completed rounds, and rounds in all, of a cell that was begun."""
+    def best_accuracy(self) -> float | None:
+        """Of a cell that is done, in its best round; none if nothing was evaluated."""
+        try:
+            best = json.loads((self.path / SUMMARY_NAME).read_text(encoding="utf-8"))["accuracy"]["best"]
+            return float(best["weighted"]) if best else None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DamagedError.of_results(error) from None
+
+    def progress(self) -> CellProgress:
+        """Of a cell that was begun and is not done."""
         config = self._config()
         lines = MetricsTail(self.path / "server" / METRICS_NAME).new_lines()
         reports = Counter(line["round"] for line in lines)
-        complete = [number for number, count in reports.items() if count >= config["clients"]]
-        return max(complete, default=0), config["rounds"]
+        complete = max((number for number, count in reports.items() if count >= config["clients"]), default=None)
+        newest = [line for line in lines if line["round"] == complete]
+        return CellProgress(completed_rounds=complete or 0, rounds=config["rounds"], accuracy=weighted_accuracy(newest))
 
     def _outcome(self) -> str:
         """Of the federation whose state is here; empty if that cannot be read."""

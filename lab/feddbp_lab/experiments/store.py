@@ -13,7 +13,7 @@ from feddbp_common.complaints import Complaint
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.files import replace_text
 from feddbp_lab.experiments.folder import CellFolder
-from feddbp_lab.experiments.locks import only_runner
+from feddbp_lab.experiments.locks import is_held, only_runner
 from feddbp_lab.experiments.plan import Plan
 from feddbp_lab.experiments.spec import BUILT_IN
 
@@ -40,6 +40,11 @@ class ExperimentStore:
         except OSError as error:
             raise ConfigurationError(f"--out: {error.filename}: {error.strerror}") from None
         return only_runner(self.path / _LOCK_NAME)
+
+    @property
+    def has_runner(self) -> bool:
+        """Whether somebody is at work here."""
+        return is_held(self.path / _LOCK_NAME)
 
     def folder(self, cell_id: str) -> CellFolder:
         return CellFolder(self.path / "cells" / cell_id)

@@ -90,7 +90,11 @@ def test_cells_are_run_reported_and_not_run_again(run: Run, out: Path, capsys: p
     assert first.log.startswith("Two lengths: 2 cells; up to 2 at once")
     assert first.log.count("\ndone    fedproto-digits-") == 2
     assert (out / "report" / "index.html").exists()
-    assert states(status(out, capsys)) == ["done", "done"]
+    told = status(out, capsys)
+    assert states(told) == ["done", "done"]
+    for name, cell in told["cells"].items():
+        summary = json.loads((out / "cells" / name / "summary.json").read_text())
+        assert cell["accuracy"] == summary["accuracy"]["best"]["weighted"]
     for cell in (out / "cells").iterdir():
         assert {path.name for path in cell.iterdir()} == {"config.json", "metrics.jsonl", "summary.json", "logs"}
     again = run("1, 2, 3", "--keep-state")
@@ -122,6 +126,8 @@ def test_a_second_runner_is_refused_and_an_interrupted_one_stops_every_process_a
     wait_until(lambda: training(out), "training")
     told = status(out, capsys)
     assert states(told) == ["running"]
+    (cell,) = told["cells"].values()
+    assert 0 <= cell["completed_rounds"] < cell["rounds"] == 500
     assert main(["experiment", "status", str(out)]) == 0
     assert "of 500 rounds" in capsys.readouterr().out
     second = run("500")
@@ -132,6 +138,19 @@ def test_a_second_runner_is_refused_and_an_interrupted_one_stops_every_process_a
     assert "the same command goes on from here" in running.log
     assert processes_naming(out) == []
     assert states(status(out, capsys)) == ["interrupted"]
+
+
+def test_a_watched_experiment_is_told_until_its_runner_has_ended(
+    run: Run, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    running = run("40", FAKE_EPOCH_SECONDS="0.05")
+    wait_until(lambda: training(out), "training")
+    capsys.readouterr()
+    assert main(["experiment", "status", str(out), "--watch"]) == 0
+    running.expect_exit(0)
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].split()[-1] == "done"
+    assert told[-1].split() == ["grid", "1", "1"]
 
 
 def test_no_process_survives_a_runner_that_is_killed(run: Run, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
