@@ -24,7 +24,7 @@ from torch import Tensor
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.errors import ConfigurationError, FedDBPError
 from feddbp_common.faults import reach
-from feddbp_common.files import sync
+from feddbp_common.files import settle
 from feddbp_common.wire import Encoded
 
 CHECKPOINT_NAME: Final = "checkpoint.safetensors"
@@ -80,9 +80,8 @@ class Checkpoint:
         partial = path.with_suffix(".part")
         try:
             save_file(tensors, partial, metadata)
-            sync(partial)
             reach("client.checkpoint.written")
-            partial.replace(path)
+            settle(partial, path)
         except (OSError, safetensors.SafetensorError) as error:
             raise CheckpointError(f"cannot write the checkpoint {path}: {error}") from error
 
@@ -150,7 +149,7 @@ class ClientDirectory:
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
             json.dump({"session": secret}, file)
-        partial.replace(self.path / _SESSION_NAME)
+        settle(partial, self.path / _SESSION_NAME)
 
     def close(self) -> None:
         os.close(self._lock)

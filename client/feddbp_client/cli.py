@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from feddbp_client.config import ClientConfig
 from feddbp_common.cli import import_from_working_directory, run_command, settings_from, settings_parser
 from feddbp_common.errors import ExitCode
 from feddbp_common.logs import configure_logging
 
-if TYPE_CHECKING:
-    from feddbp_client.daemon import ClientDaemon
-
 PROG: Final = "feddbp-client"
-_GRACE_SECONDS: Final = 5.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,6 +38,7 @@ async def _run(config: ClientConfig) -> int:
     from feddbp_client.connection import Connection
     from feddbp_client.daemon import ClientDaemon, DaemonOptions
     from feddbp_client.devices import choose_device, freed_after_use
+    from feddbp_client.hosting import host
     from feddbp_client.preparation import LocalOptions
 
     torch.set_num_threads(config.compute.threads)
@@ -71,37 +66,9 @@ async def _run(config: ClientConfig) -> int:
     ]
     with freed_after_use(device):
         try:
-            return await _until_done_or_told_to_stop(daemons)
+            return await host(daemons, all_or_none=identity.all_or_none)
         finally:
             await asyncio.gather(*(connection.close() for connection in connections.values()))
-
-
-async def _until_done_or_told_to_stop(daemons: Sequence[ClientDaemon]) -> int:
-    """Runs all clients of this process; the first cause of trouble is the one reported.
-
-    Ctrl-C means that somebody wants this client out of the run, so it leaves. SIGTERM is what a supervisor sends that
-    will start it again, so it only goes away: the run waits for it.
-    """
-    everything = asyncio.gather(*(daemon.run() for daemon in daemons))
-    received: list[int] = []
-    loop = asyncio.get_running_loop()
-
-    def told_to_stop(number: int) -> None:
-        received.append(number)
-        for daemon in daemons:
-            daemon.stop()
-        everything.cancel()
-        # a thread in a long call of a library cannot be stopped, and a kill at any moment loses nothing
-        loop.call_later(_GRACE_SECONDS, os._exit, ExitCode.INTERRUPTED)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, told_to_stop, number)
-    try:
-        return max(await everything)
-    except asyncio.CancelledError:
-        if signal.SIGINT in received:
-            await asyncio.gather(*(daemon.leave() for daemon in daemons))
-        return ExitCode.INTERRUPTED
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ class IdentityConfig(_Frozen):
 
     id: int | None = Field(None, ge=0, description="this client's id")
     ids: str | None = Field(None, description="several clients in one process, e.g. 0-19 or 0,3,5-7")
+    all_or_none: bool = Field(False, description="with --ids: when one of the clients fails, end the others too")
     server: str = Field("127.0.0.1:50051", description="address of the server, HOST:PORT")
     certs: Path | None = Field(None, description="directory made by `feddbp certs`, with this client's certificate")
     token_file: Path | None = Field(None, description="file with this client's token")

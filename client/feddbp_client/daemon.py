@@ -20,7 +20,7 @@ from feddbp_client.checkpoint import Checkpoint, ClientDirectory
 from feddbp_client.connection import LATE, PASSING, Connection, RefusedError, ServerAwayError, upload_parts
 from feddbp_client.inbox import Inbox
 from feddbp_client.preparation import LocalOptions, Prepared, prepare, resume
-from feddbp_client.training import OnEpoch, RoundResult
+from feddbp_client.training import OnEpoch, RoundResult, told_in_one_line
 from feddbp_common.config import run_from_proto
 from feddbp_common.errors import ExitCode, FedDBPError
 from feddbp_common.faults import reach
@@ -138,11 +138,13 @@ class ClientDaemon:
     async def _prepare(self) -> Prepared:
         described = await self._connection.get_run()
         if self._prepared is None or self._prepared.run_id != described.run_id:
+            await self._abandon_work()  # it was for another run
             config = run_from_proto(described.config)
             async with self._slot:
-                self._prepared = await asyncio.to_thread(
-                    prepare, config, described.run_id, self.client_id, self._options.local
-                )
+                with told_in_one_line():
+                    self._prepared = await asyncio.to_thread(
+                        prepare, config, described.run_id, self.client_id, self._options.local
+                    )
             if self._directory is not None:
                 self._directory.close()
             self._directory = ClientDirectory(self._options.state_dir, described.run_id, self.client_id)
@@ -231,12 +233,13 @@ class ClientDaemon:
         payload = decode(received.manifest, received.body())
         loop = asyncio.get_running_loop()
         async with self._slot:
-            if train:
-                result = await asyncio.to_thread(
-                    prepared.local.train, payload, number, self._progress_sender(number, loop)
-                )
-            else:
-                result = await asyncio.to_thread(prepared.local.observe, payload, number)
+            with told_in_one_line():
+                if train:
+                    result = await asyncio.to_thread(
+                        prepared.local.train, payload, number, self._progress_sender(number, loop)
+                    )
+                else:
+                    result = await asyncio.to_thread(prepared.local.observe, payload, number)
         work = self._finished(number, result, bytes_down)
         reach("client.work.done")
         if train or number == prepared.config.rounds:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +22,8 @@ from feddbp_common.errors import FedDBPError
 from feddbp_common.seeding import derive_seed
 from feddbp_common.wire import Payload
 
+log = logging.getLogger("feddbp.client")
+
 PASS_BATCH: Final = 512
 """Batch size of passes that only look: evaluation and collection."""
 
@@ -28,6 +32,19 @@ OnEpoch = Callable[[int, int], None]
 
 class TrainingError(FedDBPError):
     """Local training cannot go on."""
+
+
+@contextmanager
+def told_in_one_line() -> Iterator[None]:
+    """Makes a TrainingError of whatever a library, a device or a user's own model raises."""
+    try:
+        yield
+    except FedDBPError:
+        raise
+    except Exception as error:
+        log.debug("local work failed", exc_info=True)
+        told = str(error).strip().partition("\n")[0]
+        raise TrainingError(f"{type(error).__name__}: {told}" if told else type(error).__name__) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +80,16 @@ class LocalRun:
         self._stop = threading.Event()
 
     def stop(self) -> None:
-        """Ends training that is under way at its next step."""
+        """Ends work that is under way at its next batch, and work to come at once."""
         self._stop.set()
+
+    def _check_stop(self) -> None:
+        if self._stop.is_set():
+            raise TrainingError("stopped")
 
     def observe(self, received: Payload, round_number: int) -> RoundResult:
         """Evaluates only: the last evaluation, or a round this client was not chosen for."""
+        self._check_stop()
         self._seed(round_number)
         self.method.receive(received, completed_rounds=round_number)
         return RoundResult(metrics=self._evaluate(), contribution=None)
@@ -93,6 +115,7 @@ class LocalRun:
         self.method.eval()
         correct = dict.fromkeys(self.method.inference_rules, 0)
         for index in torch.arange(len(self._test_labels)).split(PASS_BATCH):
+            self._check_stop()
             labels = self._test_labels[index.to(self._test_labels.device)]
             with self._precision.autocast():
                 predictions = self.method.predict(take(self._test_images, index, self._device))
@@ -125,8 +148,7 @@ class LocalRun:
                 generator=order,
                 htfllib_loader=training.htfllib_loader,
             ):
-                if self._stop.is_set():
-                    raise TrainingError("stopped")
+                self._check_stop()
                 images = take(self._train_images, index, self._device)
                 labels = self._train_labels[index.to(self._train_labels.device)]
                 with self._precision.autocast():

@@ -79,7 +79,12 @@ class FederationOptions:
 
     def client_config(self, ids: list[int], address: str) -> ClientConfig:
         return ClientConfig(
-            identity=IdentityConfig(ids=",".join(map(str, ids)), server=address, state_dir=self.directory / "clients"),
+            identity=IdentityConfig(
+                ids=",".join(map(str, ids)),
+                all_or_none=True,  # nor can the run go on without one of them
+                server=address,
+                state_dir=self.directory / "clients",
+            ),
             compute=ComputeConfig(device=self.device),
             source=SourceConfig(data_dir=self.data_dir),
         )

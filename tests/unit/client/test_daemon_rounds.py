@@ -35,6 +35,8 @@ class PretendedServer:
 
     def __init__(self, script: Script, *, closed_rounds: frozenset[int] = frozenset()) -> None:
         self.done: list[str] = []
+        self.run_id = "pretended"
+        self.failures: list[str] = []
         self._script = script
         self._closed_rounds = closed_rounds
         self._changed = asyncio.Event()
@@ -49,7 +51,7 @@ class PretendedServer:
         self._changed.set()
 
     async def get_run(self) -> pb.GetRunResponse:
-        return pb.GetRunResponse(config=run_to_proto(CONFIG), run_id="pretended")
+        return pb.GetRunResponse(config=run_to_proto(CONFIG), run_id=self.run_id)
 
     async def join(self, request: pb.JoinRequest) -> pb.JoinResponse:
         return pb.JoinResponse(session="session", epoch=1)
@@ -64,6 +66,8 @@ class PretendedServer:
         return Download(encoded=encode(Payload()), message_bytes=0)
 
     async def report(self, request: pb.ReportRequest) -> None:
+        if request.HasField("failure"):
+            self.failures.append(request.failure.cause)
         self._note(f"report {request.round}")
 
     async def upload(self, session: str, round_number: int, encoded: Encoded) -> None:
@@ -75,6 +79,7 @@ class PretendedModel:
 
     def __init__(self) -> None:
         self.endless = False
+        self.trouble: Exception | None = None
         self._stopped = threading.Event()
 
     def stop(self) -> None:
@@ -87,6 +92,8 @@ class PretendedModel:
         if self.endless:
             assert self._stopped.wait(60)
             raise TrainingError("stopped")
+        if self.trouble is not None:
+            raise self.trouble
         return RoundResult(metrics=pb.RoundMetrics(), contribution=Payload())
 
 
@@ -122,16 +129,20 @@ def model() -> PretendedModel:
 def start(
     tmp_path: Path, model: PretendedModel, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[PretendedServer], ClientDaemon]:
-    prepared = SimpleNamespace(
-        run_id="pretended",
-        config=CONFIG,
-        local=model,
-        architecture="none",
-        summary=pb.DataSummary,
-        capabilities=pb.Capabilities,
-        checkpoint=pretended_checkpoint,
-    )
-    monkeypatch.setattr(daemon_module, "prepare", lambda *_: prepared)
+    models = iter((model, PretendedModel()))
+
+    def prepared(config: RunConfig, run_id: str, *_: object) -> SimpleNamespace:
+        return SimpleNamespace(
+            run_id=run_id,
+            config=config,
+            local=next(models),
+            architecture="none",
+            summary=pb.DataSummary,
+            capabilities=pb.Capabilities,
+            checkpoint=pretended_checkpoint,
+        )
+
+    monkeypatch.setattr(daemon_module, "prepare", prepared)
     monkeypatch.setattr(daemon_module, "resume", lambda *_: None)
     local = LocalOptions(data=None, data_dir=tmp_path, model=None, device=torch.device("cpu"), amp=False)
     options = DaemonOptions(state_dir=tmp_path, patience=timedelta(0), local=local)
@@ -236,6 +247,50 @@ async def test_training_is_given_up_when_the_run_is_stopped(
     model.endless = True
     async with asyncio.timeout(30):
         assert await start(PretendedServer(script)).run() is ExitCode.RUN_FAILED
+
+
+async def test_work_for_one_run_is_never_given_to_another(
+    start: Callable[[PretendedServer], ClientDaemon], model: PretendedModel
+) -> None:
+    async def script(server: PretendedServer) -> AsyncIterator[pb.RoundEvent]:
+        yield opened(0)
+        if server.run_id == "pretended":
+            await server.has_seen("download 0")
+            server.run_id = "another"
+            raise ServerAwayError("it was stopped, and started with another run")
+        await server.has_seen("upload 0")
+        yield ended()
+
+    model.endless = True
+    server = PretendedServer(script)
+    daemon = start(server)
+    daemon._backoff = Backoff(patience=timedelta(seconds=30), clock=time.monotonic)
+    async with asyncio.timeout(30):
+        assert await daemon.run() is ExitCode.OK
+    assert server.done == ["download 0", "download 0", "report 0", "upload 0"]
+
+
+@pytest.mark.parametrize(
+    ("trouble", "told"),
+    [
+        (RuntimeError("CUDA out of memory.\nTry this and that"), "RuntimeError: CUDA out of memory."),
+        (NotImplementedError(), "NotImplementedError"),
+        (TrainingError("training diverged"), "training diverged"),
+    ],
+)
+async def test_whatever_training_raises_is_told_to_the_server_in_one_line(
+    start: Callable[[PretendedServer], ClientDaemon], model: PretendedModel, trouble: Exception, told: str
+) -> None:
+    async def script(server: PretendedServer) -> AsyncIterator[pb.RoundEvent]:
+        yield opened(0)
+        await asyncio.Event().wait()
+
+    model.trouble = trouble
+    server = PretendedServer(script)
+    with pytest.raises(TrainingError) as raised:
+        await start(server).run()
+    assert str(raised.value) == told
+    assert server.failures == [told]
 
 
 async def test_the_last_evaluation_is_finished_even_if_the_run_did_not_wait_for_it(
