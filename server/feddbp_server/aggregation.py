@@ -33,7 +33,7 @@ class Aggregator:
         self._config = config
         strategy_type = config.method_spec.load_strategy()
         self._strategy: Strategy = strategy_type(  # type: ignore[type-arg]
-            config.settings, RunFacts(shape=config.exchange_shape, seed=config.seed, rounds=config.rounds)
+            config.settings, RunFacts.of(config)
         )
         self._known = self._strategy.initial()
         self._encoded = encode(self._known)

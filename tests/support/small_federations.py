@@ -127,8 +127,7 @@ def run_in_process(
     clients = [prepare(config, "test", client_id, options) for client_id in range(config.clients)]
     spec, shape = config.method_spec, config.exchange_shape
     rules_up, rules_down = (rules(config.settings, shape) for rules in (spec.upload_rules, spec.download_rules))
-    facts = RunFacts(shape=shape, seed=config.seed, rounds=config.rounds)
-    strategy = spec.load_strategy()(config.settings, facts)
+    strategy = spec.load_strategy()(config.settings, RunFacts.of(config))
     known = strategy.initial()
     own_uploads: dict[int, Payload] = {}
     accuracies, digests = [], []

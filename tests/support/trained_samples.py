@@ -52,9 +52,7 @@ def checkpoint_of(
     """Of client 0 after so many rounds, in which the weights stayed as they were drawn; nobody has class 3, fox."""
     config = run_of(method, **settings)
     local = build_method(config, 0, architecture, "linear", image_shape)
-    strategy = config.method_spec.load_strategy()(
-        config.settings, RunFacts(shape=config.exchange_shape, seed=config.seed, rounds=config.rounds)
-    )
+    strategy = config.method_spec.load_strategy()(config.settings, RunFacts.of(config))
     known, own = strategy.initial(), None
     received = encode(strategy.reply(known, own))
     for number in range(rounds):

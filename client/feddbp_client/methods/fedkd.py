@@ -60,7 +60,7 @@ class FedKD(PlainModel[FedKDSettings]):
         own = [*self.backbone.parameters(), *self.head.parameters(), *self.alignment.parameters()]
         return [
             {"params": own, "lr": learning_rate},
-            {"params": list(self.mentee.parameters()), "lr": self.settings.mentee_learning_rate},
+            {"params": list(self.mentee.parameters()), "lr": self.settings.mentee_learning_rate or learning_rate},
         ]
 
     def clip_gradients(self) -> None:

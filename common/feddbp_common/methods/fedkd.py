@@ -31,7 +31,9 @@ class FedKDSettings(MethodSettings):
         description="what is compressed: the shared model's weights, as HtFLlib does, or what a round changed in them, "
         "as the authors do",
     )
-    mentee_learning_rate: float = Field(0.01, gt=0, description="step size of the shared model")
+    mentee_learning_rate: float | None = Field(
+        None, gt=0, description="step size of the shared model; none: that of the own one"
+    )
     max_grad_norm: float = Field(
         10.0, gt=0, description="bound on the gradient norms of the own model, the shared one and W, each"
     )

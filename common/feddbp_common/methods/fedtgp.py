@@ -14,8 +14,12 @@ class FedTGPSettings(FedProtoSettings):
 
     tau: float = Field(100.0, ge=0, description="largest margin between prototypes of different classes")
     server_epochs: int = Field(100, ge=1, description="passes over the uploaded prototypes per round")
-    server_batch_size: int = Field(32, ge=1, description="uploaded prototypes per step; the paper: as the clients'")
-    server_learning_rate: float = Field(0.01, gt=0, description="step size on the server; the paper: as the clients'")
+    server_batch_size: int | None = Field(
+        None, ge=1, description="uploaded prototypes per step; none: the clients' batch size"
+    )
+    server_learning_rate: float | None = Field(
+        None, gt=0, description="step size on the server; none: the clients' learning rate"
+    )
 
 
 FEDTGP = Method(

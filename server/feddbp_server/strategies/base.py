@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Generic, TypeAlias, TypeVar
 
+from feddbp_common.config import RunConfig, TrainingConfig
 from feddbp_common.methods import ExchangeShape, MethodSettings
 from feddbp_common.wire import Payload
 
@@ -37,6 +38,12 @@ class RunFacts:
     shape: ExchangeShape
     seed: int
     rounds: int
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    """How the clients train."""
+
+    @classmethod
+    def of(cls, config: RunConfig) -> RunFacts:
+        return cls(shape=config.exchange_shape, seed=config.seed, rounds=config.rounds, training=config.training)
 
 
 class Strategy(ABC, Generic[SettingsT]):

@@ -54,17 +54,17 @@ class FedTGPStrategy(Strategy[FedTGPSettings]):
 
     def _train(self, network: PrototypeNetwork, pool: _Pool, margin: float, round_number: int) -> float:
         """The mean loss over the last epoch."""
-        settings = self.settings
+        settings, of_clients = self.settings, self.facts.training
+        batch_size = settings.server_batch_size or of_clients.batch_size
+        learning_rate = settings.server_learning_rate or of_clients.learning_rate
         order = np.random.default_rng(derive_seed(self.facts.seed, "tgp", "order", round_number))
         mean_loss = 0.0
         for _ in range(settings.server_epochs):
             shuffled = order.permutation(len(pool.labels))
             mean_loss = 0.0
-            for start in range(0, len(shuffled), settings.server_batch_size):
-                batch = shuffled[start : start + settings.server_batch_size]
-                loss = network.step(
-                    pool.vectors[batch], pool.labels[batch], margin=margin, learning_rate=settings.server_learning_rate
-                )
+            for start in range(0, len(shuffled), batch_size):
+                batch = shuffled[start : start + batch_size]
+                loss = network.step(pool.vectors[batch], pool.labels[batch], margin=margin, learning_rate=learning_rate)
                 mean_loss += loss * len(batch) / len(shuffled)
         return mean_loss
 

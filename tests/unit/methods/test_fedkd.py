@@ -145,6 +145,7 @@ def test_the_mentee_has_its_own_step_size_and_every_parameter_one_group() -> Non
     method = fedkd(mentee_learning_rate=0.3)
     own, mentee = method.parameter_groups(0.07)
     assert (own["lr"], mentee["lr"]) == (0.07, 0.3)
+    assert [group["lr"] for group in fedkd().parameter_groups(0.07)] == [0.07, 0.07]
     assert {id(p) for p in mentee["params"]} == {id(p) for p in method.mentee.parameters()}
     grouped = [id(p) for p in (*own["params"], *mentee["params"])]
     assert sorted(grouped) == sorted(id(p) for p in method.parameters())

@@ -26,9 +26,13 @@ from small_federations import (
 )
 from torch import Tensor, nn
 
+from feddbp_common.config import TrainingConfig
 from feddbp_common.errors import FedDBPError
+from feddbp_common.methods import ExchangeShape
+from feddbp_common.methods.fedtgp import FedTGPSettings
 from feddbp_common.wire import Payload, decode, encode
-from feddbp_server.strategies.fedtgp import margin_between
+from feddbp_server.strategies import RunFacts
+from feddbp_server.strategies.fedtgp import FedTGPStrategy, margin_between
 from feddbp_server.strategies.prototype_network import PrototypeNetwork, margin_loss
 
 UPLOADS = [
@@ -184,6 +188,18 @@ def test_a_round_follows_the_definition() -> None:
     optimiser.step()
     found = one.aggregate(Payload(), iter(UPLOADS), round_number=0).prototypes.vectors
     np.testing.assert_allclose(found, theirs().detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_the_server_trains_as_the_clients_do_unless_told_otherwise() -> None:
+    def trained(training: TrainingConfig, **settings: Any) -> bytes:
+        facts = RunFacts(shape=ExchangeShape(classes=CLASSES, feature_dim=WIDTH), seed=0, rounds=3, training=training)
+        ours = FedTGPStrategy(FedTGPSettings(server_epochs=2, **settings), facts)
+        return digest(ours.aggregate(Payload(), iter(UPLOADS), round_number=0))
+
+    like_clients = trained(TrainingConfig(learning_rate=0.05, batch_size=4))
+    assert like_clients == trained(TrainingConfig(), server_learning_rate=0.05, server_batch_size=4)
+    assert like_clients != trained(TrainingConfig(learning_rate=0.05))
+    assert like_clients != trained(TrainingConfig(batch_size=4))
 
 
 def test_training_goes_on_from_round_to_round() -> None:
