@@ -225,7 +225,8 @@ def _take_in(state: RunState, event: Event, policy: RoundPolicy, now: float) -> 
     """Records the event itself; what follows from it is `_advance`'s business."""
     match event:
         case Joined(client):
-            return replace(state, members=state.members | {client}), ()
+            # not connected before it follows: the stream of a session that was superseded says nothing of this one
+            return replace(state, members=state.members | {client}, connected=state.connected - {client}), ()
         case Connected(client):
             return replace(state, connected=state.connected | {client}), ()
         case Disconnected(client):
@@ -275,8 +276,7 @@ def _advance(state: RunState, effects: tuple[Effect, ...], policy: RoundPolicy, 
 def select(members: frozenset[int], number: int, policy: RoundPolicy) -> frozenset[int]:
     """The members that train in a round: a seeded choice that depends on nothing but who they are and the round."""
     # 0.07 * 100 is a hair above 7 in binary, and must not become 8
-    share = math.ceil(policy.participation * len(members) - 1e-9)
-    wanted = max(share, min(policy.min_clients, len(members)))
+    wanted = max(1, math.ceil(policy.participation * len(members) - 1e-9))
     if wanted >= len(members):
         return members
     chooser = random.Random(derive_seed(policy.seed, "participation", number))  # noqa: S311 - not a secret
