@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,6 +14,14 @@ def replace_text(path: Path, text: str) -> None:
     """Durable once it returns."""
     partial = path.with_name(path.name + ".part")
     partial.write_text(text, encoding="utf-8")
+    settle(partial, path)
+
+
+def replace_lines(path: Path, lines: Iterable[str]) -> None:
+    """The same, for more lines than should be in memory at once."""
+    partial = path.with_name(path.name + ".part")
+    with partial.open("w", encoding="utf-8") as file:
+        file.writelines(f"{line}\n" for line in lines)
     settle(partial, path)
 
 

@@ -6,7 +6,7 @@ import asyncio
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from feddbp.v1 import federation_pb2 as pb
@@ -25,6 +25,25 @@ _GROUP: Final = 16
 """Uploads fetched from the store at a time; two groups bound the memory of closing a round."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Knowledge:
+    """What the server knows after a round, and the same as it is stored."""
+
+    payload: Payload
+    encoded: Encoded
+
+    @classmethod
+    def of(cls, payload: Payload) -> Knowledge:
+        return cls(payload=payload, encoded=encode(payload))
+
+    def record(self, *, completed_rounds: int) -> AggregateRecord:
+        return AggregateRecord(
+            completed_rounds=completed_rounds,
+            manifest=self.encoded.manifest.SerializeToString(),
+            body=self.encoded.body(),
+        )
+
+
 class Aggregator:
     """What the server knows, and how it comes to know more."""
 
@@ -35,8 +54,9 @@ class Aggregator:
         self._strategy: Strategy = strategy_type(  # type: ignore[type-arg]
             config.settings, RunFacts.of(config)
         )
-        self._known = self._strategy.initial()
-        self._encoded = encode(self._known)
+        self._known = Knowledge.of(self._strategy.initial())
+        self._common_reply: Encoded | None = None
+        """What every client receives, once the first has asked; none where replies are personal."""
         self._layout: Shapes | None = None
         self._kept = KeptUploads()
 
@@ -46,13 +66,13 @@ class Aggregator:
 
         Empty as long as that is nothing, which for a method that exchanges nothing it is for ever.
         """
-        manifest = self._encoded.manifest
+        manifest = self._known.encoded.manifest
         return manifest.sha256.hex() if manifest.total_bytes else ""
 
     async def restore(self) -> None:
         record = await self._store.run(lambda store: store.aggregate())
         if record is not None:
-            self._hold(decode(pb.Manifest.FromString(record.manifest), record.body))
+            self.adopt(Knowledge.of(decode(pb.Manifest.FromString(record.manifest), record.body)))
         await self._restore_layout(0 if record is None else record.completed_rounds)
 
     def check_layout(self, manifest: pb.Manifest) -> Shapes:
@@ -82,7 +102,7 @@ class Aggregator:
             payload = Payload(prototypes=replace(prototypes, vectors=prototypes.vectors.copy()))
         self._kept.add(round_number, client_id, payload)
 
-    async def close_round(self, round_number: int, label_counts: LabelCounts) -> Payload:
+    async def close_round(self, round_number: int, label_counts: LabelCounts) -> Knowledge:
         """What the server will know after the round; in force only once `adopt` is called."""
         records = await self._store.run(lambda store: store.uploads(round_number))
         groups = [records[start : start + _GROUP] for start in range(0, len(records), _GROUP)]
@@ -103,30 +123,27 @@ class Aggregator:
                 for client_id, payload in arrived:
                     yield Upload(client_id=client_id, payload=payload, label_counts=label_counts(client_id))
 
+        known = self._known.payload
         return await asyncio.to_thread(
-            lambda: self._strategy.aggregate(self._known, uploads(), round_number=round_number)
+            lambda: Knowledge.of(self._strategy.aggregate(known, uploads(), round_number=round_number))
         )
 
-    def record(self, known: Payload, completed_rounds: int) -> AggregateRecord:
-        encoded = encode(known)
-        return AggregateRecord(
-            completed_rounds=completed_rounds, manifest=encoded.manifest.SerializeToString(), body=encoded.body()
-        )
-
-    def adopt(self, known: Payload) -> None:
-        self._hold(known)
+    def adopt(self, learnt: Knowledge) -> None:
+        self._known = learnt
+        self._common_reply = None
 
     async def reply(self, client_id: int, round_number: int) -> Encoded:
         """What a client receives at the start of a round, computed when it asks: there are no copies per client."""
-        known = self._known  # before anything is awaited: a round may close meanwhile
-        own = None
+        known = self._known.payload  # before anything is awaited: a round may close meanwhile
         if self._strategy.personalises:
             own = await self._store.run(lambda store: self._last_upload(store, client_id, round_number))
-        return encode(self._strategy.reply(known, own), real_type=self._config.wire_type)
+            return self._encoded_reply(known, own)
+        if self._common_reply is None:
+            self._common_reply = self._encoded_reply(known, None)
+        return self._common_reply
 
-    def _hold(self, known: Payload) -> None:
-        self._known = known
-        self._encoded = encode(known)
+    def _encoded_reply(self, known: Payload, own_upload: Payload | None) -> Encoded:
+        return encode(self._strategy.reply(known, own_upload), real_type=self._config.wire_type)
 
     def _read(
         self, records: list[UploadRecord], kept: Mapping[int, Payload], store: Store

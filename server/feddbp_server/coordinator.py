@@ -7,14 +7,15 @@ decide - make durable - publish, so that nobody is told of anything a crash coul
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config import RunConfig
@@ -28,7 +29,7 @@ from feddbp_server.admission import (
     check_reported_round,
     check_upload,
 )
-from feddbp_server.aggregation import Aggregator
+from feddbp_server.aggregation import Aggregator, Knowledge
 from feddbp_server.alarm import Alarm
 from feddbp_server.announcements import changes_announcements, event_for
 from feddbp_server.audit import Audit
@@ -36,7 +37,8 @@ from feddbp_server.broadcast import Broadcast
 from feddbp_server.chronicle import Chronicle
 from feddbp_server.progress import Progress, differs
 from feddbp_server.refusals import RefusedError
-from feddbp_server.results import Report, Results, summarise
+from feddbp_server.reports import Report
+from feddbp_server.results import Results
 from feddbp_server.rounds import (
     Aggregated,
     Broke,
@@ -67,9 +69,11 @@ from feddbp_server.store import (
     UploadRecord,
     WatchedStore,
 )
+from feddbp_server.summary import summarise
 from feddbp_server.timing import AGGREGATION_BOUNDS, Durations, PhaseTimes
 
 log = logging.getLogger("feddbp.server")
+T = TypeVar("T")
 
 _READ_ATTEMPTS: Final = 3
 """How often a round's contributions are read before the run fails because they cannot be."""
@@ -114,7 +118,7 @@ class Coordinator:
         self._started_at = clock()
         """As if all the time for which the run was served had been without a break."""
         self._deadline = Alarm(lambda: self._spawn(self._apply_quietly(TimePassed())), clock)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     # --- life ---------------------------------------------------------------------------------------------------
 
@@ -134,10 +138,8 @@ class Coordinator:
         self._deadline.set(self.state.deadline)  # also if nothing follows from the start itself
 
     async def _restore(self) -> None:
-        text, clients, reports = await self._store.run(
-            lambda store: (store.progress(), store.clients(), [Report.from_record(entry) for entry in store.reports()])
-        )
-        self.results.restore(reports)
+        await self._store.run(lambda store: self.results.restore(_reports_in(store)))
+        text, clients = await self._store.run(lambda store: (store.progress(), store.clients()))
         self.sessions.restore(clients, self._clock())
         await self.aggregator.restore()
         if text is None:
@@ -150,7 +152,7 @@ class Coordinator:
         self.state = replace(
             progress.state,
             uploaded=frozenset(record.client_id for record in uploads),
-            reported=frozenset(report.client_id for report in reports if report.round == number),
+            reported=self.results.reporters_of(number),
             deadline=self._clock() + self.policy.deadline.total_seconds() if timed and self.policy.deadline else None,
         )
         if self.state.phase.is_final:
@@ -187,6 +189,14 @@ class Coordinator:
             self._told_of_end.add(request.client_id)
             self.status_changed.publish()
         check_join(request, self.run_id, self.config, self.state)
+        entering = self._begin(self._enter(request))
+        try:
+            return await asyncio.shield(entering)
+        except asyncio.CancelledError:
+            self._spawn(self._forget(entering))
+            raise
+
+    async def _enter(self, request: pb.JoinRequest) -> tuple[Client, str]:
         async with self._joining:  # of two that claim an id at once, one comes first
             client, secret = self.sessions.open(request, self._clock())
             await self._store.run(lambda store: store.save_client(client.record()))
@@ -201,6 +211,12 @@ class Coordinator:
         if superseded is not None and superseded.streams:
             self.run_changed.publish()  # its streams find out that they are of the past
         return client, secret
+
+    async def _forget(self, entering: asyncio.Task[tuple[Client, str]]) -> None:
+        """Whoever asked is gone and will never hold its session: the id must not wait for its lease."""
+        with suppress(Exception):
+            client, _ = await entering
+            self.sessions.close(client)
 
     async def follow(self, client: Client) -> AsyncIterator[pb.RoundEvent]:
         """What the client has to know: where the run stands, and then every change of that."""
@@ -258,6 +274,11 @@ class Coordinator:
             raise RefusedError(pb.REFUSAL_REASON_STALE_SESSION, "this session was superseded while it uploaded")
         self.admit_upload(client, round_number)
         self.aggregator.settle_layout(manifest)
+        return await self._to_the_end(self._take_upload(client, round_number, manifest, body, payload))
+
+    async def _take_upload(
+        self, client: Client, round_number: int, manifest: pb.Manifest, body: bytes, payload: Payload
+    ) -> pb.UploadReceipt:
         record = UploadRecord(
             client_id=client.client_id,
             round=round_number,
@@ -289,11 +310,14 @@ class Coordinator:
     async def report_metrics(self, client: Client, round_number: int, metrics: pb.RoundMetrics) -> None:
         check_report(round_number, metrics, self.state)
         record = ReportRecord(client_id=client.client_id, round=round_number, metrics=metrics.SerializeToString())
+        await self._to_the_end(self._take_report(record))
+
+    async def _take_report(self, record: ReportRecord) -> None:
         is_new = await self._store.run(lambda store: store.save_report(record))
         reach("server.report.committed")
         if is_new:
             self.results.add(Report.from_record(record))
-        await self._apply(Reported(client.client_id, round_number))
+        await self._apply(Reported(record.client_id, record.round))
 
     def report_progress(self, client: Client, progress: pb.Progress) -> None:
         check_progress(progress)
@@ -306,6 +330,9 @@ class Coordinator:
         self.chronicle.failed(client, round_number, cause)
 
     async def leave(self, client: Client, reason: str) -> None:
+        await self._to_the_end(self._let_go(client, reason))
+
+    async def _let_go(self, client: Client, reason: str) -> None:
         async with self._joining:  # whoever takes the id next does so after all of this
             if not self.sessions.is_current(client):  # it said so twice, or somebody follows it already
                 return
@@ -320,7 +347,7 @@ class Coordinator:
     # --- calls of operators -------------------------------------------------------------------------------------
 
     async def operate(self, event: Event) -> None:
-        await self._apply(event)
+        await self._to_the_end(self._apply(event))
 
     def time_left(self) -> float | None:
         return None if self.state.deadline is None else max(0.0, self.state.deadline - self._clock())
@@ -330,13 +357,13 @@ class Coordinator:
 
     # --- changes ------------------------------------------------------------------------------------------------
 
-    async def _apply(self, event: Event, learnt: Payload | None = None) -> None:
+    async def _apply(self, event: Event, learnt: Knowledge | None = None) -> None:
         """Steps the run. `learnt`, what the server knows after a round, becomes durable together with the step."""
         async with self._lock:
             before = self.state
             state, effects = step(before, event, self.policy, self._clock())
             if learnt is not None and not before.phase.is_final:  # a run that was stopped meanwhile stays as it is
-                aggregate = self.aggregator.record(learnt, state.round)
+                aggregate = learnt.record(completed_rounds=state.round)
                 progress = self._progress(state)
                 reach("server.close.aggregated")
                 await self._store.run(lambda store: _close_in_store(store, aggregate, progress))
@@ -360,7 +387,7 @@ class Coordinator:
     def _progress(self, state: RunState) -> str:
         return Progress(state=state, seconds=self._clock() - self._started_at).to_json()
 
-    async def _apply_in_the_end(self, event: Event, learnt: Payload | None = None) -> None:
+    async def _apply_in_the_end(self, event: Event, learnt: Knowledge | None = None) -> None:
         """For what nobody would send again: waits until it can be made durable, or the server goes away."""
         while True:
             try:
@@ -423,7 +450,7 @@ class Coordinator:
         with suppress(StoreError):  # the next round's clean-up takes this one's with it
             await self._store.tidy(lambda store: store.forget_superseded_uploads(number + 1))
 
-    async def _aggregated(self, number: int) -> Payload:
+    async def _aggregated(self, number: int) -> Knowledge:
         """What is learnt from a round. A disk may have a bad moment, but a damaged database stays one."""
         for _ in range(_READ_ATTEMPTS - 1):
             with suppress(StoreError):
@@ -436,10 +463,23 @@ class Coordinator:
         assert client is not None  # whoever uploaded has joined
         return client.data.label_counts
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Does what a call asks for, and goes on when the caller is gone: what is durable has its consequences."""
+        return await asyncio.shield(self._begin(work))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._begin(work)
+
+    def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._over)
+        return task
+
+    def _over(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:  # raised where it is awaited, if anyone is left
+            log.debug("a call has failed", exc_info=task.exception())
 
     async def _write_summary(self) -> None:
         try:
@@ -448,11 +488,10 @@ class Coordinator:
             log.error("the summary could not be written: %s; the next start of the server writes it", error)
 
     async def _write_results(self) -> None:
-        reports = await self._store.run(lambda store: [Report.from_record(entry) for entry in store.reports()])
-        summary = summarise(
+        summarised = functools.partial(
+            summarise,
             config=self.config,
             run_id=self.run_id,
-            reports=reports,
             clients=self.sessions.all(),
             outcome=self.state.phase,
             reason=self.state.reason,
@@ -460,12 +499,18 @@ class Coordinator:
             seconds=self._clock() - self._started_at,
             prototypes_sha256=self.aggregator.sha256,
         )
-        self.results.complete(reports)
+        # in the store's thread, where the reports are: there may be a million of them
+        summary = await self._store.run(lambda store: summarised(reports=_reports_in(store)))
+        await self._store.run(lambda store: self.results.complete(_reports_in(store)))
         self.results.write_summary(summary)
         last = summary["accuracy"]["last"]
         told = f"accuracy {100 * last['weighted']:.1f} % after {last['round']} rounds; " if last else ""
         log.info("%sthe summary is %s", told, self.results.summary_path)
         reach("server.end.summarised")
+
+
+def _reports_in(store: Store) -> Iterator[Report]:
+    return map(Report.from_record, store.reports())
 
 
 def _save_once(store: Store, record: UploadRecord, body: bytes) -> UploadRecord | None:

@@ -7,158 +7,17 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
-from statistics import fmean, pstdev
 from typing import Any, Final
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_common.config import RunConfig
-from feddbp_common.files import append_line, replace_text
-from feddbp_server.rounds import Phase
-from feddbp_server.sessions import Client
-from feddbp_server.store import ReportRecord
+from feddbp_common.files import append_line, replace_lines, replace_text
+from feddbp_server.reports import Report
 
 log = logging.getLogger("feddbp.server")
 
 METRICS_NAME: Final = "metrics.jsonl"
 SUMMARY_NAME: Final = "summary.json"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """The results of one client in one round."""
-
-    client_id: int
-    round: int
-    metrics: pb.RoundMetrics
-
-    @classmethod
-    def from_record(cls, record: ReportRecord) -> Report:
-        metrics = pb.RoundMetrics.FromString(record.metrics)
-        return cls(client_id=record.client_id, round=record.round, metrics=metrics)
-
-    @property
-    def correct(self) -> int:
-        """Test samples it got right under the rule that counts."""
-        return next((entry.correct for entry in self.metrics.accuracies if entry.rule == self.metrics.inference), 0)
-
-    @property
-    def accuracy(self) -> float:
-        return self.correct / self.metrics.test_samples if self.metrics.test_samples else 0.0
-
-    def as_line(self) -> dict[str, Any]:
-        metrics, samples = self.metrics, max(self.metrics.test_samples, 1)
-        return {
-            "client": self.client_id,
-            "round": self.round,
-            "accuracy": self.accuracy,
-            "inference": metrics.inference,
-            "accuracies": {entry.rule: entry.correct / samples for entry in metrics.accuracies},
-            "test_samples": metrics.test_samples,
-            # JSON has no word for what is not finite
-            "losses": {term.name: term.value if isfinite(term.value) else None for term in metrics.losses},
-            "seconds": {
-                "evaluate": metrics.seconds.evaluate,
-                "train": metrics.seconds.train,
-                "collect": metrics.seconds.collect,
-            },
-            "bytes_up": metrics.bytes_up,
-            "bytes_down": metrics.bytes_down,
-        }
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoundAccuracy:
-    """Accuracy over clients after a number of completed rounds."""
-
-    round: int
-    weighted: float
-    """All correct over all test samples."""
-    unweighted: float
-    """Mean of the clients' own accuracies."""
-    deviation: float
-    """Standard deviation of the clients' own accuracies."""
-    clients: int
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "round": self.round,
-            "weighted": self.weighted,
-            "unweighted": self.unweighted,
-            "std_over_clients": self.deviation,
-            "clients": self.clients,
-        }
-
-
-def accuracy_by_round(reports: Iterable[Report]) -> list[RoundAccuracy]:
-    by_round: dict[int, list[Report]] = defaultdict(list)
-    for report in reports:
-        by_round[report.round].append(report)
-    return [_over_clients(number, by_round[number]) for number in sorted(by_round)]
-
-
-def _over_clients(number: int, reports: list[Report]) -> RoundAccuracy:
-    accuracies = [report.accuracy for report in sorted(reports, key=lambda report: report.client_id)]
-    samples = sum(report.metrics.test_samples for report in reports)
-    return RoundAccuracy(
-        round=number,
-        weighted=sum(report.correct for report in reports) / samples if samples else 0.0,
-        unweighted=fmean(accuracies),
-        deviation=pstdev(accuracies),
-        clients=len(reports),
-    )
-
-
-def summarise(
-    *,
-    config: RunConfig,
-    run_id: str,
-    reports: list[Report],
-    clients: list[Client],
-    outcome: Phase,
-    reason: str,
-    completed_rounds: int,
-    seconds: float,
-    prototypes_sha256: str,
-) -> dict[str, Any]:
-    curve = accuracy_by_round(reports)
-    newest = {report.client_id: report for report in sorted(reports, key=lambda report: report.round)}
-    best = max(curve, key=lambda point: point.weighted, default=None)
-    return {
-        "method": config.method,
-        "dataset": config.data.dataset,
-        "clients": config.clients,
-        "rounds": config.rounds,
-        "seed": config.seed,
-        "outcome": outcome.value,
-        "reason": reason,
-        "completed_rounds": completed_rounds,
-        "accuracy": {
-            "best": best.as_dict() if best else None,
-            "last": curve[-1].as_dict() if curve else None,
-        },
-        "bytes_up": sum(report.metrics.bytes_up for report in reports),
-        "bytes_down": sum(report.metrics.bytes_down for report in reports),
-        "seconds": seconds,
-        "prototypes_sha256": prototypes_sha256,
-        "run_id": run_id,
-        "per_client": [_client_entry(client, newest.get(client.client_id)) for client in clients],
-        "curve": [point.as_dict() for point in curve],
-        "config": config.model_dump(mode="json"),
-    }
-
-
-def _client_entry(client: Client, newest: Report | None) -> dict[str, Any]:
-    return {
-        "client": client.client_id,
-        "architecture": client.capabilities.architecture,
-        "parameters": client.capabilities.parameters,
-        "classes_held": sum(count > 0 for count in client.data.label_counts),
-        "train_samples": sum(client.data.label_counts),
-        "test_samples": client.data.test_samples,
-        "accuracy": newest.accuracy if newest is not None else None,
-    }
 
 
 @dataclass
@@ -177,7 +36,6 @@ class Traffic:
 class _Tally:
     """A round's reports so far, in whole numbers: they add up the same in any order."""
 
-    reports: int = 0
     correct: int = 0
     samples: int = 0
 
@@ -201,14 +59,12 @@ class Results:
         """A line could not be written: the file has to be made anew."""
 
     def restore(self, reports: Iterable[Report]) -> None:
-        kept = list(reports)
-        for report in kept:
-            self._count(report)
-        self._write_metrics(kept)
+        """Goes through them once; as a store's reports are many, in the store's thread."""
+        self._write_metrics(self._counted(report) for report in reports)
 
     def add(self, report: Report) -> None:
         """Counts a report and adds its line. A line that cannot be written is not lost: the store has the report."""
-        self._count(report)
+        self._counted(report)
         try:
             with self._metrics.open("ab", buffering=0) as file:
                 append_line(file, _line(report))
@@ -229,14 +85,16 @@ class Results:
     def traffic_of(self, client_id: int) -> Traffic:
         return self._traffic.get(client_id) or Traffic()
 
-    def newest_accuracy(self, expected_reports: int) -> float | None:
-        """Sample-weighted accuracy of the newest round with that many reports, or with any."""
-        rounds = sorted(self._tallies, reverse=True)
-        complete = [number for number in rounds if self._tallies[number].reports >= expected_reports]
-        for number in complete or rounds:
-            tally = self._tallies[number]
-            return tally.correct / tally.samples if tally.samples else 0.0
-        return None
+    def accuracy_of(self, round_number: int) -> float | None:
+        """Sample-weighted accuracy over the reports on a round so far; none if there are none."""
+        tally = self._tallies.get(round_number)
+        if tally is None:
+            return None
+        return tally.correct / tally.samples if tally.samples else 0.0
+
+    def reporters_of(self, round_number: int) -> frozenset[int]:
+        """Whose newest report is on this round."""
+        return frozenset(client for client, report in self._newest.items() if report.round == round_number)
 
     @property
     def summary_path(self) -> Path:
@@ -250,18 +108,18 @@ class Results:
         replace_text(self._summary, json.dumps(summary, indent=2) + "\n")
 
     def _write_metrics(self, reports: Iterable[Report]) -> None:
-        replace_text(self._metrics, "".join(f"{_line(report)}\n" for report in reports))
+        replace_lines(self._metrics, map(_line, reports))
 
-    def _count(self, report: Report) -> None:
+    def _counted(self, report: Report) -> Report:
         known = self._newest.get(report.client_id)
         if known is None or known.round <= report.round:
             self._newest[report.client_id] = report
         tally = self._tallies[report.round]
-        tally.reports += 1
         tally.correct += report.correct
         tally.samples += report.metrics.test_samples
         self.traffic.add(report.metrics)
         self._traffic[report.client_id].add(report.metrics)
+        return report
 
 
 def _line(report: Report) -> str:

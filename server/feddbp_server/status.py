@@ -41,7 +41,7 @@ def status_of(coordinator: Coordinator) -> pb.RunStatus:
         clients=[_client_status(client, coordinator) for client in coordinator.sessions.all()],
         missing=sorted(state.missing),
         reason=state.reason or coordinator.storage_trouble,
-        mean_accuracy=results.newest_accuracy(len(state.members)),
+        mean_accuracy=mean_accuracy(coordinator),
         bytes_up=results.traffic.up,
         bytes_down=results.traffic.down,
         refusals=coordinator.chronicle.audit.refusals,
@@ -54,6 +54,16 @@ def status_of(coordinator: Coordinator) -> pb.RunStatus:
         entry = status.incidents.add(message=incident.message, client_id=incident.client_id)
         entry.at.FromNanoseconds(int(incident.at * 1e9))
     return status
+
+
+def mean_accuracy(coordinator: Coordinator) -> float | None:
+    """Over all test samples, in the newest round that all its clients have reported on, or that is over."""
+    state, results = coordinator.state, coordinator.results
+    dealt_to = state.selected | state.observers
+    is_complete = state.phase.is_final or (bool(dealt_to) and dealt_to <= state.reported)
+    of_complete = results.accuracy_of(state.round if is_complete else state.round - 1)
+    # of the very first round, a few reports are better than none
+    return results.accuracy_of(state.round) if of_complete is None else of_complete
 
 
 def _client_status(client: Client, coordinator: Coordinator) -> pb.ClientStatus:

@@ -1600,7 +1600,7 @@ class RunStatus(_message.Message):
     reason: _builtins.str
     """Why the run failed, was stopped, or cannot go on for now."""
     mean_accuracy: _builtins.float
-    """Sample-weighted mean accuracy of the newest round every selected client has reported on."""
+    """Accuracy over all test samples in the newest round that all its clients have reported on, or that is over."""
     bytes_up: _builtins.int
     """Payload and framing bytes received and sent since the run began."""
     bytes_down: _builtins.int

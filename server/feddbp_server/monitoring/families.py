@@ -20,7 +20,7 @@ from feddbp_server.coordinator import Coordinator
 from feddbp_server.monitoring.calls import RECEIVED, SENT, MethodCalls
 from feddbp_server.refusals import REASON_NAMES
 from feddbp_server.rounds import Phase
-from feddbp_server.status import ACTIVITY_NAMES, activity_of
+from feddbp_server.status import ACTIVITY_NAMES, activity_of, mean_accuracy
 from feddbp_server.timing import Durations
 
 NAMESPACE: Final = "feddbp"
@@ -53,9 +53,9 @@ def run_families(coordinator: Coordinator) -> Iterator[Metric]:
     yield GaugeMetricFamily("feddbp_clients_missing", "Clients the phase still waits for.", len(state.missing))
     accuracy = GaugeMetricFamily(
         "feddbp_mean_accuracy",
-        "Sample-weighted accuracy of the newest round all members have reported on, 0 to 1.",
+        "Accuracy over all test samples in the newest round all its clients have reported on, or that is over, 0 to 1.",
     )
-    newest = results.newest_accuracy(len(state.members))
+    newest = mean_accuracy(coordinator)
     if newest is not None:
         accuracy.add_metric([], newest)
     yield accuracy

@@ -13,7 +13,7 @@ import pytest
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config import DataConfig, RealType, RunConfig, TrainingConfig, WireConfig
 from feddbp_common.wire import FisherScores, Payload, PrototypeSet, WireType, decode, encode
-from feddbp_server.aggregation import Aggregator
+from feddbp_server.aggregation import Aggregator, Knowledge
 from feddbp_server.store import MemoryStore, SqliteStore, StoreThread, UploadRecord
 
 CLIENTS = 40  # more than are fetched from the store at a time
@@ -63,7 +63,7 @@ async def learnt_in_order(order: list[int], thread: StoreThread, round_number: i
     for client in order:
         await save(thread, client, contribution(client), round_number)
     learnt = await Aggregator(CONFIG, thread).close_round(round_number, label_counts)
-    return bytes(encode(learnt).manifest.sha256)
+    return bytes(learnt.encoded.manifest.sha256)
 
 
 async def test_the_order_of_arrival_changes_not_a_bit(thread: StoreThread) -> None:
@@ -89,13 +89,13 @@ async def test_what_was_learnt_is_in_force_only_once_it_is_adopted(thread: Store
     learnt = await aggregator.close_round(0, label_counts)
     assert aggregator.sha256 == before
     aggregator.adopt(learnt)
-    assert aggregator.sha256 == encode(learnt).manifest.sha256.hex() != before
+    assert aggregator.sha256 == encode(learnt.payload).manifest.sha256.hex() != before
 
 
 async def test_a_digest_of_nothing_is_not_told(thread: StoreThread) -> None:
     assert Aggregator(CONFIG, thread).sha256 == ""  # no round has taught anything yet
     alone = Aggregator(RunConfig(method="local", clients=CLIENTS), thread)
-    alone.adopt(Payload())
+    alone.adopt(Knowledge.of(Payload()))
     assert alone.sha256 == ""
 
 
@@ -104,7 +104,7 @@ async def test_what_was_learnt_comes_back_from_the_store_bit_for_bit(thread: Sto
     await save(thread, 0, contribution(0))
     learnt = await first.close_round(0, label_counts)
     first.adopt(learnt)
-    await thread.run(lambda store: store.save_aggregate(first.record(learnt, 1)))
+    await thread.run(lambda store: store.save_aggregate(learnt.record(completed_rounds=1)))
     second = Aggregator(CONFIG, thread)
     assert second.sha256 != first.sha256
     await second.restore()
@@ -141,8 +141,8 @@ async def test_replies_travel_in_the_type_the_run_asks_for_but_are_kept_in_full(
     reply = await aggregator.reply(5, 1)
     await thread.close()
     assert reply.manifest.prototypes.matrix.dtype == pb.DTYPE_BFLOAT16
-    assert reply.body() == encode(learnt, real_type=WireType.BFLOAT16).body()
-    assert aggregator.sha256 == encode(learnt).manifest.sha256.hex()
+    assert reply.body() == encode(learnt.payload, real_type=WireType.BFLOAT16).body()
+    assert aggregator.sha256 == encode(learnt.payload).manifest.sha256.hex()
 
 
 async def test_what_a_strategy_raises_reaches_whoever_closes_the_round(
@@ -176,7 +176,7 @@ async def test_what_is_kept_in_memory_and_what_is_read_make_the_same_bits(thread
     for client in (1, CLIENTS - 1):
         from_both.keep(0, client, contribution(client))
     digests = {
-        encode(await aggregator.close_round(0, label_counts)).manifest.sha256
+        (await aggregator.close_round(0, label_counts)).encoded.manifest.sha256
         for aggregator in (from_store, from_memory, from_both)
     }
     assert len(digests) == 1
@@ -186,6 +186,18 @@ async def test_a_round_is_closed_without_reading_what_is_kept(thread: StoreThrea
     aggregator = Aggregator(CONFIG, thread)
     await save(thread, 0, contribution(0, scale=100.0))  # tells where the values come from
     aggregator.keep(0, 0, contribution(0))
-    learnt = await aggregator.close_round(0, label_counts)
+    learnt = (await aggregator.close_round(0, label_counts)).payload
     assert learnt.prototypes is not None
     assert (learnt.prototypes.vectors == contribution(0).prototypes.vectors).all()
+
+
+async def test_a_reply_that_is_the_same_for_all_is_made_once_a_round(thread: StoreThread) -> None:
+    aggregator = Aggregator(CONFIG.model_copy(update={"method": "fedproto", "method_settings": {}}), thread)
+    replies = []
+    for number in range(2):
+        await save(thread, 0, contribution(number), number)
+        aggregator.adopt(await aggregator.close_round(number, label_counts))
+        first, second = [await aggregator.reply(client, number + 1) for client in (0, 1)]
+        assert first is second
+        replies.append(first.manifest.sha256)
+    assert replies[0] != replies[1]

@@ -284,6 +284,17 @@ async def test_the_end_of_an_old_stream_does_not_disconnect_the_new_session(serv
     await new.aclose()
 
 
+async def test_a_session_without_a_stream_is_not_connected_whatever_the_one_before_it_had(server: Server) -> None:
+    old = await Daemon.join(server, 0)
+    stream = server.coordinator.follow(old.client)
+    await anext(stream)
+    await Daemon.join(server, 0, previous=old.session)
+    with pytest.raises(RefusedError):
+        await anext(stream)
+    await server.settled()
+    assert 0 not in server.coordinator.state.connected
+
+
 async def test_an_id_is_free_at_once_after_its_client_left(server: Server) -> None:
     daemon = await Daemon.join(server, 0)
     await server.coordinator.leave(daemon.client, "bye")
@@ -522,6 +533,26 @@ async def test_the_status_says_where_the_run_stands_and_who_is_missing(server: S
     assert not status.HasField("time_left")
     for stream in events:
         await stream.aclose()
+
+
+async def test_the_accuracy_that_is_shown_is_of_a_round_that_is_complete(server: Server) -> None:
+    def shown() -> float | None:
+        status = status_of(server.coordinator)
+        return status.mean_accuracy if status.HasField("mean_accuracy") else None
+
+    daemons = await join_all(server)
+    assert shown() is None
+    await daemons[2].work(0)
+    assert shown() == pytest.approx(0.2)  # better than nothing
+    for daemon in daemons[:2]:
+        await daemon.work(0)
+    assert shown() == pytest.approx(0.1)
+    await server.until_round(1)
+    await daemons[2].report(1)
+    assert shown() == pytest.approx(0.1)  # not what the quickest client has
+    for daemon in daemons[:2]:
+        await daemon.report(1)
+    assert shown() == pytest.approx(0.2)
 
 
 async def test_the_status_of_a_finished_run_says_how_it_ended(server: Server) -> None:

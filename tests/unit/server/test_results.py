@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,12 @@ import pytest
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config import RunConfig
-from feddbp_server.results import Report, Results, Traffic, accuracy_by_round, summarise
+from feddbp_server.reports import Report
+from feddbp_server.results import Results, Traffic
 from feddbp_server.rounds import Phase
 from feddbp_server.sessions import Client
 from feddbp_server.store import ReportRecord
+from feddbp_server.summary import RoundAccuracy, Tally, summarise
 
 
 def report(
@@ -108,18 +111,9 @@ def test_a_client_without_test_samples_is_no_division_by_zero(tmp_path: Path) ->
     results = Results(tmp_path)
     results.add(empty)
     assert lines(tmp_path)[0]["accuracies"] == {"head": 0.0, "prototype": 0.0}
-    assert results.newest_accuracy(1) == 0.0
+    assert results.accuracy_of(0) == 0.0
     (point,) = accuracy_by_round([empty])
     assert (point.weighted, point.unweighted) == (0.0, 0.0)
-
-
-def test_a_loss_that_diverged_still_makes_a_line_of_json(tmp_path: Path) -> None:
-    diverged = report(0, 0, 1, 10)
-    diverged.metrics.losses[0].value = math.nan
-    diverged.metrics.losses[1].value = math.inf
-    Results(tmp_path).add(diverged)
-    (line,) = lines(tmp_path)
-    assert set(line["losses"]) == {"ce", "l_s"}
 
 
 def test_on_a_restart_the_file_is_written_anew_from_what_is_stored(tmp_path: Path) -> None:
@@ -151,7 +145,8 @@ def test_a_restart_gives_the_same_numbers_as_no_restart(tmp_path: Path) -> None:
         restarted.add(entry)
     assert (tmp_path / "a" / "metrics.jsonl").read_text() == (tmp_path / "b" / "metrics.jsonl").read_text()
     assert straight.traffic == restarted.traffic == Traffic(400, 28)
-    assert straight.newest_accuracy(2) == restarted.newest_accuracy(2)
+    assert straight.accuracy_of(2) == restarted.accuracy_of(2) == 25 / 50
+    assert straight.reporters_of(2) == restarted.reporters_of(2) == {0, 1}
 
 
 # --- what the running server says ---
@@ -165,19 +160,24 @@ def test_the_newest_report_of_a_client_is_that_of_its_newest_round(tmp_path: Pat
     assert results.newest_of(0) == REPORTS[2]
 
 
-def test_the_accuracy_that_is_shown_is_of_the_newest_round_everyone_reported_on(tmp_path: Path) -> None:
+def test_the_accuracy_of_a_round_is_that_of_its_reports_so_far(tmp_path: Path) -> None:
     results = Results(tmp_path)
-    assert results.newest_accuracy(2) is None
+    assert results.accuracy_of(0) is None
     results.add(REPORTS[0])
-    assert results.newest_accuracy(2) == 0.1  # better than nothing
-    for entry in REPORTS[1:5]:
-        results.add(entry)
-    assert results.newest_accuracy(2) == 40 / 50
-    results.add(REPORTS[5])
-    assert results.newest_accuracy(2) == 25 / 50
+    assert (results.accuracy_of(0), results.reporters_of(0)) == (0.1, {0})
+    results.add(REPORTS[1])
+    assert (results.accuracy_of(0), results.reporters_of(0)) == ((1 + 30) / (10 + 40), {0, 1})
+    assert (results.accuracy_of(1), results.reporters_of(1)) == (None, set())
 
 
 # --- accuracy over clients ---
+
+
+def accuracy_by_round(reports: Iterable[Report]) -> list[RoundAccuracy]:
+    tally = Tally()
+    for entry in reports:
+        tally.add(entry)
+    return tally.curve()
 
 
 def test_weighted_unweighted_and_deviation_by_hand() -> None:
@@ -267,6 +267,14 @@ def test_the_summary_by_hand(tmp_path: Path) -> None:
 def test_of_rounds_equally_good_the_first_is_the_best() -> None:
     made = summary([report(0, 0, 5, 10), report(0, 1, 5, 10)], [client(0)])
     assert made["accuracy"]["best"]["round"] == 0
+
+
+def test_the_best_round_is_one_that_most_clients_took_part_in() -> None:
+    few = [report(0, 0, 10, 10)]
+    all_of_them = [report(number, 1, 4, 10) for number in range(2)]
+    fewer = [report(0, 2, 9, 10)]
+    made = summary([*few, *all_of_them, *fewer], [client(0), client(1)])
+    assert (made["accuracy"]["best"]["round"], made["accuracy"]["last"]["round"]) == (1, 2)
 
 
 def test_a_run_without_results_has_a_summary_too() -> None:
