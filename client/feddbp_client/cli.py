@@ -37,6 +37,7 @@ async def _run(config: ClientConfig) -> int:
 
     from feddbp_client.connection import Connection
     from feddbp_client.daemon import ClientDaemon, DaemonOptions
+    from feddbp_client.data import SharedLoad
     from feddbp_client.devices import choose_device, freed_after_use
     from feddbp_client.hosting import host
     from feddbp_client.preparation import LocalOptions
@@ -52,6 +53,7 @@ async def _run(config: ClientConfig) -> int:
             model=config.source.model,
             device=device,
             amp=config.compute.amp,
+            shared_load=SharedLoad(config.identity.client_ids),
         ),
     )
     identity = config.identity

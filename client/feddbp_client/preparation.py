@@ -10,7 +10,15 @@ import torch
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.checkpoint import Checkpoint, ClientDirectory
-from feddbp_client.data import ClientData, DataError, load_dataset, load_private_data, private_shard, shard_of
+from feddbp_client.data import (
+    ClientData,
+    DataError,
+    SharedLoad,
+    load_dataset,
+    load_private_data,
+    private_shard,
+    shard_of,
+)
 from feddbp_client.methods.base import LocalMethod, Task
 from feddbp_client.models import build_backbone, build_head
 from feddbp_client.training import LocalRun
@@ -32,6 +40,8 @@ class LocalOptions:
     model: str | None
     device: torch.device
     amp: bool
+    shared_load: SharedLoad | None = None
+    """Told when a client has its shard; without it the whole data set stays in memory for whoever comes next."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +85,11 @@ class Prepared:
 
 def prepare(config: RunConfig, run_id: str, client_id: int, options: LocalOptions) -> Prepared:
     """Loads the client's data and builds its model; slow, and the same every time."""
-    data = load_client_data(config, client_id, options)
+    try:
+        data = load_client_data(config, client_id, options)
+    finally:  # nor does a client need it that cannot go on
+        if options.shared_load is not None:
+            options.shared_load.no_longer_needed_by(client_id)
     group = MODEL_GROUPS[config.training.model_group]
     architecture, head = options.model or group.body_of(client_id), group.head_of(client_id)
     method = build_method(config, client_id, architecture, head, data.image_shape)
@@ -100,7 +114,9 @@ def load_client_data(config: RunConfig, client_id: int, options: LocalOptions) -
     if options.data is not None:
         try:
             names = config.data.class_names or None
-            private = load_private_data(options.data, classes=config.classes, class_names=names)
+            private = load_private_data(
+                options.data, classes=config.classes, class_names=names, image_size=config.data.image_size
+            )
             return private_shard(private, seed=config.seed, client_id=client_id)
         except DataError as error:
             raise ConfigurationError(f"--data {error}") from error
@@ -148,6 +164,11 @@ def resume(prepared: Prepared, directory: ClientDirectory) -> Checkpoint | None:
         raise ConfigurationError(
             f"client {prepared.client_id} began this run as {checkpoint.architecture}, not {prepared.architecture}; "
             "give the same --model"
+        )
+    if checkpoint.image_shape != prepared.data.image_shape:
+        raise ConfigurationError(
+            f"client {prepared.client_id} began this run with images of shape {list(checkpoint.image_shape)}, not "
+            f"{list(prepared.data.image_shape)}; give the same --data, or fix their size by the run's --image-size"
         )
     prepared.local.method.load_state_dict(dict(checkpoint.model))
     log.info("client %d goes on after round %d", prepared.client_id, checkpoint.round)

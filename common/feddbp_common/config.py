@@ -22,6 +22,7 @@ MAX_CLIENTS: Final = 100_000
 MAX_CLASSES: Final = 65_536
 _UINT32_MAX: Final = 2**32 - 1
 """What the protocol can carry."""
+_MAX_IMAGE_SIZE: Final = 1024
 
 
 class _Frozen(BaseModel):
@@ -50,6 +51,12 @@ class DataConfig(_Frozen):
     alpha: float = Field(0.1, gt=0, description="concentration of the Dirichlet split; smaller is more uneven")
     classes: int | None = Field(None, ge=2, le=MAX_CLASSES, description=f"classes of a {CUSTOM_DATASET} data set")
     class_names: tuple[str, ...] = Field((), description="their names in the order of their ids, comma-separated")
+    image_size: int | None = Field(
+        None,
+        ge=1,
+        le=_MAX_IMAGE_SIZE,
+        description=f"side to which all images of a {CUSTOM_DATASET} data set are scaled (default: each client's own)",
+    )
 
     @field_validator("class_names", mode="before")
     @classmethod
@@ -58,16 +65,15 @@ class DataConfig(_Frozen):
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_in_classes(cls, values: Any) -> Any:
+    def _fill_in_what_is_known(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
+        given = {name: value for name, value in values.items() if value is not None}
         known = DATASETS.get(str(values.get("dataset", "digits")))
-        if known is not None and values.get("classes") is None:
-            return {**values, "classes": known.classes}
+        if known is not None:
+            return {"classes": known.classes, "image_size": known.image_size, **given}
         names = values.get("class_names")
-        if names and values.get("classes") is None:
-            return {**values, "classes": len(cls._split_names(names))}
-        return values
+        return {"classes": len(cls._split_names(names)), **given} if names else values
 
     @model_validator(mode="after")
     def _classes_agree(self) -> Self:
@@ -80,11 +86,19 @@ class DataConfig(_Frozen):
             raise ConfigurationError("a custom data set needs --classes or --class-names")
         if known is not None and self.classes != known.classes:
             raise ConfigurationError(f"{self.dataset} has {known.classes} classes, not {self.classes}")
+        if known is not None and self.image_size != known.image_size:
+            raise ConfigurationError(f"{self.dataset} has images of side {known.image_size}, not {self.image_size}")
         if self.class_names and len(self.class_names) != self.classes:
             raise ConfigurationError(f"{len(self.class_names)} class names for {self.classes} classes")
         if len(set(self.class_names)) != len(self.class_names):
             raise ConfigurationError("a class name is given twice")
         return self
+
+    @property
+    def channels(self) -> int | None:
+        """Of the images, where all clients have the same."""
+        known = DATASETS.get(self.dataset)
+        return None if known is None else known.channels
 
 
 class TrainingConfig(_Frozen):
@@ -123,6 +137,7 @@ class RunConfig(_Frozen):
     )
     clients: int = Field(20, ge=1, le=MAX_CLIENTS, description="client ids 0 to N-1, and shards of the data")
     rounds: int = Field(100, ge=1, le=_UINT32_MAX, description="rounds of training")
+    participation: float = Field(1.0, gt=0, le=1, description="share of the clients chosen to train in a round")
     seed: int = Field(0, ge=0, lt=2**32, description="every random choice derives from it")
     data: DataConfig = DataConfig()
     training: TrainingConfig = TrainingConfig()
@@ -177,6 +192,8 @@ class RunConfig(_Frozen):
             classes=self.classes,
             feature_dim=self.training.feature_dim,
             clients=self.clients,
+            image_size=self.data.image_size,
+            channels=self.data.channels,
             top_channels_only=self.wire.fisher is FisherForm.TOP_CHANNELS,
         )
 
@@ -229,6 +246,7 @@ def run_to_proto(run: RunConfig) -> pb.RunConfig:
         method_settings=settings,
         clients=run.clients,
         rounds=run.rounds,
+        participation=run.participation,
         seed=run.seed,
         data=pb.DataConfig(**run.data.model_dump()),
         training=pb.TrainingConfig(**run.training.model_dump()),
@@ -244,8 +262,9 @@ def run_from_proto(message: pb.RunConfig) -> RunConfig:
             method_settings=json_format.MessageToDict(message.method_settings),
             clients=message.clients,
             rounds=message.rounds,
+            participation=message.participation,
             seed=message.seed,
-            data=DataConfig.model_validate(_fields(message.data)),
+            data=DataConfig.model_validate({**_fields(message.data), "image_size": message.data.image_size or None}),
             training=TrainingConfig.model_validate(_fields(message.training)),
             wire=WireConfig(
                 wire_dtype=_REAL_FROM_PROTO[message.wire.dtype], fisher=_FISHER_FROM_PROTO[message.wire.fisher]

@@ -58,7 +58,6 @@ class RoundsConfig(_Frozen):
     round_deadline: Duration = Field(
         timedelta(minutes=30), ge=timedelta(0), description="longest time for a round; 0 waits for everyone for ever"
     )
-    participation: float = Field(1.0, gt=0, le=1, description="share of the clients chosen to train in a round")
     max_extensions: int = Field(
         3, ge=0, description="times a round without enough uploads is extended before the run fails"
     )
@@ -87,7 +86,9 @@ class LimitsConfig(_Frozen):
 
     max_upload_bytes: int = Field(64 << 20, ge=1, description="largest upload that is admitted")
     max_bytes_in_flight: int = Field(
-        512 << 20, ge=1, description="bytes of all uploads that are being received, and so of the memory they take"
+        512 << 20,
+        ge=1,
+        description="bytes of all uploads that are being received; they take up to three times as much memory",
     )
     header_wait: Duration = Field(
         timedelta(seconds=10), gt=timedelta(0), description="longest wait for a request, or an upload's header"
@@ -95,6 +96,15 @@ class LimitsConfig(_Frozen):
     chunk_wait: Duration = Field(
         timedelta(seconds=30), gt=timedelta(0), description="longest wait for an upload's next chunk"
     )
+
+    @model_validator(mode="after")
+    def _largest_upload_finds_room(self) -> Self:
+        if self.max_bytes_in_flight < self.max_upload_bytes:
+            raise ConfigurationError(
+                f"--max-bytes-in-flight is {self.max_bytes_in_flight} and --max-upload-bytes {self.max_upload_bytes}:"
+                " an upload that large would be told to try again for ever"
+            )
+        return self
 
 
 class ServerConfig(_Frozen):
@@ -119,7 +129,7 @@ class ServerConfig(_Frozen):
             rounds=self.run.rounds,
             min_clients=self.rounds.min_clients,
             deadline=self.rounds.round_deadline or None,
-            participation=self.rounds.participation,
+            participation=self.run.participation,
             max_extensions=self.rounds.max_extensions,
             seed=self.run.seed,
         )

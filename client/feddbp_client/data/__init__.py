@@ -6,7 +6,7 @@ from feddbp_client.data.errors import DataError
 from feddbp_client.data.images import ImageParts, LabelledImages
 from feddbp_client.data.partition import dirichlet_split, least_samples, train_test_split
 from feddbp_client.data.private import load_private_data
-from feddbp_client.data.remember import forget_loaded
+from feddbp_client.data.remember import SharedLoad, forget_loaded
 from feddbp_client.data.shard import ClientData, private_shard, shard_of
 from feddbp_client.data.sources import load_dataset
 
@@ -15,6 +15,7 @@ __all__ = [
     "DataError",
     "ImageParts",
     "LabelledImages",
+    "SharedLoad",
     "batches",
     "dirichlet_split",
     "download",

@@ -42,10 +42,6 @@ class ImageParts:
     train: LabelledImages
     test: LabelledImages | None = None
 
-    @property
-    def has_test(self) -> bool:
-        return self.test is not None
-
     def pooled(self) -> LabelledImages:
         if self.test is None:
             return self.train

@@ -7,7 +7,7 @@ from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,3 +33,17 @@ def forget_loaded() -> None:
     """Frees what was kept; for a process that has cut all its shards, or wants files read anew."""
     for clear in _forget:
         clear()
+
+
+class SharedLoad:
+    """What the clients of one process load together, freed once none of them has a shard left to cut."""
+
+    def __init__(self, client_ids: Iterable[int]) -> None:
+        self._everyone = frozenset(client_ids)
+        self._left = set(self._everyone)
+
+    def no_longer_needed_by(self, client_id: int) -> None:
+        self._left.discard(client_id)
+        if not self._left:
+            forget_loaded()
+            self._left.update(self._everyone)  # the server may begin another run, for which all of them load again

@@ -42,6 +42,10 @@ class ExchangeShape:
     feature_dim: int
     clients: int = 1
     """Bounds what the server may pass on of several clients; the default is the narrowest bound."""
+    image_size: int | None = None
+    """Side of every client's images, as far as that is known; methods that share a network need it."""
+    channels: int | None = None
+    """The same of their colours."""
     top_channels_only: bool = False
     """Fisher scores travel as the indices of the most important channels."""
 

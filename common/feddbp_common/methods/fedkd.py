@@ -44,7 +44,7 @@ class FedKDSettings(MethodSettings):
 
 
 def _mentee(shape: ExchangeShape) -> tuple[TensorRule, ...]:
-    return small_model_rules(feature_dim=shape.feature_dim, classes=shape.classes)
+    return small_model_rules(shape, feature_dim=shape.feature_dim)
 
 
 def _round(*, required: bool) -> TensorRule:

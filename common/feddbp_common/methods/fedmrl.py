@@ -35,7 +35,7 @@ class FedMRLSettings(MethodSettings):
 def _upload_rules(settings: FedMRLSettings, shape: ExchangeShape) -> PayloadRules:
     if settings.small_dim > shape.feature_dim:
         raise ConfigurationError(f"small_dim is {settings.small_dim}, but features have only {shape.feature_dim}")
-    return PayloadRules(tensors=small_model_rules(feature_dim=settings.small_dim, classes=shape.classes))
+    return PayloadRules(tensors=small_model_rules(shape, feature_dim=settings.small_dim))
 
 
 def _download_rules(settings: FedMRLSettings, shape: ExchangeShape) -> PayloadRules:

@@ -1,14 +1,16 @@
 """The small network some methods share between unlike clients: HtFLlib's four-layer CNN, as it travels.
 
-How large it is depends on the images, which the server never sees: rules bound its tensors, and all clients of a run
-have to agree on the rest.
+How large it is depends on the images. Where a run leaves their size to its clients, rules can only bound the tensors,
+and all clients have to agree on the rest.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from feddbp_common.errors import ConfigurationError
 from feddbp_common.methods.cargo import REAL_BYTES, ImageShape
+from feddbp_common.methods.contract import ExchangeShape
 from feddbp_common.wire import Dim, TensorRule
 
 SMALL_MODEL: Final = (
@@ -27,23 +29,36 @@ _MOST_CHANNELS: Final = 16
 """Of an image; satellites have a dozen."""
 _LARGEST_SIDE: Final = 53
 """Of the last feature map, for images of 224 x 224."""
+SMALLEST_IMAGE: Final = 16
+"""Of smaller ones nothing is left after its two blocks."""
 _KERNEL: Final = Dim.exactly(5)
 
 
-def small_model_rules(*, feature_dim: int, classes: int) -> tuple[TensorRule, ...]:
+def small_model_rules(shape: ExchangeShape, *, feature_dim: int) -> tuple[TensorRule, ...]:
     """Bounds on the network whose feature is pooled to a width and followed by a linear head."""
-    maps, features, outputs = Dim.exactly(64), Dim.exactly(512), Dim.exactly(classes)
+    maps, features, outputs = Dim.exactly(64), Dim.exactly(512), Dim.exactly(shape.classes)
+    channels = Dim(1, _MOST_CHANNELS) if shape.channels is None else Dim.exactly(shape.channels)
     shapes = {
-        "conv1.weight": (Dim.exactly(32), Dim(1, _MOST_CHANNELS), _KERNEL, _KERNEL),
+        "conv1.weight": (Dim.exactly(32), channels, _KERNEL, _KERNEL),
         "conv1.bias": (Dim.exactly(32),),
         "conv2.weight": (maps, Dim.exactly(32), _KERNEL, _KERNEL),
         "conv2.bias": (maps,),
-        "fc.weight": (features, Dim(maps.low, maps.high * _LARGEST_SIDE**2)),
+        "fc.weight": (features, _flattened(maps, shape.image_size)),
         "fc.bias": (features,),
         "head.weight": (outputs, Dim.exactly(feature_dim)),
         "head.bias": (outputs,),
     }
     return tuple(TensorRule(name=name, shape=shapes[name]) for name in SMALL_MODEL)
+
+
+def _flattened(maps: Dim, image_size: int | None) -> Dim:
+    if image_size is None:
+        return Dim(maps.low, maps.high * _LARGEST_SIDE**2)
+    if image_size < SMALLEST_IMAGE:
+        raise ConfigurationError(
+            f"the network this method shares needs images with a side of {SMALLEST_IMAGE} at least, not {image_size}"
+        )
+    return Dim.exactly(flattened_width((1, image_size, image_size)))
 
 
 def small_model_bytes(image: ImageShape, *, feature_dim: int, classes: int) -> int:

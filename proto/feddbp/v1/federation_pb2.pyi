@@ -353,6 +353,7 @@ class RunConfig(_message.Message):
     DATA_FIELD_NUMBER: _builtins.int
     TRAINING_FIELD_NUMBER: _builtins.int
     WIRE_FIELD_NUMBER: _builtins.int
+    PARTICIPATION_FIELD_NUMBER: _builtins.int
     method: _builtins.str
     """Name of the method, e.g. "feddbp"."""
     clients: _builtins.int
@@ -361,6 +362,8 @@ class RunConfig(_message.Message):
     """Rounds of training."""
     seed: _builtins.int
     """Seed from which every random choice of the run derives."""
+    participation: _builtins.float
+    """Share of the clients chosen to train in a round, above 0 and at most 1."""
     @_builtins.property
     def method_settings(self) -> _struct_pb2.Struct:
         """The method's own settings by name; both sides check them against the method's typed settings."""
@@ -388,10 +391,11 @@ class RunConfig(_message.Message):
         data: Global___DataConfig | None = ...,
         training: Global___TrainingConfig | None = ...,
         wire: Global___WireConfig | None = ...,
+        participation: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "method_settings", b"method_settings", "training", b"training", "wire", b"wire"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "data", b"data", "method", b"method", "method_settings", b"method_settings", "rounds", b"rounds", "seed", b"seed", "training", b"training", "wire", b"wire"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "data", b"data", "method", b"method", "method_settings", b"method_settings", "participation", b"participation", "rounds", b"rounds", "seed", b"seed", "training", b"training", "wire", b"wire"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -407,12 +411,15 @@ class DataConfig(_message.Message):
     ALPHA_FIELD_NUMBER: _builtins.int
     CLASSES_FIELD_NUMBER: _builtins.int
     CLASS_NAMES_FIELD_NUMBER: _builtins.int
+    IMAGE_SIZE_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     """A data set known by name, or "custom" when every client brings data of its own."""
     alpha: _builtins.float
     """Concentration of the Dirichlet split; smaller is more uneven."""
     classes: _builtins.int
     """Number of classes in the run."""
+    image_size: _builtins.int
+    """Side of the images, to which every client scales its own; 0 leaves it to the clients."""
     @_builtins.property
     def class_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the classes in the order of their ids; empty if the run does not fix them."""
@@ -424,10 +431,11 @@ class DataConfig(_message.Message):
         alpha: _builtins.float = ...,
         classes: _builtins.int = ...,
         class_names: _abc.Iterable[_builtins.str] | None = ...,
+        image_size: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alpha", b"alpha", "class_names", b"class_names", "classes", b"classes", "dataset", b"dataset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alpha", b"alpha", "class_names", b"class_names", "classes", b"classes", "dataset", b"dataset", "image_size", b"image_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

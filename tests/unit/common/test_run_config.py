@@ -224,6 +224,11 @@ def test_a_wrong_name_of_a_method_is_answered_with_the_right_one(given_name: str
         ({"data": {"dataset": "cifar10", "classes": 100}}, "cifar10 has 10 classes, not 100"),
         ({"data": {"dataset": "custom", "classes": 3, "class_names": "a,b"}}, "2 class names for 3 classes"),
         ({"data": {"dataset": "custom", "class_names": "a,b,a"}}, "a class name is given twice"),
+        ({"data": {"dataset": "cifar10", "image_size": 64}}, "cifar10 has images of side 32, not 64"),
+        (
+            {"method": "fedkd", "data": {"dataset": "custom", "classes": 3, "image_size": 8}},
+            "the network this method shares needs images with a side of 16 at least, not 8",
+        ),
         ({"training": {"model_group": "htfe-88"}}, "no model group is called 'htfe-88'; there are: mini-8, "),
         ({"method_settings": {"ktop": 3}}, "feddbp has no setting 'ktop'; did you mean 'k_top'? (it has: lambda_1, "),
         ({"method": "local", "method_settings": {"k_top": 3}}, "local has no setting 'k_top' (it has: none)"),

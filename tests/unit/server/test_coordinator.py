@@ -868,6 +868,15 @@ async def test_another_configuration_on_the_same_directory_is_refused(tmp_path: 
             pass
 
 
+async def test_what_decides_who_trains_is_part_of_the_configuration(tmp_path: Path) -> None:
+    store = MemoryStore()
+    async with Server(store, tmp_path, config=CONFIG.model_copy(update={"participation": 0.5})):
+        pass
+    with pytest.raises(RunMismatchError, match=r"participation is 0\.5 there and 1\.0 here"):
+        async with Server(store, tmp_path):
+            pass
+
+
 async def test_metrics_of_an_earlier_run_in_the_directory_are_not_mixed_with_this_one(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"client": 0, "round": 0, "accuracy": 1.0}\n')
     async with Server(MemoryStore(), tmp_path) as server:

@@ -75,6 +75,15 @@ async def test_a_client_with_other_images_is_refused_and_the_run_goes_on(tmp_pat
         await server.until_round(1)
 
 
+async def test_where_the_size_of_images_is_known_being_first_decides_nothing(tmp_path: Path) -> None:
+    config = run("fedmrl", small_dim=WIDTH)
+    config = config.model_copy(update={"data": DataConfig(dataset="custom", classes=CLASSES, image_size=16)})
+    async with Server(MemoryStore(), tmp_path, config=config) as server:
+        first, second, _ = await join_all(server)
+        assert str(await refusal(server, first.session, contribution(side=2))).startswith("fc.weight: ")
+        await upload(server, second.session, contribution(side=1))
+
+
 async def test_it_is_refused_on_its_header_before_a_byte_is_buffered(tmp_path: Path) -> None:
     async def endless(session: str) -> Any:
         manifest = contribution(side=2).manifest

@@ -95,8 +95,8 @@ def test_a_deadline_of_nothing_waits_for_ever() -> None:
 def test_the_policy_is_what_was_asked_for() -> None:
     config = ServerConfig.model_validate(
         {
-            "rounds": {"min_clients": 3, "participation": 0.5, "max_extensions": 7, "round_deadline": "90s"},
-            "run": {"rounds": 9, "clients": 4, "seed": 11},
+            "rounds": {"min_clients": 3, "max_extensions": 7, "round_deadline": "90s"},
+            "run": {"rounds": 9, "clients": 4, "participation": 0.5, "seed": 11},
         }
     )
     policy = config.policy
@@ -127,6 +127,8 @@ def test_the_policy_is_what_was_asked_for() -> None:
         (["--participation", "nan"], "--participation: "),
         (["--min-clients", "0"], "--min-clients: "),
         (["--min-clients", "21"], "--min-clients is 21, but the run has only 20 clients"),
+        (["--max-upload-bytes", "2000", "--max-bytes-in-flight", "1999"], "--max-upload-bytes 2000: an upload that"),
+        (["--max-upload-bytes", str(1 << 30)], f"--max-bytes-in-flight is {512 << 20} and --max-upload-bytes {1 << 30}"),
         (["--log-level", "loud"], "--log-level: "),
         (["--set", "k_top"], "--set: 'k_top' is not NAME=VALUE"),
         (["--set", "ktop=3"], "feddbp has no setting 'ktop'"),
