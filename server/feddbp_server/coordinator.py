@@ -11,11 +11,11 @@ import functools
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config import RunConfig
@@ -70,10 +70,10 @@ from feddbp_server.store import (
     WatchedStore,
 )
 from feddbp_server.summary import summarise
+from feddbp_server.tasks import Tasks
 from feddbp_server.timing import AGGREGATION_BOUNDS, Durations, PhaseTimes
 
 log = logging.getLogger("feddbp.server")
-T = TypeVar("T")
 
 _READ_ATTEMPTS: Final = 3
 """How often a round's contributions are read before the run fails because they cannot be."""
@@ -117,8 +117,8 @@ class Coordinator:
         self._joining = asyncio.Lock()
         self._started_at = clock()
         """As if all the time for which the run was served had been without a break."""
-        self._deadline = Alarm(lambda: self._spawn(self._apply_quietly(TimePassed())), clock)
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._deadline = Alarm(lambda: self._tasks.spawn(self._apply_quietly(TimePassed())), clock)
+        self._tasks = Tasks()
 
     # --- life ---------------------------------------------------------------------------------------------------
 
@@ -167,8 +167,7 @@ class Coordinator:
         self.status_changed.publish()  # whoever watches would keep a server that is to go for the whole grace
         self._deadline.set(None)
         await self._store.give_up()
-        for task in list(self._tasks):
-            await asyncio.wait([task])
+        await self._tasks.finish()
 
     async def ended(self, *, linger: timedelta) -> None:
         """Returns once the run is over and every member was told, or `linger` after it was over."""
@@ -189,11 +188,11 @@ class Coordinator:
             self._told_of_end.add(request.client_id)
             self.status_changed.publish()
         check_join(request, self.run_id, self.config, self.state)
-        entering = self._begin(self._enter(request))
+        entering = self._tasks.begin(self._enter(request))
         try:
             return await asyncio.shield(entering)
         except asyncio.CancelledError:
-            self._spawn(self._forget(entering))
+            self._tasks.spawn(self._forget(entering))
             raise
 
     async def _enter(self, request: pb.JoinRequest) -> tuple[Client, str]:
@@ -248,7 +247,7 @@ class Coordinator:
             if self.sessions.is_current(client):
                 client.last_seen = self._clock()
                 if client.streams == 0:
-                    self._spawn(self._apply_quietly(Disconnected(client.client_id)))
+                    self._tasks.spawn(self._apply_quietly(Disconnected(client.client_id)))
 
     async def download(self, client: Client, round_number: int) -> Encoded:
         check_download(round_number, self.state)
@@ -274,7 +273,7 @@ class Coordinator:
             raise RefusedError(pb.REFUSAL_REASON_STALE_SESSION, "this session was superseded while it uploaded")
         self.admit_upload(client, round_number)
         self.aggregator.settle_layout(manifest)
-        return await self._to_the_end(self._take_upload(client, round_number, manifest, body, payload))
+        return await self._tasks.to_the_end(self._take_upload(client, round_number, manifest, body, payload))
 
     async def _take_upload(
         self, client: Client, round_number: int, manifest: pb.Manifest, body: bytes, payload: Payload
@@ -310,7 +309,7 @@ class Coordinator:
     async def report_metrics(self, client: Client, round_number: int, metrics: pb.RoundMetrics) -> None:
         check_report(round_number, metrics, self.state)
         record = ReportRecord(client_id=client.client_id, round=round_number, metrics=metrics.SerializeToString())
-        await self._to_the_end(self._take_report(record))
+        await self._tasks.to_the_end(self._take_report(record))
 
     async def _take_report(self, record: ReportRecord) -> None:
         is_new = await self._store.run(lambda store: store.save_report(record))
@@ -330,7 +329,7 @@ class Coordinator:
         self.chronicle.failed(client, round_number, cause)
 
     async def leave(self, client: Client, reason: str) -> None:
-        await self._to_the_end(self._let_go(client, reason))
+        await self._tasks.to_the_end(self._let_go(client, reason))
 
     async def _let_go(self, client: Client, reason: str) -> None:
         async with self._joining:  # whoever takes the id next does so after all of this
@@ -347,7 +346,7 @@ class Coordinator:
     # --- calls of operators -------------------------------------------------------------------------------------
 
     async def operate(self, event: Event) -> None:
-        await self._to_the_end(self._apply(event))
+        await self._tasks.to_the_end(self._apply(event))
 
     def time_left(self) -> float | None:
         return None if self.state.deadline is None else max(0.0, self.state.deadline - self._clock())
@@ -423,10 +422,10 @@ class Coordinator:
                 for client in self.sessions.all():
                     client.progress = pb.Progress()
             case CloseRound(number):
-                self._spawn(self._close_round(number))
+                self._tasks.spawn(self._close_round(number))
             case RunEnded():
                 reach("server.end.committed")
-                self._spawn(self._write_summary())
+                self._tasks.spawn(self._write_summary())
         self.chronicle.effect(effect)
 
     async def _close_round(self, number: int) -> None:
@@ -462,24 +461,6 @@ class Coordinator:
         client = self.sessions.get(client_id)
         assert client is not None  # whoever uploaded has joined
         return client.data.label_counts
-
-    async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
-        """Does what a call asks for, and goes on when the caller is gone: what is durable has its consequences."""
-        return await asyncio.shield(self._begin(work))
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        self._begin(work)
-
-    def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._over)
-        return task
-
-    def _over(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:  # raised where it is awaited, if anyone is left
-            log.debug("a call has failed", exc_info=task.exception())
 
     async def _write_summary(self) -> None:
         try:

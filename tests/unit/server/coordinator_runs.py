@@ -125,8 +125,7 @@ class Server:
 
     async def settled(self) -> None:
         async with asyncio.timeout(PATIENCE):
-            while self.coordinator._tasks:
-                await asyncio.wait(list(self.coordinator._tasks))
+            await self.coordinator._tasks.finish()
 
 
 def join_request(coordinator: Coordinator, client_id: int, *, previous: str = "") -> pb.JoinRequest:

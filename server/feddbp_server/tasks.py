@@ -1,0 +1,42 @@
+"""Work that goes on whoever waits for it: what follows from events, and from calls whose caller is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+log = logging.getLogger("feddbp.server")
+
+
+class Tasks:
+    """Everything that was begun and has not ended."""
+
+    def __init__(self) -> None:
+        self._under_way: set[asyncio.Task[Any]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """For work whose end nobody waits for."""
+        self.begin(work)
+
+    async def to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Does what a call asks for, and goes on when the caller is gone: what is durable has its consequences."""
+        return await asyncio.shield(self.begin(work))
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._over)
+        return task
+
+    async def finish(self) -> None:
+        """Returns once nothing is under way."""
+        while self._under_way:
+            await asyncio.wait(list(self._under_way))
+
+    def _over(self, task: asyncio.Task[Any]) -> None:
+        self._under_way.discard(task)
+        if not task.cancelled() and task.exception() is not None:  # raised where it is awaited, if anyone is left
+            log.debug("work that was begun has failed", exc_info=task.exception())
