@@ -13,15 +13,15 @@ import grpc
 
 from benchmarks.measurement import Measurement
 from benchmarks.servers import running_server
+from benchmarks.waiting import download_once_open
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
-from feddbp_client.connection import LATE, Connection, RefusedError
+from feddbp_client.connection import Connection
 from feddbp_common.wire import Encoded
 from feddbp_lab.light_client import LightClient
 
 CLIENTS = 16
 ROUNDS = 12
-_PATIENCE_SECONDS = 30.0
 
 
 class _BareService(pb_grpc.FederationServicer):
@@ -47,19 +47,6 @@ async def _timed_uploads(connection: Connection, clients: list[LightClient], num
     return time.perf_counter() - started
 
 
-async def _until_open(client: LightClient, number: int) -> None:
-    async with asyncio.timeout(_PATIENCE_SECONDS):
-        while True:
-            try:
-                await client.download(number)
-            except RefusedError as refusal:
-                if refusal.reason not in LATE:
-                    raise
-                await asyncio.sleep(0.05)
-            else:
-                return
-
-
 async def _compare(address: str, bare_address: str) -> tuple[float, float, float]:
     ours, bare = Connection(address), Connection(bare_address)
     clients = [LightClient(number, ours) for number in range(CLIENTS)]
@@ -71,7 +58,7 @@ async def _compare(address: str, bare_address: str) -> tuple[float, float, float
         reference = await _timed_uploads(bare, clients, number, body)
         measured = await _timed_uploads(ours, clients, number, body)
         pairs.append((reference, measured))
-        await _until_open(clients[0], number + 1)
+        await download_once_open(clients[0], number + 1)
     await ours.close()
     await bare.close()
     megabytes = CLIENTS * body.manifest.total_bytes / 1e6

@@ -6,6 +6,7 @@ import asyncio
 
 from benchmarks.measurement import Measurement
 from benchmarks.servers import running_server
+from benchmarks.waiting import download_once_open
 from feddbp_client.connection import Connection, upload_parts
 from feddbp_lab.light_client import LightClient
 
@@ -17,12 +18,7 @@ async def _ratios(address: str) -> tuple[float, float]:
     contribution = client.contribution(0)
     sent = sum(part.ByteSize() for part in upload_parts(client.session, 0, contribution))
     await client.upload(0, contribution)
-    while True:
-        try:
-            received = await client.download(1)
-            break
-        except Exception:  # the round is still being closed
-            await asyncio.sleep(0.01)
+    received = await download_once_open(client, 1)
     await connection.close()
     return (
         sent / contribution.manifest.total_bytes,

@@ -57,7 +57,9 @@ class ComputeConfig(_Frozen):
     """Computing: device, threads and precision."""
 
     gpu: int | None = Field(None, ge=0, description="train on this CUDA device")
-    device: str = Field("auto", description="cpu, cuda:N or mps; auto takes the first GPU if there is one")
+    device: str = Field(
+        "auto", description="cpu, cuda:N or mps; auto takes CUDA's first GPU, else Apple's, else the CPU"
+    )
     threads: int = Field(1, ge=1, description="CPU threads; with one, the same run gives the same bits")
     amp: bool = Field(False, description="mixed precision")
 

@@ -21,7 +21,7 @@ def choose_device(*, gpu: int | None, device: str) -> torch.device:
     if gpu is not None:
         return _cuda(gpu, f"--gpu {gpu}")
     if device == "auto":
-        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+        return _best_there_is()
     try:
         chosen = torch.device(device)
     except RuntimeError:
@@ -33,6 +33,12 @@ def choose_device(*, gpu: int | None, device: str) -> torch.device:
     if chosen.type not in ("cpu", "mps"):
         raise ConfigurationError(f"--device {device}: not supported; give cpu, cuda:N or mps")
     return chosen
+
+
+def _best_there_is() -> torch.device:
+    if torch.cuda.is_available():
+        return torch.device("cuda", 0)
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
 def _cuda(index: int, asked: str) -> torch.device:

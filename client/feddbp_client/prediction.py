@@ -48,7 +48,7 @@ class Prediction:
 
 def prediction_of(scores: Tensor, kind: ScoreKind, class_names: tuple[str, ...], *, top: int | None) -> Prediction:
     """The best `top` classes of a row of scores [C], or all that can be predicted."""
-    row = scores.double().cpu()
+    row = scores.cpu().double()  # in this order: Apple's GPUs have no float64
     values = row.softmax(dim=0) if kind is ScoreKind.LOGIT else -row
     # stable: of equals the lower id comes first, as it does in a method's own predictions
     order = torch.sort(row, descending=True, stable=True).indices[:top]

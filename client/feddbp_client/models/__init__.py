@@ -2,7 +2,7 @@
 
 from feddbp_client.models.errors import ModelError
 from feddbp_client.models.heads import build_head
-from feddbp_client.models.registry import architectures, build_backbone
+from feddbp_client.models.registry import build_backbone
 from feddbp_client.models.shapes import ImageShape
 
-__all__ = ["ImageShape", "ModelError", "architectures", "build_backbone", "build_head"]
+__all__ = ["ImageShape", "ModelError", "build_backbone", "build_head"]

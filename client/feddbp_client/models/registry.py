@@ -38,10 +38,6 @@ _BUILDERS: Final[dict[str, Builder]] = {
 }
 
 
-def architectures() -> tuple[str, ...]:
-    return tuple(_BUILDERS)
-
-
 def build_backbone(architecture: str, image_shape: ImageShape, *, feature_dim: int = FEATURE_DIM) -> nn.Module:
     """A network from images to features of the common width, with fresh weights."""
     if ":" in architecture:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir
 import pytest
 import torch
 from onnx.reference import ReferenceEvaluator
@@ -124,6 +125,42 @@ def test_onnx_answers_the_same_by_its_own_reference(tmp_path: Path) -> None:
     assert_same(client, pixels, scores)
     told = {entry.key: entry.value for entry in model.metadata_props}
     assert json.loads(told[FACTS_NAME]) == json.loads(json.dumps(facts_of(client)))
+
+
+def test_an_onnx_file_that_answers_otherwise_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    convert = torch.onnx.export
+
+    def convert_with_a_fault(*args: Any, **options: Any) -> Any:
+        converted = convert(*args, **options)
+        assert converted is not None
+        for weights in converted.model.graph.initializers.values():
+            if weights.dtype == onnx_ir.DataType.FLOAT:
+                weights.const_value = onnx_ir.tensor(weights.const_value.numpy() + np.float32(0.1))
+        return converted
+
+    monkeypatch.setattr(torch.onnx, "export", convert_with_a_fault)
+    with pytest.raises(ExportError, match="mini_plain, once exported, gives other scores"):
+        export(client_of(), tmp_path / "client.onnx", "onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+class PoolsLikeGoogLeNet(nn.Module):
+    """Rounds up where there is nothing to round, which ONNX's reference gets wrong."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = nn.MaxPool2d(3, stride=1, padding=1, ceil_mode=True)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return torch.cat([images, self.pool(images)], dim=1).flatten(1)[:, -40:]
+
+
+def test_onnx_has_pools_that_round_up_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "made", lambda shape: PoolsLikeGoogLeNet(), raising=False)
+    client, path, pixels = client_of(architecture=f"{__name__}:made"), tmp_path / "client.onnx", random_pixels(5)
+    export(client, path, "onnx")
+    (scores,) = ReferenceEvaluator(onnx.load(path)).run(["scores"], {"images": pixels.numpy()})
+    assert_same(client, pixels, scores)
 
 
 def test_the_facts_say_what_the_scores_are() -> None:

@@ -52,8 +52,6 @@ def test_a_client_that_comes_back_with_images_of_another_size_is_told(tmp_path: 
     before.checkpoint(0, pb.RoundMetrics()).save(directory.checkpoint)
     assert resume(before, directory) is not None
     after = prepared(pictures(tmp_path / "after", 24))
-    with pytest.raises(
-        ConfigurationError, match=r"with images of shape \[3, 20, 20\], not \[3, 24, 24\];"
-    ):
+    with pytest.raises(ConfigurationError, match=r"with images of shape \[3, 20, 20\], not \[3, 24, 24\];"):
         resume(after, directory)
     directory.close()

@@ -24,7 +24,7 @@ def test_each_folder_is_a_class_in_sorted_order(tmp_path: Path) -> None:
     write_image(tmp_path / "fern" / "1.png", GREEN)
     write_image(tmp_path / "fern" / "deeper" / "2.PNG", BLUE)
     parts = load(tmp_path)
-    assert not parts.has_test
+    assert parts.test is None
     assert parts.train.class_names == ("fern", "rose")
     assert parts.train.labels.tolist() == [0, 0, 1]
     assert parts.train.images[:, 0, 0].tolist() == [[0, 255, 0], [0, 0, 255], [255, 0, 0]]
@@ -70,7 +70,7 @@ def test_train_and_test_folders_are_kept_apart(tmp_path: Path) -> None:
 def test_a_train_folder_alone_has_no_test_part(tmp_path: Path) -> None:
     write_image(tmp_path / "train" / "fern" / "1.png", GREEN)
     write_image(tmp_path / "train" / "rose" / "1.png", RED)
-    assert not load(tmp_path).has_test
+    assert load(tmp_path).test is None
 
 
 def test_a_class_may_be_called_train(tmp_path: Path) -> None:

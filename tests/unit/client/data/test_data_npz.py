@@ -31,7 +31,6 @@ def test_raw_pixels_come_back_as_stored(npz: Path) -> None:
     images, labels = pixels(4), np.array([0, 1, 2, 1])
     save(npz, x_train=images, y_train=labels, x_test=images[:2], y_test=labels[:2], classes=np.array(["a", "b", "c"]))
     parts = load(npz)
-    assert parts.has_test
     assert parts.train.class_names == ("a", "b", "c")
     assert np.array_equal(parts.train.images, images)
     assert np.array_equal(parts.train.labels, labels)
@@ -52,9 +51,9 @@ def test_jpegs_are_decoded_and_grey_ones_become_colour(npz: Path) -> None:
 
 def test_without_a_test_part_or_with_an_empty_one_there_is_none(tmp_path: Path) -> None:
     kept = {"x_train": pixels(2), "y_train": np.array([0, 1])}
-    assert not load(save(tmp_path / "a.npz", **kept)).has_test
+    assert load(save(tmp_path / "a.npz", **kept)).test is None
     empty = {"x_test": pixels(0), "y_test": np.array([], dtype=np.int64)}
-    assert not load(save(tmp_path / "b.npz", **kept, **empty)).has_test
+    assert load(save(tmp_path / "b.npz", **kept, **empty)).test is None
 
 
 def test_grey_images_without_a_channel_axis_get_one(npz: Path) -> None:

@@ -1,0 +1,22 @@
+"""Waiting for a round without following the run: only what is measured should be on the wire."""
+
+from __future__ import annotations
+
+import asyncio
+
+from feddbp_client.connection import LATE, Download, RefusedError
+from feddbp_lab.light_client import LightClient
+
+_PATIENCE_SECONDS = 30.0
+
+
+async def download_once_open(client: LightClient, number: int) -> Download:
+    """What a client receives in a round that is about to open; a server that is gone or too slow raises."""
+    async with asyncio.timeout(_PATIENCE_SECONDS):
+        while True:
+            try:
+                return await client.download(number)
+            except RefusedError as refusal:
+                if refusal.reason not in LATE:
+                    raise
+                await asyncio.sleep(0.05)
