@@ -36,6 +36,7 @@ COMMANDS: Final = MappingProxyType(
         "experiment": Command(
             summary="run grids of federations and report on them", module="feddbp_lab.experiments.command"
         ),
+        "report": Command(summary="show what came out of a run that is over", module="feddbp_lab.report"),
         "predict": Command(summary="let a trained client say what is on images", module="feddbp_lab.predict"),
         "export": Command(summary="make a trained client a file for other programs", module="feddbp_lab.export"),
         "methods": Command(summary="list the methods and their settings", module="feddbp_lab.methods_table"),

@@ -18,7 +18,7 @@ from feddbp_common.config import DataConfig, RunConfig
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.tls import client_subject
 from feddbp_lab.arguments import arguments_for
-from feddbp_lab.compose_text import CLIENT, CLIENT_BUILD, FEDERATION, GPU_BUILD, GPU_CLIENT, GPU_OVERLAY
+from feddbp_lab.compose_text import CLIENT, CLIENT_BUILD, DATA_MOUNT, FEDERATION, GPU_BUILD, GPU_CLIENT, GPU_OVERLAY
 from feddbp_lab.config import DemoRun
 from feddbp_server.config import ListenConfig, RoundsConfig, ServerConfig
 
@@ -81,7 +81,7 @@ def _federation(config: ComposeConfig) -> str:
             client_id=client_id,
             architecture=group.body_of(client_id),
             build="" if client_id else CLIENT_BUILD.format(source=source),
-            data=f"\n      - {_scalar(f'{data}:/data:ro')}" if data else "",
+            data=DATA_MOUNT.format(directory=_text(data)) if data else "",
         )
         for client_id, name in enumerate(names)
     ]
@@ -121,14 +121,20 @@ def _server_arguments(run: RunConfig) -> list[str]:
 def _without_the_obvious(arguments: Iterable[str], run: RunConfig) -> list[str]:
     """A run holds in full what its method and its data set imply; nobody needs to be told."""
     plain = RunConfig(method=run.method, data=DataConfig(dataset=run.data.dataset))
-    implied = {argument for argument in arguments_for(plain) if argument.startswith(("--set=", "--classes="))}
+    implied = {
+        argument for argument in arguments_for(plain) if argument.startswith(("--set=", "--classes=", "--image-size="))
+    }
     return [argument for argument in arguments if argument not in implied]
 
 
 def _scalar(value: object) -> str:
     """A word as it may stand anywhere in a Compose file, where $ and much punctuation mean something."""
-    text = str(value).replace("$", "$$")
-    return text if re.fullmatch(r"[\w./=+-]+", text, re.ASCII) else json.dumps(text)
+    return str(value) if re.fullmatch(r"[\w./=+-]+", str(value), re.ASCII) else _text(value)
+
+
+def _text(value: object) -> str:
+    """A word that stays one even if it looks like a number: a directory may be called 2024."""
+    return json.dumps(str(value).replace("$", "$$"))
 
 
 def _lines(parts: Iterable[str]) -> str:

@@ -100,6 +100,11 @@ CLIENT: Final = """\
       - state-{name}:/var/lib/feddbp{data}
 """
 
+# In full: `data:/data` would be a volume called data. And a directory that is not there is a mistake to be told, not
+# to be covered up by an empty one.
+DATA_MOUNT: Final = """
+      - {{type: bind, source: {directory}, target: /data, read_only: true, bind: {{create_host_path: false}}}}"""
+
 CLIENT_BUILD: Final = """
     build:
       context: {source}

@@ -27,6 +27,7 @@ class DemoData(DataConfig):
     # only a custom data set has use for these, and a demo has no data but public ones
     classes: int | None = Field(None, json_schema_extra=_HIDDEN)
     class_names: tuple[str, ...] = Field((), json_schema_extra=_HIDDEN)
+    image_size: int | None = Field(None, json_schema_extra=_HIDDEN)
 
     @field_validator("dataset")
     @classmethod
@@ -61,7 +62,9 @@ class HereConfig(_Frozen):
     out: Path | None = Field(None, description="where results go; default runs/demo-METHOD-DATASET")
     processes: int | None = Field(None, ge=1, description="client processes; default one per core")
     data_dir: Path = Field(Path("data"), description="where public data sets are found or downloaded to")
-    device: str = Field("auto", description="cpu, cuda:N or mps; auto takes the first GPU if there is one")
+    device: str = Field(
+        "auto", description="cpu, cuda:N or mps; auto takes CUDA's first GPU, else Apple's, else the CPU"
+    )
     json_output: bool = Field(
         False, description="print the summary as JSON and nothing else", json_schema_extra={"flag": "--json"}
     )

@@ -22,7 +22,7 @@ from feddbp_lab.federation import Federation, FederationOptions, ProcessDiedErro
 from feddbp_lab.live import LiveDisplay
 from feddbp_lab.needs import check_installed
 from feddbp_lab.plain import PlainDisplay, SilentDisplay
-from feddbp_lab.report import report
+from feddbp_lab.report_view import report
 from feddbp_lab.results import CURVES_NAME, METRICS_NAME, SUMMARY_NAME, MetricsTail, RunResults
 from feddbp_lab.stopping import on_stop_signals
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Self
 
-from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -19,6 +18,7 @@ from rich.text import Text
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_lab.history import History, rounds_done, trained_accuracy
+from feddbp_lab.plain_table import plain_table
 from feddbp_lab.units import NOTHING, human_bytes, human_seconds, percent, sparkline
 
 WIDE: Final = 100
@@ -109,7 +109,7 @@ def mean_accuracy(status: pb.RunStatus) -> float | None:
 
 def clients_table(status: pb.RunStatus, history: History, *, width: int, rows: int) -> Table:
     wide = width >= WIDE
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False)
+    table = plain_table()
     table.add_column("id", justify="right", style="bold")
     table.add_column("architecture", no_wrap=True, overflow="ellipsis")
     if wide:

@@ -6,8 +6,17 @@ from rich import box
 from rich.table import Table
 
 
-def plain_table(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False)
+def plain_table(*columns: str, title: str | None = None) -> Table:
+    """Columns that are more than a name are added to it afterwards."""
+    table = Table(
+        title=title,
+        title_style="bold",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1),
+        pad_edge=False,
+        show_edge=False,
+    )
     for column in columns:
         table.add_column(column)
     return table

@@ -25,7 +25,9 @@ class PredictOptions(Options):
     """Prediction: how much is told, and how."""
 
     top: int = Field(3, ge=1, description="how many classes are told of each image, the likeliest first")
-    device: str = Field("auto", description="cpu, cuda:N or mps; auto takes the first GPU if there is one")
+    device: str = Field(
+        "auto", description="cpu, cuda:N or mps; auto takes CUDA's first GPU, else Apple's, else the CPU"
+    )
     json_output: bool = Field(False, description="one JSON object per image", json_schema_extra={"flag": "--json"})
 
 

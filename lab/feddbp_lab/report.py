@@ -1,84 +1,58 @@
-"""What came out of a run, as a table: every client, the means over them, and what it cost."""
+"""`feddbp report`: the table and the curves of a run that is over, made of what its server left behind."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Final
 
-from rich import box
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
+from rich.console import Console
 
-from feddbp_common.methods import method_named
+from feddbp_common.cli import Parser
+from feddbp_common.errors import ConfigurationError, ExitCode
+from feddbp_common.installed import require
+from feddbp_lab.curves import draw_curves
+from feddbp_lab.report_view import report
 from feddbp_lab.results import CURVES_NAME, METRICS_NAME, SUMMARY_NAME, RunResults
-from feddbp_lab.units import NOTHING, human_bytes, human_seconds, percent
+
+PROG: Final = "feddbp report"
+_DAMAGE: Final = (LookupError, TypeError, ValueError, AttributeError)
+"""What files with something missing or out of place lead to when they are made use of."""
 
 
-def report(results: RunResults, directory: Path) -> RenderableType:
-    return Group(_clients(results), Text(), _facts(results, directory))
-
-
-def _clients(results: RunResults) -> Table:
-    summary = results.summary
-    rounds = summary["completed_rounds"]
-    first = f"after 1 → {rounds} rounds" if rounds > 1 else "after 1 round"
-    table = Table(
-        title=f"{method_named(summary['method']).title} on {summary['dataset']}, seed {summary['seed']}",
-        title_style="bold",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1),
-        pad_edge=False,
-        show_edge=False,
+def command(argv: Sequence[str]) -> int:
+    parser = Parser(
+        prog=PROG,
+        description=f"Prints the results of a run that is over, and draws its curves into DIR/{CURVES_NAME}.",
+        allow_abbrev=False,
     )
-    table.add_column("client", justify="right", style="bold")
-    table.add_column("architecture", no_wrap=True, overflow="ellipsis")
-    table.add_column("classes", justify="right")
-    table.add_column("samples", justify="right")
-    table.add_column(f"accuracy {first}", justify="right", no_wrap=True)
-    for client in summary["per_client"]:
-        table.add_row(
-            str(client["client"]),
-            client["architecture"] or NOTHING,
-            str(client["classes_held"]),
-            str(client["train_samples"]),
-            _from_first_to_last(results.accuracies(client["client"])),
+    parser.add_argument(
+        "directory",
+        type=Path,
+        metavar="DIR",
+        help=f"a server's --state-dir, or any directory with its {SUMMARY_NAME} and {METRICS_NAME}",
+    )
+    directory: Path = parser.parse_args(argv).directory
+    require(PROG, ("matplotlib",), extra="lab")
+    _check_there(directory)
+    try:
+        results = RunResults.read(directory)
+        told = report(results, directory)
+        draw_curves(results, directory / CURVES_NAME)
+    except OSError as error:
+        raise ConfigurationError(f"{error.filename or directory}: {error.strerror}") from None
+    except _DAMAGE as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise ConfigurationError(f"the results in {directory} are damaged: {what}") from error
+    Console().print(told)
+    return ExitCode.OK
+
+
+def _check_there(directory: Path) -> None:
+    if not directory.is_dir():
+        raise ConfigurationError(f"{directory}: no such directory")
+    missing = [name for name in (SUMMARY_NAME, METRICS_NAME) if not (directory / name).exists()]
+    if missing:
+        raise ConfigurationError(
+            f"{directory} has no {' and no '.join(missing)}; a server's --state-dir has both once its run is over"
         )
-    return table
-
-
-def _from_first_to_last(accuracies: dict[int, float]) -> Text:
-    """From the first training on: before, some rules of inference have nothing to go by."""
-    trained = [accuracy for number, accuracy in accuracies.items() if number > 0]
-    if not trained:
-        return Text(NOTHING)
-    last = Text(f"{percent(trained[-1]):>7}", style="bold")
-    return last if len(trained) == 1 else Text.assemble((percent(trained[0]), "dim"), (" → ", "dim"), last)
-
-
-def _facts(results: RunResults, directory: Path) -> Table:
-    summary = results.summary
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(style="dim", no_wrap=True)
-    facts.add_column(overflow="fold")
-    if summary["outcome"] != "finished":
-        facts.add_row("outcome", Text(f"{summary['outcome']}: {summary['reason']}", style="bold red"))
-    facts.add_row("mean accuracy", _accuracy(summary["accuracy"]["last"]))
-    facts.add_row("best", _accuracy(summary["accuracy"]["best"]))
-    facts.add_row("traffic", f"{human_bytes(summary['bytes_up'])} up, {human_bytes(summary['bytes_down'])} down")
-    facts.add_row("time", human_seconds(summary["seconds"]))
-    if summary["prototypes_sha256"]:
-        facts.add_row("sha256", Text(summary["prototypes_sha256"], overflow="fold"))
-    facts.add_row("files", Text(f"{directory}/: {SUMMARY_NAME}, {METRICS_NAME}, {CURVES_NAME}", overflow="fold"))
-    return facts
-
-
-def _accuracy(point: dict[str, Any] | None) -> Text:
-    if point is None:
-        return Text(NOTHING)
-    return Text.assemble(
-        (percent(point["weighted"]), "bold green"),
-        f" by samples, {percent(point['unweighted'])} by clients (± {100 * point['std_over_clients']:.1f})",
-        (f", after {point['round']} rounds", "dim"),
-    )

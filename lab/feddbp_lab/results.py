@@ -22,10 +22,11 @@ class RunResults:
 
     @classmethod
     def read(cls, directory: Path) -> RunResults:
-        lines = (directory / METRICS_NAME).read_text(encoding="utf-8").splitlines()
+        """Raises OSError for a file that cannot be read, and ValueError, which says where, for one that is damaged."""
+        lines = (directory / METRICS_NAME).read_bytes().splitlines()
         return cls(
-            summary=json.loads((directory / SUMMARY_NAME).read_text(encoding="utf-8")),
-            metrics=[json.loads(line) for line in lines],
+            summary=_parsed((directory / SUMMARY_NAME).read_bytes(), SUMMARY_NAME),
+            metrics=[_parsed(line, f"{METRICS_NAME}, line {number}") for number, line in enumerate(lines, 1)],
         )
 
     def accuracies(self, client: int) -> dict[int, float]:
@@ -41,11 +42,22 @@ class RunResults:
         values: dict[str, dict[int, list[float]]] = {}
         for line in self.metrics:
             for name, value in line["losses"].items():
-                values.setdefault(name, {}).setdefault(line["round"] + 1, []).append(value)
+                if value is not None:  # it was not finite
+                    values.setdefault(name, {}).setdefault(line["round"] + 1, []).append(value)
         return {
             name: {number: sum(found) / len(found) for number, found in sorted(rounds.items())}
             for name, rounds in values.items()
         }
+
+
+def _parsed(text: bytes, origin: str) -> dict[str, Any]:
+    try:
+        parsed = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{origin}: {error}") from None
+    if not isinstance(parsed, dict):
+        raise ValueError(f"{origin}: not an object")
+    return parsed
 
 
 def weighted_accuracy(lines: Collection[dict[str, Any]]) -> float | None:

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from rich import box
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
@@ -14,6 +13,7 @@ from rich.text import Text
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_lab.history import trained_accuracy
 from feddbp_lab.live import doing, facts, round_text
+from feddbp_lab.plain_table import plain_table
 from feddbp_lab.units import NOTHING, human_bytes, human_seconds, listed, percent
 
 _SHOWN_INCIDENTS: Final = 5
@@ -63,7 +63,7 @@ def _named(ids: list[int]) -> str:
 
 
 def _clients(status: pb.RunStatus, now: float, *, wide: bool) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False)
+    table = plain_table()
     table.add_column("id", justify="right", style="bold", no_wrap=True)
     table.add_column("architecture", no_wrap=True, overflow="ellipsis")
     if wide:

@@ -197,9 +197,18 @@ def test_method_settings_are_told_to_the_server_only_where_they_differ() -> None
     assert resolved(ServerConfig, command, "server.Dockerfile").run == run.as_run()
 
 
-def test_a_directory_of_data_is_mounted_to_be_read_whatever_it_is_called() -> None:
-    volumes = written(2, data_dir=Path("/mnt/a $5 #disk"))["services"]["client-1"]["volumes"]
-    assert volumes[-1] == "/mnt/a $$5 #disk:/data:ro"
+@pytest.mark.parametrize(
+    ("directory", "source"),
+    # a bare word is still a directory, beside the file, and no volume; one called 2024 is still a word
+    [("data", "data"), ("./2024", "2024"), ("../sets", "../sets"), ("/mnt/a $5: #disk", "/mnt/a $$5: #disk")],
+)
+def test_a_directory_of_data_is_mounted_to_be_read_whatever_it_is_called(directory: str, source: str) -> None:
+    file = written(2, data_dir=Path(directory))
+    for client in ("client-0", "client-1"):
+        mount = file["services"][client]["volumes"][-1]
+        assert mount.pop("bind") == {"create_host_path": False}
+        assert mount == {"type": "bind", "source": source, "target": "/data", "read_only": True}
+    assert source not in file["volumes"]
     assert environment(stages(DEPLOY / "client.Dockerfile")[""])["FEDDBP_DATA_DIR"] == "/data"
 
 

@@ -9,7 +9,7 @@ import pytest
 from lab_samples import printed, results
 
 from feddbp_lab.curves import draw_curves
-from feddbp_lab.report import report
+from feddbp_lab.report_view import report
 from feddbp_lab.results import MetricsTail
 
 
@@ -52,6 +52,17 @@ def test_the_curves_are_a_png_of_a_size_for_print(tmp_path: Path, clients: int, 
     width, height = struct.unpack(">II", content[16:24])
     assert 1200 <= width <= 3000
     assert 500 <= height <= 2000
+
+
+def test_a_loss_that_was_not_finite_is_left_out_of_the_mean(tmp_path: Path) -> None:
+    diverged = results(clients=2, rounds=2)
+    diverged.metrics[0]["losses"]["ce_shared"] = None
+    for line in diverged.metrics:
+        line["losses"]["l_d"] = None
+    losses = diverged.mean_losses()
+    assert losses["ce_shared"] == {1: 2.0, 2: 1.0, 3: pytest.approx(2 / 3)}
+    assert "l_d" not in losses
+    draw_curves(diverged, tmp_path / "curves.png")
 
 
 def test_a_growing_metrics_file_is_read_line_by_line(tmp_path: Path) -> None:
