@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line; what a call passes as `extra={"fields": {...}}` becomes keys."""
+    """One JSON object a line."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry = {
@@ -17,11 +17,10 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
-            **getattr(record, "fields", {}),
         }
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry, default=str)
+        return json.dumps(entry)
 
 
 def configure_logging(*, as_json: bool, level: str = "info") -> None:

@@ -29,9 +29,12 @@ _V: Final = ".v"
 _FACTORS: Final = (_U, _SIGMA, _V)
 
 SIGMA_BOUND: Final = 1e3
-"""Larger singular values do not travel: with the rank they bound what a product of factors can become."""
+"""Larger singular values do not travel."""
 _UNIT_BOUND: Final = 1.01
 """Factors have columns, or rows, of length one; the rest is room for the rounding of half precision."""
+_PRODUCT_BOUND: Final = SIGMA_BOUND * _UNIT_BOUND**2
+"""No value of a product is beyond the largest singular value, since these columns are at right angles. Made-up factors
+need not be: theirs could add up to hundreds of times as much, and to more than half precision can hold."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -77,7 +80,7 @@ def compress(tensors: Mapping[str, FloatArray], energy: float) -> dict[str, Floa
 
 
 def decompress(tensors: Mapping[str, AnyArray]) -> dict[str, FloatArray]:
-    """The tensors under their own names and in their own shapes again.
+    """The tensors under their own names and in their own shapes again; what no true factors can give is cut off.
 
     Raises:
         PayloadError: factors that do not belong together; `dense_shapes` tells it from the shapes alone.
@@ -88,7 +91,8 @@ def decompress(tensors: Mapping[str, AnyArray]) -> dict[str, FloatArray]:
             whole[name] = tensors[name]
         else:
             u, sigma, v = (tensors[name + suffix].astype(np.float64) for suffix in _FACTORS)
-            whole[name] = _Factors(u=u, sigma=sigma, v=v).product().astype(np.float32)
+            product = _Factors(u=u, sigma=sigma, v=v).product()
+            whole[name] = np.clip(product, -_PRODUCT_BOUND, _PRODUCT_BOUND).astype(np.float32)
     return whole
 
 

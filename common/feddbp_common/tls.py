@@ -7,6 +7,7 @@ subject of the certificate, so that a certificate says whose it is and a server 
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,11 +25,17 @@ PROBE: Final = "probe"
 """Whoever asks after the server's health: passes the handshake, and is nobody to every other service."""
 AUTHORIZATION_KEY: Final = "authorization"
 BEARER: Final = "Bearer "
+_CLIENT: Final = re.compile("client-[0-9]+")
 
 
 def client_subject(client_id: int) -> str:
     """The name under which a client's certificate is made and checked."""
     return f"client-{client_id}"
+
+
+def is_party(subject: str) -> bool:
+    """Whether it is the name of somebody who has to do with a run: a client or the operator."""
+    return subject == OPERATOR or _CLIENT.fullmatch(subject) is not None
 
 
 @dataclass(frozen=True)

@@ -27,14 +27,13 @@ _GROUP: Final = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Knowledge:
-    """What the server knows after a round, and the same as it is stored."""
+    """What the server knows after a round, in every form in which it is needed."""
 
     payload: Payload
     encoded: Encoded
-
-    @classmethod
-    def of(cls, payload: Payload) -> Knowledge:
-        return cls(payload=payload, encoded=encode(payload))
+    """As it is stored."""
+    reply: Encoded
+    """As it is sent to clients of which nothing is known; where replies are not personal, to all."""
 
     def record(self, *, completed_rounds: int) -> AggregateRecord:
         return AggregateRecord(
@@ -54,9 +53,7 @@ class Aggregator:
         self._strategy: Strategy = strategy_type(  # type: ignore[type-arg]
             config.settings, RunFacts.of(config)
         )
-        self._known = Knowledge.of(self._strategy.initial())
-        self._common_reply: Encoded | None = None
-        """What every client receives, once the first has asked; none where replies are personal."""
+        self._known = self._knowledge(self._strategy.initial())
         self._layout: Shapes | None = None
         self._kept = KeptUploads()
 
@@ -72,7 +69,7 @@ class Aggregator:
     async def restore(self) -> None:
         record = await self._store.run(lambda store: store.aggregate())
         if record is not None:
-            self.adopt(Knowledge.of(decode(pb.Manifest.FromString(record.manifest), record.body)))
+            self.adopt(self._knowledge(decode(pb.Manifest.FromString(record.manifest), record.body)))
         await self._restore_layout(0 if record is None else record.completed_rounds)
 
     def check_layout(self, manifest: pb.Manifest) -> Shapes:
@@ -125,22 +122,23 @@ class Aggregator:
 
         known = self._known.payload
         return await asyncio.to_thread(
-            lambda: Knowledge.of(self._strategy.aggregate(known, uploads(), round_number=round_number))
+            lambda: self._knowledge(self._strategy.aggregate(known, uploads(), round_number=round_number))
         )
 
     def adopt(self, learnt: Knowledge) -> None:
         self._known = learnt
-        self._common_reply = None
 
     async def reply(self, client_id: int, round_number: int) -> Encoded:
         """What a client receives at the start of a round, computed when it asks: there are no copies per client."""
-        known = self._known.payload  # before anything is awaited: a round may close meanwhile
-        if self._strategy.personalises:
-            own = await self._store.run(lambda store: self._last_upload(store, client_id, round_number))
-            return self._encoded_reply(known, own)
-        if self._common_reply is None:
-            self._common_reply = self._encoded_reply(known, None)
-        return self._common_reply
+        known = self._known  # before anything is awaited: a round may close meanwhile
+        if not self._strategy.personalises:
+            return known.reply
+        own = await self._store.run(lambda store: self._last_upload(store, client_id, round_number))
+        return known.reply if own is None else self._encoded_reply(known.payload, own)
+
+    def _knowledge(self, payload: Payload) -> Knowledge:
+        """What cannot be encoded fails the round here, and not the clients that ask for it."""
+        return Knowledge(payload=payload, encoded=encode(payload), reply=self._encoded_reply(payload, None))
 
     def _encoded_reply(self, known: Payload, own_upload: Payload | None) -> Encoded:
         return encode(self._strategy.reply(known, own_upload), real_type=self._config.wire_type)

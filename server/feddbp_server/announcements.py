@@ -21,9 +21,10 @@ def event_for(client_id: int, state: RunState, policy: RoundPolicy, *, draining:
         return pb.RoundEvent(server_draining=pb.ServerDraining())
     if state.phase is Phase.EVALUATING and client_id in state.observers:
         return pb.RoundEvent(final_evaluation=pb.FinalEvaluation(round=state.round))
+    selected = client_id in state.selected
     # a round that is being closed still is the newest there is: no message for a moment's change
-    if state.phase in (Phase.COLLECTING, Phase.AGGREGATING) and client_id in state.selected | state.observers:
-        opened = pb.RoundOpened(round=state.round, selected=client_id in state.selected)
+    if state.phase in (Phase.COLLECTING, Phase.AGGREGATING) and (selected or client_id in state.observers):
+        opened = pb.RoundOpened(round=state.round, selected=selected)
         if policy.deadline is not None:
             opened.deadline.FromTimedelta(policy.deadline)
         return pb.RoundEvent(round_opened=opened)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from feddbp_common.files import append_line
+from feddbp_server.allowance import Allowance
 from feddbp_server.refusals import RefusedError
 from feddbp_server.store import StoreError
 
@@ -21,6 +22,9 @@ AUDIT_NAME: Final = "audit.jsonl"
 _REFUSALS_AT_ONCE: Final = 1000
 _REFUSALS_PER_SECOND: Final = 20.0
 """Written one by one; beyond that they are only counted, or anyone could fill the disk by being refused."""
+_OF_A_CLIENT_AT_ONCE: Final = 20
+_OF_A_CLIENT_PER_SECOND: Final = 0.1
+"""The same for each thing that a client can do as often as it likes."""
 
 
 class Audit:
@@ -34,8 +38,8 @@ class Audit:
             raise StoreError(f"the state directory {directory} cannot be used: {error.strerror}") from error
         self._lost = 0
         self._clock = clock
-        self._allowance, self._allowed_at = float(_REFUSALS_AT_ONCE), clock()
-        self._only_counted = 0
+        self._refusals = Allowance(_REFUSALS_AT_ONCE, per_second=_REFUSALS_PER_SECOND, clock=clock)
+        self._of_clients: dict[tuple[int, str], Allowance] = {}
         self.noted: Counter[str] = Counter()
         """What happened since the server started, by what it was, whether or not it could be written."""
         self.refused: Counter[tuple[str, str]] = Counter()
@@ -63,13 +67,25 @@ class Audit:
             log.warning("the audit log can be written again; %d entries are missing", self._lost)
             self._lost = 0
 
+    def note_of_client(self, what: str, *, client: int, **facts: Any) -> bool:
+        """Counts what a client did and writes it down; says whether it did, since a flood of them is only counted."""
+        allowance = self._of_clients.get((client, what))
+        if allowance is None:
+            allowance = Allowance(_OF_A_CLIENT_AT_ONCE, per_second=_OF_A_CLIENT_PER_SECOND, clock=self._clock)
+            self._of_clients[client, what] = allowance
+        if not allowance.take():
+            self.noted[what] += 1
+            return False
+        self._note_flood(allowance, what, client)
+        self.note(what, client=client, **facts)
+        return True
+
     def note_refusal(self, call: str, refusal: RefusedError, *, client: int | None, peer: str) -> bool:
         """Counts a refusal and writes it down; says whether it did, since a flood of them is only counted."""
         self.refused[call, refusal.reason_name] += 1
-        if not self._may_write():
-            self._only_counted += 1
+        if not self._refusals.take():
             return False
-        self._note_flood()
+        self._note_flood(self._refusals, "refusals")
         self.note(
             "refused",
             client=client,
@@ -82,19 +98,12 @@ class Audit:
         return True
 
     def close(self) -> None:
-        self._note_flood()
+        self._note_flood(self._refusals, "refusals")
+        for (client, what), allowance in self._of_clients.items():
+            self._note_flood(allowance, what, client)
         self._file.close()
 
-    def _may_write(self) -> bool:
-        now = self._clock()
-        earned = (now - self._allowed_at) * _REFUSALS_PER_SECOND
-        self._allowance, self._allowed_at = min(self._allowance + earned, _REFUSALS_AT_ONCE), now
-        if self._allowance < 1:
-            return False
-        self._allowance -= 1
-        return True
-
-    def _note_flood(self) -> None:
-        if self._only_counted:
-            self.note("flood", refusals=self._only_counted)
-            self._only_counted = 0
+    def _note_flood(self, allowance: Allowance, of_what: str, client: int | None = None) -> None:
+        withheld = allowance.take_withheld()
+        if withheld:
+            self.note("flood", client=client, **{of_what: withheld})

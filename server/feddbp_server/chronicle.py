@@ -29,6 +29,8 @@ from feddbp_server.sessions import Client
 log = logging.getLogger("feddbp.server")
 
 _KEPT_INCIDENTS: Final = 20
+_KEPT_OF_A_CLIENT: Final = 3
+"""The newest ones: no client can push everything else out of sight."""
 _MAX_WORDS: Final = 500
 """Characters of what a client says, as far as anyone is told of it."""
 
@@ -52,23 +54,26 @@ class Chronicle:
         """Called when there is another incident."""
 
     def incident(self, client_id: int | None, message: str) -> None:
+        of_client = [known for known in self.incidents if client_id is not None and known.client_id == client_id]
+        if len(of_client) >= _KEPT_OF_A_CLIENT:
+            self.incidents.remove(of_client[0])
         self.incidents.append(Incident(at=time.time(), client_id=client_id, message=message))
         self._changed()
 
     def joined(self, client: Client) -> None:
-        self.audit.note("joined", client=client.client_id, epoch=client.epoch)
-        log.info(
-            "client %d joins with %s on %s (session %d)",
-            client.client_id,
-            client.capabilities.architecture or "an unnamed model",
-            client.capabilities.device or "an unnamed device",
-            client.epoch,
-        )
+        if self.audit.note_of_client("joined", client=client.client_id, epoch=client.epoch):
+            log.info(
+                "client %d joins with %s on %s (session %d)",
+                client.client_id,
+                client.capabilities.architecture or "an unnamed model",
+                client.capabilities.device or "an unnamed device",
+                client.epoch,
+            )
 
     def left(self, client: Client, reason: str) -> None:
         shown = one_line(reason, _MAX_WORDS)
-        log.info("client %d left: %s", client.client_id, shown or "no reason given")
-        self.audit.note("left", client=client.client_id, reason=shown)
+        if self.audit.note_of_client("left", client=client.client_id, reason=shown):
+            log.info("client %d left: %s", client.client_id, shown or "no reason given")
 
     def accepted(self, client: Client, round_number: int, manifest: pb.Manifest) -> None:
         self.audit.note(
@@ -81,9 +86,9 @@ class Chronicle:
 
     def failed(self, client: Client, round_number: int, cause: str) -> None:
         shown = one_line(cause, _MAX_WORDS) or "no cause given"
-        log.warning("client %d could not do round %d: %s", client.client_id, round_number, shown)
-        self.audit.note("failed", client=client.client_id, round=round_number, cause=shown)
-        self.incident(client.client_id, f"could not do round {round_number}: {shown}")
+        if self.audit.note_of_client("failed", client=client.client_id, round=round_number, cause=shown):
+            log.warning("client %d could not do round %d: %s", client.client_id, round_number, shown)
+            self.incident(client.client_id, f"could not do round {round_number}: {shown}")
 
     def refused(self, call: str, refusal: RefusedError, *, peer: str) -> None:
         """A flood of refusals is only counted: it must push nothing else out of sight."""

@@ -11,7 +11,7 @@ import grpc
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.errors import ConfigurationError
-from feddbp_common.tls import AUTHORIZATION_KEY, BEARER, OPERATOR, client_subject
+from feddbp_common.tls import AUTHORIZATION_KEY, BEARER, OPERATOR, client_subject, is_party
 from feddbp_server.refusals import RefusedError
 
 
@@ -39,13 +39,14 @@ class CertificateNames:
     """The subject of the caller's certificate must be the name it acts under."""
 
     def check(self, context: grpc.aio.ServicerContext[Any, Any], subject: str) -> None:
-        names = [name.decode(errors="replace") for name in context.auth_context().get("x509_common_name", ())]
+        names = _names_of(context)
         if names != [subject]:
-            shown = f"the certificate of {names[0][:64]!r}" if names else "a caller without a certificate"
-            raise _not_authorised("certificate", f"{shown} may not act as {subject!r}")
+            raise _not_authorised("certificate", f"{_shown(names)} may not act as {subject!r}")
 
     def check_is_known(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        """The handshake saw to it: without a certificate of our authority nobody gets as far as a call."""
+        names = _names_of(context)
+        if len(names) != 1 or not is_party(names[0]):
+            raise _not_authorised("certificate", f"{_shown(names)} names neither a client nor the operator")
 
 
 class TokenOpens:
@@ -81,6 +82,14 @@ class TokenOpens:
         token = _token_of(context)
         if not any(hmac.compare_digest(token, known.encode()) for known in self._tokens.values()):
             raise _not_authorised("token", "the token is nobody's")
+
+
+def _names_of(context: grpc.aio.ServicerContext[Any, Any]) -> list[str]:
+    return [name.decode(errors="replace") for name in context.auth_context().get("x509_common_name", ())]
+
+
+def _shown(names: list[str]) -> str:
+    return f"the certificate of {names[0][:64]!r}" if names else "a caller without a certificate"
 
 
 def _token_of(context: grpc.aio.ServicerContext[Any, Any]) -> bytes:

@@ -32,7 +32,10 @@ class UploadLimits:
     max_bytes: int = 64 << 20
     """Of one upload."""
     bytes_in_flight: int = 512 << 20
-    """Of all uploads that are being received; bounds what they can make the server hold in memory."""
+    """Of all uploads that are being received; bounds what they can make the server hold in memory.
+
+    An upload takes up to three times its bytes: as pieces and as their join, or as that and widened to float32.
+    """
     header_wait: timedelta = timedelta(seconds=10)
     """For the header: until it is here, nobody knows who is calling."""
     idle: timedelta = timedelta(seconds=30)
@@ -152,7 +155,7 @@ class Ingest:
         if not hmac.compare_digest(digest_of(manifest, [body]), manifest.sha256):
             raise PayloadError("sha256", "does not match what was received")
         payload = decode(manifest, body)
-        check_values(payload, self._coordinator.upload_rules)
+        check_values(payload, self._coordinator.upload_rules, real_type=self._coordinator.config.wire_type)
         return payload
 
 

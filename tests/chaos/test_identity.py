@@ -16,6 +16,8 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from light_runs import LIGHT_RUN, Crowd, Outcome, control_of, exits, federation_of, is_killed, start_server, status_when
 from processes import Federation, GaveUpError, federation
 
@@ -24,7 +26,7 @@ from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_client.connection import Connection, ServerAwayError, upload_parts
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.refusals import refusal_in
-from feddbp_common.tls import OPERATOR, SERVER, Access, CertificateDirectory, client_subject
+from feddbp_common.tls import OPERATOR, PROBE, SERVER, Access, CertificateDirectory, client_subject
 from feddbp_lab.certificates import Authority, write_secret
 from feddbp_lab.light_client import LightClient
 
@@ -172,6 +174,30 @@ async def test_a_server_is_not_spoken_to_under_a_name_it_was_not_certified_for(
 
 async def test_a_servers_certificate_is_not_a_clients(secured: Federation, access: Access) -> None:
     await handshake_fails(secured.address, SERVER, access)
+
+
+async def test_the_probes_certificate_opens_nothing_but_the_health_service(
+    secured: Federation, certs: Path, tmp_path: Path
+) -> None:
+    probing = copied(certs, tmp_path / "probing")
+    Authority.load(probing).issue_party(PROBE)
+    access = Access(certs=probing)
+    async with access.channel(secured.address, PROBE) as channel:
+        healthy = await health_pb2_grpc.HealthStub(channel).Check(HealthCheckRequest(), timeout=SECONDS)
+        assert healthy.status == HealthCheckResponse.SERVING
+        await not_authorised(pb_grpc.ControlStub(channel).GetStatus(pb.GetStatusRequest(), timeout=SECONDS))
+    async with caller(secured.address, PROBE, access) as somebody:
+        message = await not_authorised(somebody.get_run())
+        assert message == "the certificate of 'probe' names neither a client nor the operator"
+        await not_authorised(somebody.join(0, run=pb.GetRunResponse()))
+
+
+@pytest.mark.parametrize("subject", [client_subject(0), client_subject(2), OPERATOR])
+async def test_whoever_has_to_do_with_the_run_is_told_what_it_is(
+    subject: str, secured: Federation, access: Access
+) -> None:
+    async with caller(secured.address, subject, access) as party:
+        assert (await party.get_run()).run_id
 
 
 async def test_tls_without_a_certificate_does_not_pass_the_handshake(

@@ -116,7 +116,8 @@ async def test_an_upload_over_the_limit_is_refused_on_its_header(running_federat
 
 
 async def test_uploads_beyond_what_the_server_will_hold_are_told_to_come_later(running_federation: Federation) -> None:
-    async with door(running_federation, *SMALL, "--max-bytes-in-flight", 3 * UPLOAD_BYTES) as at:
+    limits = ("--max-upload-bytes", UPLOAD_BYTES, "--max-bytes-in-flight", 3 * UPLOAD_BYTES)
+    async with door(running_federation, *SMALL, *limits) as at:
         filling = Holding(at, range(3))
         full = await eventually(lambda: filling.while_asking(3), lambda answer: answer.reason == "busy")
         assert full.code is grpc.StatusCode.UNAVAILABLE

@@ -119,6 +119,27 @@ async def test_who_leaves_and_who_fails_is_written_down_in_their_words(running_f
     await connection.close()
 
 
+async def test_a_client_that_fails_in_a_loop_does_not_fill_the_disk(running_federation: Federation) -> None:
+    server = await start_server(running_federation, *RUN)
+    connection = Connection(running_federation.address)
+    client = LightClient(0, connection)
+    for _ in range(60):
+        await client.join()
+        failure = pb.Failure(cause="once more")
+        await connection.report(pb.ReportRequest(session=client.session, round=0, failure=failure))
+    await connection.leave(client.session, "enough")
+    await connection.close()
+    server.terminate()
+    await exits(server, 0)
+    floods = audit(running_federation, "flood")
+    for what in ("joined", "failed"):
+        written = len(audit(running_federation, what))
+        assert 20 <= written < 40
+        assert written + sum(entry.get(what, 0) for entry in floods) == 60
+    assert server.log.count("could not do round 0") == len(audit(running_federation, "failed"))
+    assert len(audit(running_federation, "left")) == 1
+
+
 async def test_the_log_goes_on_after_a_restart_and_counters_begin_anew(running_federation: Federation) -> None:
     for start in (1, 2):
         server = await start_server(running_federation, *RUN)

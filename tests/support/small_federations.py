@@ -18,7 +18,16 @@ from feddbp_client.methods.base import Task
 from feddbp_client.preparation import LocalOptions, prepare
 from feddbp_common.config import DataConfig, RunConfig, TrainingConfig
 from feddbp_common.methods import ExchangeShape, method_named
-from feddbp_common.wire import Payload, PayloadRules, PrototypeSet, check_manifest, check_values, decode, encode
+from feddbp_common.wire import (
+    Payload,
+    PayloadRules,
+    PrototypeSet,
+    WireType,
+    check_manifest,
+    check_values,
+    decode,
+    encode,
+)
 from feddbp_server.strategies import RunFacts, Upload
 
 CLASSES, WIDTH, SAMPLES = 5, 8, 24
@@ -44,12 +53,20 @@ def small_trainer(name: str, *, rounds: int = 10, seed: int = 0, **settings: Any
 
 
 def small_strategy(
-    name: str, *, classes: int = CLASSES, width: int = WIDTH, clients: int = 3, seed: int = 0, **settings: Any
+    name: str,
+    *,
+    classes: int = CLASSES,
+    width: int = WIDTH,
+    clients: int = 3,
+    seed: int = 0,
+    wire_type: WireType = WireType.FLOAT32,
+    **settings: Any,
 ) -> Any:
     """The server's half of a method."""
     method = method_named(name)
     shape = ExchangeShape(classes=classes, feature_dim=width, clients=clients)
-    return method.load_strategy()(method.settings(**settings), RunFacts(shape=shape, seed=seed, rounds=10))
+    facts = RunFacts(shape=shape, seed=seed, rounds=10, wire_type=wire_type)
+    return method.load_strategy()(method.settings(**settings), facts)
 
 
 def small_batch(seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -62,4 +62,6 @@ class BodyAssembler:
         if not self.complete:
             refuse("chunk", f"the stream ended after {self._received} of {self._total} declared bytes")
         first = self._pieces[0] if len(self._pieces) == 1 else None
-        return first if isinstance(first, bytes) else b"".join(self._pieces)
+        body = first if isinstance(first, bytes) else b"".join(self._pieces)
+        self._pieces = [body]  # whoever checks the body should not hold its pieces as well
+        return body

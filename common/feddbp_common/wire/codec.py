@@ -41,12 +41,14 @@ class WireType(Enum):
     def item_bytes(self) -> int:
         return _STORAGE[self].itemsize
 
-    @property
-    def is_real(self) -> bool:
-        return self in REAL_TYPES
-
 
 REAL_TYPES: Final = (WireType.FLOAT32, WireType.FLOAT16, WireType.BFLOAT16)
+LARGEST: Final[dict[WireType, float]] = {
+    WireType.FLOAT32: float(np.finfo(np.float32).max),
+    WireType.FLOAT16: float(np.finfo(np.float16).max),
+    WireType.BFLOAT16: float(np.array(0x7F7F_0000, dtype=np.uint32).view(np.float32)),
+}
+"""The largest finite value of each real type."""
 _STORAGE: Final[dict[WireType, np.dtype[np.generic]]] = {
     WireType.FLOAT32: np.dtype("<f4"),
     WireType.FLOAT16: np.dtype("<f2"),
@@ -62,7 +64,8 @@ _TO_PROTO: Final[dict[WireType, pb.DType.ValueType]] = {
     WireType.UINT16: pb.DTYPE_UINT16,
 }
 _FROM_PROTO: Final = {number: wire_type for wire_type, number in _TO_PROTO.items()}
-_FLOAT16_MAX: Final = float(np.finfo(np.float16).max)
+_FLOAT16_OVERFLOW: Final = 65_520.0
+"""From here on infinity is nearest; what is less rounds to the largest value, be it a bit beyond it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +193,7 @@ def _to_wire(name: str, array: AnyArray, real_type: WireType) -> tuple[WireType,
 
 def _to_float16(name: str, array: FloatArray) -> AnyArray:
     largest = float(np.abs(array).max(initial=0.0))
-    if largest > _FLOAT16_MAX:
+    if largest >= _FLOAT16_OVERFLOW:
         refuse(name, f"has a value of {largest:.3g}, too large for float16; use float32 or bfloat16")
     return array.astype("<f2")
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.errors import PayloadTooLargeError, refuse
-from feddbp_common.wire.codec import REAL_TYPES, WireType, declarations, tensor_bytes, wire_type_of
+from feddbp_common.wire.codec import LARGEST, REAL_TYPES, WireType, declarations, tensor_bytes, wire_type_of
 from feddbp_common.wire.payload import (
     FISHER,
     PROTOTYPES,
@@ -108,17 +108,28 @@ def check_manifest(
     _check_tensors(manifest, rules)
 
 
-def check_values(payload: Payload, rules: PayloadRules) -> None:
-    """Refuses values that would poison an average: not finite, out of bounds, or no such channel."""
+def value_bound(real_type: WireType) -> float:
+    """How large a real value may be in a run whose tensors travel in this type."""
+    return min(MAGNITUDE_BOUND, LARGEST[real_type])
+
+
+def check_values(payload: Payload, rules: PayloadRules, *, real_type: WireType = WireType.FLOAT32) -> None:
+    """Refuses values that would poison an average: not finite, out of bounds, or no such channel.
+
+    Whatever type they came in, averages of them travel on in the run's `real_type`: it has to be able to hold them.
+    """
     if payload.prototypes is not None:
-        _check_range(PROTOTYPES, payload.prototypes.vectors, -MAGNITUDE_BOUND, MAGNITUDE_BOUND)
+        bound = value_bound(real_type)
+        _check_range(PROTOTYPES, payload.prototypes.vectors, -bound, bound)
     if isinstance(payload.fisher, FisherScores):
-        _check_range(FISHER, payload.fisher.scores, 0.0, np.inf)
+        _check_range(FISHER, payload.fisher.scores, 0.0, LARGEST[real_type])
     elif isinstance(payload.fisher, TopChannels) and rules.prototypes is not None:
         _check_channels(payload.fisher.channels, rules.prototypes.width)
     for rule in rules.tensors:
         if rule.name in payload.tensors:
-            _check_range(rule.name, payload.tensors[rule.name], rule.low, rule.high)
+            tensor = payload.tensors[rule.name]
+            largest = LARGEST[real_type] if tensor.dtype == np.float32 else np.inf
+            _check_range(rule.name, tensor, max(rule.low, -largest), min(rule.high, largest))
 
 
 def _check_prototypes(manifest: pb.Manifest, rules: PayloadRules, label_counts: Sequence[int] | None) -> None:
@@ -138,7 +149,16 @@ def _check_prototypes(manifest: pb.Manifest, rules: PayloadRules, label_counts: 
         refuse("class_ids", f"names class {max(class_ids)}, but the run has only {rule.classes} classes")
     if any(later <= earlier for earlier, later in pairwise(class_ids)):
         refuse("class_ids", "must be ascending without repeats")
+    if label_counts is not None:
+        _check_held(class_ids, label_counts)
     _check_counts(class_ids, list(declared.counts), rule, label_counts)
+
+
+def _check_held(class_ids: list[int], label_counts: Sequence[int]) -> None:
+    """With or without counts: nobody has a say in a class it has no samples of."""
+    for class_id in class_ids:
+        if not label_counts[class_id]:
+            refuse("class_ids", f"names class {class_id}, of which no samples were declared at join")
 
 
 def _check_counts(

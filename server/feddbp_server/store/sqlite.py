@@ -21,6 +21,9 @@ _APPLICATION_ID: Final = 0x46444250  # "FDBP": tells our file from any other SQL
 _SCHEMA_VERSION: Final = 1
 _ROOM: Final = 4 << 20
 """Bytes that have to fit on the disk before it counts as usable again."""
+_LOG_BYTES: Final = 512 << 20
+"""A log of this size is moved into the database by whoever commits next, tidy or not. A thousand clients of a hundred
+classes do not reach it in a round; a run that is paused, or waits, would go on adding to it with every join."""
 _SCHEMA: Final = """
 CREATE TABLE run (id INTEGER PRIMARY KEY CHECK (id = 0), run_id TEXT NOT NULL, config TEXT NOT NULL, progress TEXT);
 CREATE TABLE client (
@@ -42,7 +45,7 @@ CREATE TABLE aggregate (
 class SqliteStore(Store):
     """Commits reach the disk before they return: WAL with `synchronous=FULL`."""
 
-    def __init__(self, state_dir: Path) -> None:
+    def __init__(self, state_dir: Path, *, log_bytes: int = _LOG_BYTES) -> None:
         self._lock = _lock_directory(state_dir)
         self._path = state_dir / DATABASE_NAME
         self._file_id: tuple[int, int] | None = None
@@ -50,7 +53,7 @@ class SqliteStore(Store):
         self._lost: BaseException | None = None
         try:
             self._db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
-            self._prepare()
+            self._prepare(log_bytes)
         except sqlite3.DatabaseError as error:
             os.close(self._lock)
             raise StoreError(
@@ -60,7 +63,7 @@ class SqliteStore(Store):
             os.close(self._lock)
             raise
 
-    def _prepare(self) -> None:
+    def _prepare(self, log_bytes: int) -> None:
         fresh = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
         if fresh:
             # large pages: a contribution is hundreds of kilobytes, and a page chain is walked to read it
@@ -69,8 +72,10 @@ class SqliteStore(Store):
             self._check_format()  # before anything is written: the file may be somebody else's
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
-        # moving the log into the database is left to `tidy`: nobody should wait for it in the middle of a round
-        self._db.execute("PRAGMA wal_autocheckpoint = 0")
+        # moving the log into the database is left to `tidy`: nobody should wait for it in the middle of a round, unless
+        # the log has grown beyond all rounds
+        pages = max(1, log_bytes // self._pragma("page_size"))
+        self._db.execute(f"PRAGMA wal_autocheckpoint = {pages}")
         if fresh:
             with self.transaction():
                 for statement in _SCHEMA.strip().split(";\n"):

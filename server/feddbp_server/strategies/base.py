@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Generic, TypeAlias, TypeVar
 
 from feddbp_common.config import RunConfig, TrainingConfig
+from feddbp_common.errors import FedDBPError, PayloadError
 from feddbp_common.methods import ExchangeShape, MethodSettings
-from feddbp_common.wire import Payload
+from feddbp_common.wire import Payload, PayloadRules, WireType, check_values
 
 SettingsT = TypeVar("SettingsT", bound=MethodSettings)
 
@@ -40,10 +41,18 @@ class RunFacts:
     rounds: int
     training: TrainingConfig = field(default_factory=TrainingConfig)
     """How the clients train."""
+    wire_type: WireType = WireType.FLOAT32
+    """In which replies travel."""
 
     @classmethod
     def of(cls, config: RunConfig) -> RunFacts:
-        return cls(shape=config.exchange_shape, seed=config.seed, rounds=config.rounds, training=config.training)
+        return cls(
+            shape=config.exchange_shape,
+            seed=config.seed,
+            rounds=config.rounds,
+            training=config.training,
+            wire_type=config.wire_type,
+        )
 
 
 class Strategy(ABC, Generic[SettingsT]):
@@ -73,6 +82,16 @@ class Strategy(ABC, Generic[SettingsT]):
     @abstractmethod
     def aggregate(self, known: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
         """What the server knows once a round has closed. Uploads come in the order of client ids, each read once."""
+
+    def check_sendable(self, payload: Payload, rules: PayloadRules, *, otherwise: str) -> None:
+        """For what the server trains or adds up: means of what was let in are within all bounds, this may not be.
+
+        Clients would be refused it, or refuse it themselves, one by one and without knowing the reason.
+        """
+        try:
+            check_values(payload, rules, real_type=self.facts.wire_type)
+        except PayloadError as error:
+            raise FedDBPError(f"{otherwise}; {error}") from error
 
     @abstractmethod
     def reply(self, known: Payload, own_upload: Payload | None) -> Payload:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from feddbp_common.methods.fd import FDSettings
 from feddbp_common.wire import Payload, PrototypeSet
 from feddbp_common.wire.payload import AnyArray, FloatArray, IntArray
+from feddbp_common.wire.rules import value_bound
 from feddbp_server.strategies.averaging import PrototypeMean
 from feddbp_server.strategies.base import RunFacts, Strategy, Upload
 
@@ -51,7 +53,10 @@ class FDStrategy(Strategy[FDSettings]):
         means, own = known.prototypes, own_upload.prototypes if own_upload is not None else None
         if means is None or own is None:
             return Payload(prototypes=means)
-        return Payload(prototypes=_without(own, means, _averaged_rows(known)))
+        others = _without(own, means, _averaged_rows(known))
+        # taken out of a rounded mean, so that it may be a bit beyond what any of them could have sent
+        bound = value_bound(self.facts.wire_type)
+        return Payload(prototypes=replace(others, vectors=np.clip(others.vectors, -bound, bound)))
 
 
 def _without(own: PrototypeSet, means: PrototypeSet, averaged: dict[int, list[int]]) -> PrototypeSet:

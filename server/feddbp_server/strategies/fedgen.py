@@ -8,10 +8,9 @@ from typing import Final
 
 import numpy as np
 
-from feddbp_common.errors import FedDBPError, PayloadError
 from feddbp_common.methods.fedgen import FEDGEN, HIDDEN_WEIGHT, LABEL_COUNTS, FedGenSettings
 from feddbp_common.seeding import derive_seed
-from feddbp_common.wire import Payload, check_values
+from feddbp_common.wire import Payload
 from feddbp_common.wire.payload import AnyArray
 from feddbp_server.strategies.adam import ADAM, Adam
 from feddbp_server.strategies.base import Strategy, Upload
@@ -72,15 +71,12 @@ class FedGenStrategy(Strategy[FedGenSettings]):
                 slope = slope + diversity_loss(noise, made.features)[1]
             adam.step(generator.parts, generator.gradients(made, slope))
         log.info("round %d: generator trained from a loss of %.4g to %.4g", round_number, losses[0], losses[-1])
-        self._check(generator)
+        self.check_sendable(
+            Payload(tensors=generator.tensors()),
+            FEDGEN.download_rules(settings, self.facts.shape),
+            otherwise="the generator diverged, try a smaller server_learning_rate",
+        )
         return {**generator.tensors(), **(adam.tensors() if settings.keep_adam else {})}
-
-    def _check(self, generator: FeatureGenerator) -> None:
-        """Clients would refuse it one by one and without knowing the reason."""
-        try:
-            check_values(Payload(tensors=generator.tensors()), FEDGEN.download_rules(self.settings, self.facts.shape))
-        except PayloadError as error:
-            raise FedDBPError(f"the generator diverged, try a smaller server_learning_rate; {error}") from error
 
     def _generator(self, known: Mapping[str, AnyArray]) -> FeatureGenerator:
         if HIDDEN_WEIGHT in known:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from feddbp_common.errors import refuse
-from feddbp_common.methods.fedkd import ROUND, TOTAL, FedKDSettings
+from feddbp_common.methods.fedkd import FEDKD, ROUND, TOTAL, FedKDSettings
 from feddbp_common.methods.small_model import SMALL_MODEL
 from feddbp_common.svd_compression import compress, decompress, dense_shapes
 from feddbp_common.wire import Payload
@@ -43,8 +43,14 @@ class FedKDStrategy(Strategy[FedKDSettings]):
         compressed = compress(mean.result(), self.settings.energy(round_number, self.facts.rounds))
         if not self._sends_updates:
             return Payload(tensors=compressed)
+        totals = _totals(known, compressed)
+        self.check_sendable(
+            Payload(tensors=totals),
+            FEDKD.download_rules(self.settings, self.facts.shape),
+            otherwise="the shared model diverged, try a smaller mentee_learning_rate",
+        )
         completed = np.array([round_number + 1], dtype=np.int32)
-        return Payload(tensors={ROUND: completed, **compressed, **_totals(known, compressed)})
+        return Payload(tensors={ROUND: completed, **compressed, **totals})
 
     def reply(self, known: Payload, own_upload: Payload | None) -> Payload:
         if not self._sends_updates or not known.tensors:

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feddbp_common.errors import FedDBPError
-from feddbp_common.methods.fedtgp import FedTGPSettings
+from feddbp_common.methods.fedtgp import FEDTGP, FedTGPSettings
 from feddbp_common.seeding import derive_seed
 from feddbp_common.wire import Payload, PrototypeSet
 from feddbp_common.wire.payload import FloatArray
-from feddbp_common.wire.rules import MAGNITUDE_BOUND
 from feddbp_server.strategies.averaging import PrototypeMean, uploaded_prototypes
 from feddbp_server.strategies.base import Strategy, Upload
 from feddbp_server.strategies.distances import squared_distances
@@ -36,11 +34,16 @@ class FedTGPStrategy(Strategy[FedTGPSettings]):
         margin = margin_between(pool.means, tau=self.settings.tau)
         loss = self._train(network, pool, margin, round_number)
         log.info("round %d: prototypes trained to a loss of %.4g at a margin of %.4g", round_number, loss, margin)
-        prototypes = network.prototypes()
-        if not (np.abs(prototypes) <= MAGNITUDE_BOUND).all():
-            raise FedDBPError("the training of prototypes diverged; try a smaller server_learning_rate")
         class_ids = np.arange(shape.classes, dtype=np.int32)
-        return Payload(prototypes=PrototypeSet(class_ids=class_ids, vectors=prototypes), tensors=network.tensors())
+        learnt = Payload(
+            prototypes=PrototypeSet(class_ids=class_ids, vectors=network.prototypes()), tensors=network.tensors()
+        )
+        self.check_sendable(
+            self.reply(learnt, None),
+            FEDTGP.download_rules(self.settings, shape),
+            otherwise="the training of prototypes diverged, try a smaller server_learning_rate",
+        )
+        return learnt
 
     def reply(self, known: Payload, own_upload: Payload | None) -> Payload:
         return Payload(prototypes=known.prototypes)

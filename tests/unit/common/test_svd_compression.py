@@ -287,6 +287,18 @@ def test_factors_that_no_decomposition_gives_are_refused(name: str, tensor: Arra
         check_values(Payload(tensors={**compressed, name: tensor}), RULES)
 
 
+def test_made_up_factors_add_up_to_no_more_than_a_singular_value() -> None:
+    rank = 30
+    made_up = {
+        "fc.u": np.ones((30, rank), np.float32),
+        "fc.sigma": np.full(rank, 1e3, np.float32),
+        "fc.v": np.ones((rank, 50), np.float32),
+    }
+    check_values(Payload(tensors=made_up), RULES)  # each for itself is as it should be
+    restored = decompress(made_up)["fc"]
+    assert restored.max() == pytest.approx(1020.1)
+
+
 def test_a_rank_above_the_shorter_side_is_refused_on_the_header() -> None:
     factors = {"fc.u": uniform(30, 31), "fc.sigma": np.ones(31, dtype=np.float32), "fc.v": uniform(31, 50)}
     encoded = encode(Payload(tensors=factors))

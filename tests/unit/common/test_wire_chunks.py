@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections.abc import Iterator
 
 import pytest
@@ -108,6 +109,18 @@ def test_a_body_of_one_chunk_is_not_copied() -> None:
     assembler = BodyAssembler(len(piece))
     assembler.add(piece)
     assert assembler.body() is piece
+
+
+def test_a_body_that_was_put_together_keeps_no_pieces_beside_it() -> None:
+    assembler = BodyAssembler(64 << 20)
+    tracemalloc.start()
+    for _ in range(64):
+        assembler.add(bytes(1 << 20))
+    body = assembler.body()
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(body) <= held < 1.1 * len(body)
+    assert assembler.body() is body
 
 
 def test_a_large_declared_size_takes_no_memory() -> None:

@@ -15,7 +15,7 @@ from wire_samples import arrays, payloads, prototype_set, same, sample_payload
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.errors import PayloadError
 from feddbp_common.wire import Encoded, FisherScores, Payload, PrototypeSet, TopChannels, WireType, decode, encode
-from feddbp_common.wire.codec import declarations, digest_of, prototype_bytes, tensor_bytes
+from feddbp_common.wire.codec import LARGEST, declarations, digest_of, prototype_bytes, tensor_bytes
 
 HALF_TYPES = [WireType.FLOAT16, WireType.BFLOAT16]
 
@@ -118,7 +118,20 @@ def test_a_value_that_is_not_finite_arrives_as_what_it_is(real_type: WireType, v
     np.testing.assert_array_equal(received.tensors["x"], [value])
 
 
-@pytest.mark.parametrize("value", [65_536.0, -1e6, math.inf])
+@pytest.mark.parametrize("value", [65_504.0, 65_504.004, -65_519.99])
+def test_what_rounds_to_the_largest_float16_is_sent_as_that(value: float) -> None:
+    received = over_the_wire(Payload(tensors={"x": np.array([value], dtype=np.float32)}), WireType.FLOAT16)
+    assert received.tensors["x"].tolist() == [math.copysign(65_504.0, value)]
+
+
+@pytest.mark.parametrize("real_type", LARGEST)
+def test_the_largest_value_of_a_type_arrives_as_it_is(real_type: WireType) -> None:
+    largest = np.array([LARGEST[real_type]], dtype=np.float32)
+    received = over_the_wire(Payload(tensors={"x": largest}), real_type).tensors["x"]
+    assert received.tolist() == largest.tolist()
+
+
+@pytest.mark.parametrize("value", [65_520.0, 65_536.0, -1e6, math.inf])
 def test_what_float16_cannot_hold_is_refused_by_the_name_of_its_tensor(value: float) -> None:
     payload = Payload(tensors={"head": np.array([0.0, value], dtype=np.float32)})
     with pytest.raises(PayloadError, match="too large for float16") as refusal:

@@ -110,6 +110,15 @@ def test_counts_may_be_left_out_where_nobody_needs_them() -> None:
     admit(manifest_of(Payload(prototypes=prototype_set(counts=None))), DOWNLOAD_RULES)
 
 
+def test_counts_or_not_a_class_of_which_no_samples_were_declared_at_join_is_refused() -> None:
+    for counts in (None, (3, 1)):
+        stranger = Payload(prototypes=prototype_set((0, 1), counts=counts))
+        refusal = refusal_of(manifest_of(stranger), DOWNLOAD_RULES)
+        assert refusal.field == "class_ids"
+        assert refusal.reason == "names class 1, of which no samples were declared at join"
+        check_manifest(manifest_of(stranger), DOWNLOAD_RULES, max_bytes=10_000)  # nothing was declared
+
+
 def test_as_many_samples_as_were_declared_at_join_are_admitted() -> None:
     admit(manifest_of(replace(sample_payload(), prototypes=prototype_set(counts=(3, 9)))))
 
@@ -177,8 +186,8 @@ REFUSALS: dict[str, tuple[Change, str, str]] = {
     ),
     "samples of a class that was declared empty": (
         lambda m: m.prototypes.class_ids.__setitem__(0, 1),
-        "counts",
-        "class 1 has 3 samples, but 0 were declared at join",
+        "class_ids",
+        "names class 1, of which no samples were declared at join",
     ),
     "prototypes of whole numbers": (
         lambda m: setattr(m.prototypes.matrix, "dtype", pb.DTYPE_INT32),
@@ -438,6 +447,26 @@ def test_a_value_beyond_all_reason_is_refused(part: str, sign: int) -> None:
     assert refusal.field == part
     assert "admitted is" in refusal.reason
     check_values(with_value(part, sign * MAGNITUDE_BOUND), RULES)
+
+
+LARGEST_HALF = 65_504.0
+
+
+@pytest.mark.parametrize("part", ["prototypes", "fisher", "head"])
+def test_a_value_the_runs_type_cannot_hold_is_refused_whatever_type_it_came_in(part: str) -> None:
+    beyond = float(np.nextafter(np.float32(LARGEST_HALF), np.float32(np.inf)))
+    with pytest.raises(PayloadError, match="the most admitted is 65504") as refused:
+        check_values(with_value(part, beyond), RULES, real_type=WireType.FLOAT16)
+    assert refused.value.field == part
+    check_values(with_value(part, LARGEST_HALF), RULES, real_type=WireType.FLOAT16)
+    for wide in (WireType.FLOAT32, WireType.BFLOAT16):
+        check_values(with_value(part, beyond), RULES, real_type=wide)
+
+
+def test_whole_numbers_have_no_part_in_the_runs_type_for_reals() -> None:
+    rule = TensorRule(name="steps", shape=(Dim(0, 5),), types=(WireType.INT32,), low=-(10**9), high=10**9)
+    steps = Payload(tensors={"steps": np.array([-(10**9), 10**9], np.int32)})
+    check_values(steps, PayloadRules(tensors=(rule,)), real_type=WireType.FLOAT16)
 
 
 def test_scores_must_not_be_negative() -> None:

@@ -11,6 +11,7 @@ from feddbp_client.models import build_backbone
 from feddbp_common.methods import METHODS, ExchangeShape
 from feddbp_common.methods.cargo import ImageShape
 from feddbp_common.wire import Payload, encode
+from feddbp_common.wire.codec import REAL_TYPES
 from feddbp_lab.cli import main
 from feddbp_lab.light_client import made_up_payload
 
@@ -39,7 +40,7 @@ def largest_upload(name: str, shape: ExchangeShape) -> int:
     """Bytes of the largest upload that is let in."""
     rules = METHODS[name].upload_rules(METHODS[name].settings(), shape)
     tensors = {
-        rule.name: np.zeros([dim.high for dim in rule.shape], np.float32 if rule.types[0].is_real else np.int32)
+        rule.name: np.zeros([dim.high for dim in rule.shape], np.float32 if rule.types == REAL_TYPES else np.int32)
         for rule in rules.tensors
     }
     payload = made_up_payload(rules, 0) if rules.prototypes else Payload(tensors=tensors)

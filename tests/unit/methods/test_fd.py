@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -237,6 +238,17 @@ def test_a_client_that_sat_out_is_not_taken_out_of_a_mean_it_is_not_in() -> None
     # class 0 was sent by others since; the mean of class 1 is still its own alone
     assert list(found) == [0]
     np.testing.assert_allclose(found[0], (newer.vectors[0].astype(float) + c.vectors[0]) / 2, rtol=1e-5)
+
+
+@pytest.mark.parametrize("largest", [1e6, -1e6])
+def test_taking_a_client_out_of_a_rounded_mean_stays_within_what_was_let_in(largest: float) -> None:
+    strategy = small_strategy("fd", leave_one_out=True)
+    for seed in range(20):
+        honest = logits_of([0, 1, 2], seed)
+        absurd = replace(honest, vectors=np.full_like(honest.vectors, largest))
+        uploads = [upload_of(client_id, sent) for client_id, sent in enumerate((honest, absurd, absurd))]
+        known = strategy.aggregate(Payload(), uploads, round_number=0)
+        over_the_wire(strategy.reply(known, Payload(prototypes=honest)), download_rules("fd"))
 
 
 def test_alone_in_everything_a_client_receives_nothing() -> None:

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from feddbp_common.errors import FedDBPError, PayloadError
 from feddbp_common.methods.fedgen import FedGenSettings
 from feddbp_common.seeding import derive_seed
-from feddbp_common.wire import Payload, decode, encode
+from feddbp_common.wire import Payload, WireType, decode, encode
 from feddbp_server.strategies.adam import Adam
 from feddbp_server.strategies.feature_generator import FeatureGenerator, diversity_loss
 from feddbp_server.strategies.teachers import Teachers
@@ -329,6 +329,13 @@ def test_a_round_without_uploads_changes_nothing() -> None:
 def test_a_generator_that_diverges_is_named_before_clients_see_it() -> None:
     with pytest.raises(FedDBPError, match="try a smaller server_learning_rate"):
         after(1, strategy_of(server_learning_rate=1e9))
+
+
+def test_a_generator_the_runs_type_cannot_hold_is_named_before_clients_ask_for_it() -> None:
+    wide = {**after(1, strategy_of()).tensors, "generator.norm.running_var": np.full(HIDDEN, 1e6, np.float32)}
+    strategy_of().aggregate(Payload(tensors=wide), uploads(), round_number=1)
+    with pytest.raises(FedDBPError, match=r"the generator diverged, .*running_var: .* is 65504"):
+        strategy_of(wire_type=WireType.FLOAT16).aggregate(Payload(tensors=wide), uploads(), round_number=1)
 
 
 def test_the_server_trains_without_torch() -> None:

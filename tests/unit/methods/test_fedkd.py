@@ -28,7 +28,7 @@ from feddbp_common.errors import ConfigurationError, FedDBPError, PayloadError
 from feddbp_common.methods.fedkd import FedKDSettings
 from feddbp_common.methods.small_model import SMALL_MODEL
 from feddbp_common.svd_compression import compress, decompress
-from feddbp_common.wire import Payload
+from feddbp_common.wire import Payload, WireType, check_values, encode
 
 EITHER_TARGET = pytest.mark.parametrize("target", ["params", "update"])
 
@@ -375,7 +375,32 @@ def test_uploads_that_cannot_be_averaged_name_the_client() -> None:
         strategy().aggregate(Payload(), iter(uploads), round_number=0)
 
 
+def test_made_up_factors_cannot_make_a_mean_the_runs_type_does_not_hold() -> None:
+    server, width = strategy(wire_type=WireType.FLOAT16), 256
+    tensors = mentee_tensors(0, fc=width)
+    del tensors["fc.weight"]
+    tensors["fc.weight.u"] = np.ones((512, width), np.float32)
+    tensors["fc.weight.sigma"] = np.full(width, 1e3, np.float32)
+    tensors["fc.weight.v"] = np.ones((width, width), np.float32)
+    check_values(Payload(tensors=tensors), rules_for_uploads("fedkd"), real_type=WireType.FLOAT16)
+    known = server.aggregate(Payload(), iter([upload_of(0, Payload(tensors=tensors))]), round_number=0)
+    encode(server.reply(known, None), real_type=WireType.FLOAT16)
+
+
 # --- changes instead of weights
+
+
+@pytest.mark.parametrize(("wire_type", "change"), [(WireType.FLOAT16, 4e4), (WireType.FLOAT32, 6e5)])
+def test_changes_that_add_up_to_more_than_can_be_sent_end_the_run_and_not_its_clients(
+    wire_type: WireType, change: float
+) -> None:
+    server = strategy(target="update", wire_type=wire_type)
+    tensors = {**mentee_tensors(0), "fc.bias": np.full(512, change, np.float32), "round": np.zeros(1, np.int32)}
+    check_values(Payload(tensors=tensors), rules_for_uploads("fedkd", target="update"), real_type=wire_type)
+    known = server.aggregate(Payload(), iter([upload_of(0, Payload(tensors=tensors))]), round_number=0)
+    encode(server.reply(known, None), real_type=wire_type)
+    with pytest.raises(FedDBPError, match=r"the shared model diverged, .*; total\.fc\.bias: has a value of"):
+        server.aggregate(known, iter([upload_of(0, Payload(tensors=tensors))]), round_number=1)
 
 
 class Federation:

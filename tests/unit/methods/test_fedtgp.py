@@ -30,7 +30,7 @@ from feddbp_common.config import TrainingConfig
 from feddbp_common.errors import FedDBPError
 from feddbp_common.methods import ExchangeShape
 from feddbp_common.methods.fedtgp import FedTGPSettings
-from feddbp_common.wire import Payload, decode, encode
+from feddbp_common.wire import Payload, WireType, decode, encode
 from feddbp_server.strategies import RunFacts
 from feddbp_server.strategies.fedtgp import FedTGPStrategy, margin_between
 from feddbp_server.strategies.prototype_network import PrototypeNetwork, margin_loss
@@ -260,6 +260,14 @@ def test_a_round_in_which_nobody_has_samples_changes_nothing() -> None:
 def test_training_that_diverges_is_named_as_such() -> None:
     with pytest.raises(FedDBPError, match="server_learning_rate"):
         strategy(server_learning_rate=1e12).aggregate(Payload(), iter(UPLOADS), round_number=0)
+
+
+def test_prototypes_the_runs_type_cannot_hold_are_named_before_clients_ask_for_them() -> None:
+    known = strategy().aggregate(Payload(), iter(UPLOADS), round_number=0)
+    far = {**known.tensors, "tgp.output_bias": known.tensors["tgp.output_bias"] + np.float32(70_000)}
+    strategy().aggregate(Payload(tensors=far), iter(UPLOADS), round_number=1)
+    with pytest.raises(FedDBPError, match=r"diverged, try a smaller server_learning_rate; prototypes: .* is 65504"):
+        strategy(wire_type=WireType.FLOAT16).aggregate(Payload(tensors=far), iter(UPLOADS), round_number=1)
 
 
 def test_the_server_trains_without_torch() -> None:

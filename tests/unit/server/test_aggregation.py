@@ -12,8 +12,9 @@ import pytest
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config import DataConfig, RealType, RunConfig, TrainingConfig, WireConfig
+from feddbp_common.errors import PayloadError
 from feddbp_common.wire import FisherScores, Payload, PrototypeSet, WireType, decode, encode
-from feddbp_server.aggregation import Aggregator, Knowledge
+from feddbp_server.aggregation import Aggregator
 from feddbp_server.store import MemoryStore, SqliteStore, StoreThread, UploadRecord
 
 CLIENTS = 40  # more than are fetched from the store at a time
@@ -95,7 +96,7 @@ async def test_what_was_learnt_is_in_force_only_once_it_is_adopted(thread: Store
 async def test_a_digest_of_nothing_is_not_told(thread: StoreThread) -> None:
     assert Aggregator(CONFIG, thread).sha256 == ""  # no round has taught anything yet
     alone = Aggregator(RunConfig(method="local", clients=CLIENTS), thread)
-    alone.adopt(Knowledge.of(Payload()))
+    alone.adopt(await alone.close_round(0, label_counts))
     assert alone.sha256 == ""
 
 
@@ -143,6 +144,18 @@ async def test_replies_travel_in_the_type_the_run_asks_for_but_are_kept_in_full(
     assert reply.manifest.prototypes.matrix.dtype == pb.DTYPE_BFLOAT16
     assert reply.body() == encode(learnt.payload, real_type=WireType.BFLOAT16).body()
     assert aggregator.sha256 == encode(learnt.payload).manifest.sha256.hex()
+
+
+async def test_what_cannot_be_sent_fails_the_round_and_nobody_who_asks(
+    thread: StoreThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = CONFIG.model_copy(update={"wire": WireConfig(wire_dtype=RealType.FLOAT16)})
+    aggregator = Aggregator(config, thread)
+    before = await aggregator.reply(0, 0)
+    monkeypatch.setattr(aggregator._strategy, "aggregate", lambda *_, **__: contribution(0, scale=1e6))
+    with pytest.raises(PayloadError, match="prototypes"):
+        await aggregator.close_round(0, label_counts)
+    assert (await aggregator.reply(0, 0)) is before
 
 
 async def test_what_a_strategy_raises_reaches_whoever_closes_the_round(

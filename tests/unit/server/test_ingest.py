@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from coordinator_runs import CLASSES, Daemon, Server, contribution, join_all, parts
+from coordinator_runs import CLASSES, CONFIG, WIDTH, Daemon, Server, contribution, join_all, parts
 from run_machine import ids
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_common.wire import Encoded, Payload, digest_of
+from feddbp_common.config import RealType, WireConfig
+from feddbp_common.wire import Encoded, Payload, PrototypeSet, decode, digest_of, encode
 from feddbp_server.audit import Audit
 from feddbp_server.ingest import Ingest, UploadLimits
 from feddbp_server.refusals import RefusedError
@@ -169,6 +171,40 @@ async def test_values_that_would_poison_the_average_are_refused(server: Server, 
     poisoned = stream(header(daemon, LEARNT, manifest=manifest), chunk(numbers.tobytes()))
     refusal = await refusal_of(server, poisoned)
     assert (refusal.details.reason, refusal.details.field) == (pb.REFUSAL_REASON_INVALID_PAYLOAD, "prototypes")
+
+
+def in_float32(client_id: int, value: float) -> Encoded:
+    """A contribution in the widest type, whatever that of the run is, full of one value."""
+    encoded = contribution(client_id, 0, Payload())
+    payload = decode(encoded.manifest, encoded.body())
+    assert payload.prototypes is not None
+    vectors = np.full_like(payload.prototypes.vectors, value)
+    return encode(replace(payload, prototypes=replace(payload.prototypes, vectors=vectors)))
+
+
+async def test_nobody_makes_a_download_too_large_for_the_type_of_the_run(tmp_path: Path) -> None:
+    config = CONFIG.model_copy(update={"wire": WireConfig(wire_dtype=RealType.FLOAT16)})
+    async with Server(MemoryStore(), tmp_path, config=config) as server:
+        daemons = await join_all(server)
+        refusal = await refusal_of(server, parts(daemons[0].session, 0, in_float32(0, 1e6)))
+        assert (refusal.details.reason, refusal.details.field) == (pb.REFUSAL_REASON_INVALID_PAYLOAD, "prototypes")
+        for daemon in daemons:
+            await daemon.send(0, in_float32(daemon.client_id, 65_504.0))
+        await server.until_round(1)
+        for daemon in daemons:
+            received = (await daemon.download(1)).prototypes
+            assert received is not None
+            assert received.vectors.max() == 65_504.0
+
+
+async def test_a_method_without_counts_takes_no_class_a_client_does_not_hold(tmp_path: Path) -> None:
+    config = CONFIG.model_copy(update={"method": "fedproto", "method_settings": {}})
+    async with Server(MemoryStore(), tmp_path, config=config) as server:
+        daemon = (await join_all(server))[0]
+        others = PrototypeSet(class_ids=np.array([3], np.int32), vectors=np.ones((1, WIDTH), np.float32))
+        refusal = await refusal_of(server, parts(daemon.session, 0, encode(Payload(prototypes=others))))
+        assert (refusal.details.reason, refusal.details.field) == (pb.REFUSAL_REASON_INVALID_PAYLOAD, "class_ids")
+        assert "of which no samples were declared at join" in str(refusal)
 
 
 async def test_a_refused_upload_can_be_followed_by_a_good_one(server: Server, daemon: Daemon) -> None:

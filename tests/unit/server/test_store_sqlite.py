@@ -93,6 +93,37 @@ def test_the_log_does_not_grow_for_ever(tmp_path: Path) -> None:
     assert max(sizes[6:]) <= 2 * max(sizes[:3])
 
 
+def test_the_log_is_bounded_even_if_nobody_ever_tidies_up(tmp_path: Path) -> None:
+    """As in a run that is paused, or waits for clients: they may join again and again, and no round closes."""
+    bound = 1 << 20
+    store = SqliteStore(tmp_path, log_bytes=bound)
+    store.open_run(RUN_ID, CONFIG)
+    log, largest = tmp_path / f"{DATABASE_NAME}-wal", 0
+    for number in range(300):
+        with store.transaction():
+            store.save_client(client_record(number % 5))
+            store.save_progress(f"join {number}")
+        largest = max(largest, log.stat().st_size)
+    assert bound <= largest <= 1.2 * bound
+    store.close()
+    reopened = SqliteStore(tmp_path)
+    assert [record.client_id for record in reopened.clients()] == list(range(5))
+    assert reopened.progress() == "join 299"
+    reopened.close()
+
+
+def test_nobody_waits_for_the_log_to_be_moved_in_the_middle_of_a_round(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path)
+    store.open_run(RUN_ID, CONFIG)
+    database, before = tmp_path / DATABASE_NAME, (tmp_path / DATABASE_NAME).stat().st_size
+    for number in range(40):
+        store.save_upload(upload_record(number, 0), os.urandom(400_000))
+    assert database.stat().st_size == before
+    store.tidy()
+    assert database.stat().st_size > 40 * 400_000
+    store.close()
+
+
 # --- one owner ---
 
 
