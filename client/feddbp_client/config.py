@@ -6,19 +6,16 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from feddbp_common.durations import Duration
 from feddbp_common.errors import ConfigurationError
+from feddbp_common.frozen import Frozen
 from feddbp_common.ids import parse_ids
 from feddbp_common.tls import Access, check_address, check_exposure
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class IdentityConfig(_Frozen):
+class IdentityConfig(Frozen):
     """Client: who it is and where the server is."""
 
     id: int | None = Field(None, ge=0, description="this client's id")
@@ -53,7 +50,7 @@ class IdentityConfig(_Frozen):
         return (self.id,) if self.id is not None else parse_ids(self.ids or "")
 
 
-class ComputeConfig(_Frozen):
+class ComputeConfig(Frozen):
     """Computing: device, threads and precision."""
 
     gpu: int | None = Field(None, ge=0, description="train on this CUDA device")
@@ -64,7 +61,7 @@ class ComputeConfig(_Frozen):
     amp: bool = Field(False, description="mixed precision")
 
 
-class SourceConfig(_Frozen):
+class SourceConfig(Frozen):
     """Data and model: what this client learns from and with."""
 
     data: Path | None = Field(None, description="private data, not split: an image folder or an npz file")
@@ -72,7 +69,7 @@ class SourceConfig(_Frozen):
     model: str | None = Field(None, description="architecture by name, or package.module:function for your own")
 
 
-class ClientConfig(_Frozen):
+class ClientConfig(Frozen):
     """All options of `feddbp-client`."""
 
     identity: IdentityConfig = Field(default_factory=lambda: IdentityConfig())

@@ -8,12 +8,13 @@ from enum import StrEnum
 from typing import Any, Final, Self
 
 from google.protobuf import json_format, struct_pb2
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.catalog import CUSTOM_DATASET, DATASETS, FEATURE_DIM, MODEL_GROUPS
 from feddbp_common.complaints import Complaint
 from feddbp_common.errors import ConfigurationError
+from feddbp_common.frozen import Frozen
 from feddbp_common.hints import did_you_mean
 from feddbp_common.methods import ExchangeShape, Method, MethodSettings, method_named, split_preset
 from feddbp_common.wire import WireType
@@ -23,10 +24,6 @@ MAX_CLASSES: Final = 65_536
 _UINT32_MAX: Final = 2**32 - 1
 """What the protocol can carry."""
 _MAX_IMAGE_SIZE: Final = 1024
-
-
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class FisherForm(StrEnum):
@@ -44,7 +41,7 @@ class RealType(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
-class DataConfig(_Frozen):
+class DataConfig(Frozen):
     """Data: which, and how it is split over clients."""
 
     dataset: str = Field("digits", description=f"{', '.join(DATASETS)}, or {CUSTOM_DATASET} (every client's own)")
@@ -101,7 +98,7 @@ class DataConfig(_Frozen):
         return None if known is None else known.channels
 
 
-class TrainingConfig(_Frozen):
+class TrainingConfig(Frozen):
     """Local training: what each client does in a round."""
 
     local_epochs: int = Field(10, ge=1, le=_UINT32_MAX, description="passes over the local data per round")
@@ -121,14 +118,14 @@ class TrainingConfig(_Frozen):
         return name
 
 
-class WireConfig(_Frozen):
+class WireConfig(Frozen):
     """Wire: the form in which tensors travel."""
 
     wire_dtype: RealType = Field(RealType.FLOAT32, description="element type of real tensors on the wire")
     fisher: FisherForm = Field(FisherForm.SCORES, description="Fisher scores in full, or only the top channels")
 
 
-class RunConfig(_Frozen):
+class RunConfig(Frozen):
     """Run: everything that has to be the same for all clients."""
 
     method: str = Field("feddbp", description="name of the method, or NAME:PRESET; see `feddbp methods`")

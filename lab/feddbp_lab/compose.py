@@ -10,12 +10,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from feddbp_common.catalog import DATASETS, MODEL_GROUPS
 from feddbp_common.cli import settings_from, settings_parser
 from feddbp_common.config import DataConfig, RunConfig
 from feddbp_common.errors import ConfigurationError, ExitCode
+from feddbp_common.frozen import Frozen
 from feddbp_common.tls import client_subject
 from feddbp_lab.arguments import arguments_for
 from feddbp_lab.compose_text import CLIENT, CLIENT_BUILD, DATA_MOUNT, FEDERATION, GPU_BUILD, GPU_CLIENT, GPU_OVERLAY
@@ -27,11 +28,7 @@ _COMES_ALONG: Final = "digits"
 """The data set that is in the client's image, because a library brings it."""
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class FileConfig(_Frozen):
+class FileConfig(Frozen):
     """Compose: what the file says besides the run."""
 
     source: Path = Field(Path(".."), description="the checkout, seen from the directory the file will lie in")
@@ -43,7 +40,7 @@ class FileConfig(_Frozen):
     )
 
 
-class ComposeConfig(_Frozen):
+class ComposeConfig(Frozen):
     """All options of `feddbp compose`."""
 
     file: FileConfig = FileConfig()

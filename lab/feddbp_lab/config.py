@@ -6,18 +6,15 @@ import os
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from feddbp_common.catalog import CUSTOM_DATASET, DATASETS
 from feddbp_common.config import DataConfig, RunConfig, TrainingConfig
 from feddbp_common.errors import ConfigurationError
+from feddbp_common.frozen import Frozen
 from feddbp_common.tls import Access, check_address, check_exposure
 
 _HIDDEN: dict[str, Any] = {"hidden": True}
-
-
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class DemoData(DataConfig):
@@ -56,7 +53,7 @@ class DemoRun(RunConfig):
         return RunConfig.model_validate(self.model_dump())
 
 
-class HereConfig(_Frozen):
+class HereConfig(Frozen):
     """Demo: how it runs on this machine and what it shows."""
 
     out: Path | None = Field(None, description="where results go; default runs/demo-METHOD-DATASET")
@@ -71,7 +68,7 @@ class HereConfig(_Frozen):
     dry_run: bool = Field(False, description="print the resolved configuration and exit")
 
 
-class DemoConfig(_Frozen):
+class DemoConfig(Frozen):
     """All options of `feddbp demo`."""
 
     here: HereConfig = HereConfig()
@@ -82,7 +79,7 @@ class DemoConfig(_Frozen):
         return min(self.here.processes or usable_cores(), self.run.clients)
 
 
-class ReachConfig(_Frozen):
+class ReachConfig(Frozen):
     """Server: where it is and how it is reached."""
 
     server: str = Field("127.0.0.1:50051", description="address of the server, HOST:PORT")
@@ -115,7 +112,7 @@ class ViewConfig(OperatorConfig):
     )
 
 
-class StatusConfig(_Frozen):
+class StatusConfig(Frozen):
     """All options of `feddbp status`."""
 
     view: ViewConfig = ViewConfig()

@@ -15,10 +15,11 @@ from typing import Any, Final
 import grpc
 from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from feddbp_common.cli import settings_from, settings_parser
 from feddbp_common.errors import ExitCode
+from feddbp_common.frozen import Frozen
 from feddbp_common.tls import OPERATOR, PROBE, CertificateDirectory
 from feddbp_lab.config import ReachConfig
 from feddbp_lab.watch import CALL_SECONDS, CHANNEL_OPTIONS, translated
@@ -36,10 +37,8 @@ class ProbeConfig(ReachConfig):
     )
 
 
-class HealthConfig(BaseModel):
+class HealthConfig(Frozen):
     """All options of `feddbp health`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     probe: ProbeConfig = ProbeConfig()
 

@@ -7,11 +7,12 @@ import json
 import sys
 from collections.abc import Sequence
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.cli import settings_from, settings_parser
 from feddbp_common.errors import ConfigurationError, ExitCode
+from feddbp_common.frozen import Frozen
 from feddbp_lab.config import OperatorConfig
 from feddbp_lab.status import as_dict, console
 from feddbp_lab.status_view import standing
@@ -31,18 +32,14 @@ class EndConfig(OrderConfig):
     yes: bool = Field(False, description="do not ask whether it is meant")
 
 
-class HoldConfig(BaseModel):
+class HoldConfig(Frozen):
     """All options of `feddbp pause` and `feddbp resume`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     order: OrderConfig = OrderConfig()
 
 
-class StopConfig(BaseModel):
+class StopConfig(Frozen):
     """All options of `feddbp stop`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     order: EndConfig = EndConfig()
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pydantic import BaseModel, ConfigDict
-
 from feddbp_common.cli import Parser, import_from_working_directory, settings_parser
+from feddbp_common.frozen import Frozen
 from feddbp_common.installed import require
 
 if TYPE_CHECKING:
@@ -16,10 +15,8 @@ if TYPE_CHECKING:
 _NEEDED: Final = ("torch", "safetensors", "PIL")
 
 
-class Options(BaseModel):
+class Options(Frozen):
     """Options of a command that uses a trained client."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 def checkpoint_parser(prog: str, others: str, description: str, model: type[Options]) -> Parser:

@@ -6,21 +6,18 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from feddbp_common.config import RunConfig
 from feddbp_common.durations import Duration, format_duration
 from feddbp_common.errors import ConfigurationError
+from feddbp_common.frozen import Frozen
 from feddbp_common.keepalive import DEFAULT_LEASE
 from feddbp_common.tls import check_exposure
 from feddbp_server.rounds import RoundPolicy
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ListenConfig(_Frozen):
+class ListenConfig(Frozen):
     """Server: where it listens and where its state lives."""
 
     host: str = Field("127.0.0.1", description="address to listen on; anything but loopback needs --certs")
@@ -51,7 +48,7 @@ class ListenConfig(_Frozen):
         return self
 
 
-class RoundsConfig(_Frozen):
+class RoundsConfig(Frozen):
     """Rounds: when they open and close."""
 
     min_clients: int = Field(1, ge=1, description="clients that must join before round 0, and upload by a deadline")
@@ -81,7 +78,7 @@ class RoundsConfig(_Frozen):
         return self.lease or min(DEFAULT_LEASE, self.round_deadline or DEFAULT_LEASE)
 
 
-class LimitsConfig(_Frozen):
+class LimitsConfig(Frozen):
     """Limits: how much of the server uploads may take."""
 
     max_upload_bytes: int = Field(64 << 20, ge=1, description="largest upload that is admitted")
@@ -107,7 +104,7 @@ class LimitsConfig(_Frozen):
         return self
 
 
-class ServerConfig(_Frozen):
+class ServerConfig(Frozen):
     """All options of `feddbp-server`."""
 
     listen: ListenConfig = ListenConfig()

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from feddbp_common.frozen import Frozen
 from feddbp_common.wire import PayloadRules
 
 if TYPE_CHECKING:
@@ -18,10 +19,8 @@ CollectMode = Literal["post", "running", "last_epoch"]
 """When class means are taken: after training, over the whole round's steps, or over the last epoch's."""
 
 
-class MethodSettings(BaseModel):
+class MethodSettings(Frozen):
     """Base of every method's hyper-parameters; fields carry a description and the paper's default."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class CollectingSettings(MethodSettings):

@@ -5,19 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from feddbp_common.errors import ConfigurationError
+from feddbp_common.frozen import Frozen
 from feddbp_lab.config import usable_cores
 from feddbp_lab.experiments.profiles import PROFILES, profile_named
 from feddbp_lab.experiments.runner import Machine
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class WhatConfig(_Frozen):
+class WhatConfig(Frozen):
     """Experiment: which runs it consists of, and where their results are kept."""
 
     out: Path | None = Field(None, description="directory of the results; experiments that share it share their cells")
@@ -41,7 +38,7 @@ class WhatConfig(_Frozen):
         return value
 
 
-class WhereConfig(_Frozen):
+class WhereConfig(Frozen):
     """Machine: what the runs may use of it."""
 
     jobs: int | None = Field(None, ge=1, description="cells at once; default one per core, or one per GPU")
@@ -67,7 +64,7 @@ class WhereConfig(_Frozen):
         return Machine(jobs=jobs, cores=cores, data_dir=self.data_dir.resolve(), gpus=self.gpus)
 
 
-class ExperimentConfig(_Frozen):
+class ExperimentConfig(Frozen):
     """All options of `feddbp experiment run`."""
 
     what: WhatConfig = WhatConfig()

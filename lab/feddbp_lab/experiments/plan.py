@@ -6,8 +6,7 @@ import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
+from feddbp_common.frozen import Frozen
 from feddbp_lab.experiments.labels import heading
 from feddbp_lab.experiments.spec import ReportSpec
 
@@ -15,11 +14,7 @@ Place = Mapping[str, int]
 """Where on some axes, by the index of the value."""
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Value(_Frozen):
+class Value(Frozen):
     """A value of an axis."""
 
     key: str
@@ -29,7 +24,7 @@ class Value(_Frozen):
     """What stands in its place in the paper's table, if not the key."""
 
 
-class Axis(_Frozen):
+class Axis(Frozen):
     """An option whose values differ between runs, or a name for several that differ together."""
 
     name: str
@@ -37,14 +32,14 @@ class Axis(_Frozen):
     values: tuple[Value, ...]
 
 
-class Point(_Frozen):
+class Point(Frozen):
     """A place in a grid: the index of its value on every axis, and its cells by seed."""
 
     at: tuple[int, ...]
     cells: dict[int, str]
 
 
-class Part(_Frozen):
+class Part(Frozen):
     """A grid: a point for every combination of its axes' values."""
 
     title: str
@@ -81,7 +76,7 @@ class Part(_Frozen):
         return [(axis, axis.values[index]) for axis, index in ((self.axis(name), place[name]) for name in place)]
 
 
-class Plan(_Frozen):
+class Plan(Frozen):
     """An experiment with nothing left open: what a report needs even when defaults have changed since."""
 
     name: str

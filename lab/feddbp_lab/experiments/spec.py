@@ -9,10 +9,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from feddbp_common.complaints import Complaint
 from feddbp_common.errors import ConfigurationError
+from feddbp_common.frozen import Frozen
 from feddbp_common.hints import did_you_mean
 from feddbp_common.trees import dotted
 from feddbp_lab.experiments.paper import PAPER
@@ -20,11 +21,7 @@ from feddbp_lab.experiments.paper import PAPER
 BUILT_IN: Final = ("table1", "table2", "table3", "fig2", "fig3", "study")
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ReportSpec(_Frozen):
+class ReportSpec(Frozen):
     """What is made of the results. Every axis of the part is shown somewhere."""
 
     kind: Literal["table", "curves", "sweep"] = "table"
@@ -70,11 +67,11 @@ class ReportSpec(_Frozen):
         return (*self.rows, *self.columns, *((self.x,) if self.x else ()))
 
 
-class PartSpec(_Frozen):
+class PartSpec(Frozen):
     """A grid of runs, and how it is shown."""
 
     title: str = ""
-    base: dict[str, Any] = {}
+    base: dict[str, Any] = Field(default_factory=dict)
     axes: dict[str, list[Any]]
     report: ReportSpec = ReportSpec()
 
@@ -98,13 +95,13 @@ class PartSpec(_Frozen):
         return self
 
 
-class ExperimentSpec(_Frozen):
+class ExperimentSpec(Frozen):
     """All of an experiment: one grid, or several parts to which `axes` and `report` are common."""
 
     name: str
     title: str
     note: str = ""
-    base: dict[str, Any] = {}
+    base: dict[str, Any] = Field(default_factory=dict)
     scale_epochs: bool = Field(False, description="an axis of local epochs shrinks with the profile's epochs")
     seeds: tuple[int, ...] | None = None
     parts: tuple[PartSpec, ...]
