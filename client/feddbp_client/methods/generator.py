@@ -12,6 +12,7 @@ from torch import Tensor
 
 from feddbp_common.errors import refuse
 from feddbp_common.methods.fedgen import (
+    GENERATOR,
     HIDDEN_BIAS,
     HIDDEN_WEIGHT,
     LABEL_COUNTS,
@@ -24,17 +25,6 @@ from feddbp_common.methods.fedgen import (
     OUTPUT_WEIGHT,
 )
 from feddbp_common.wire import Payload
-
-_PARTS = (
-    HIDDEN_WEIGHT,
-    HIDDEN_BIAS,
-    NORM_WEIGHT,
-    NORM_BIAS,
-    NORM_MEAN,
-    NORM_VARIANCE,
-    OUTPUT_WEIGHT,
-    OUTPUT_BIAS,
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,14 +42,14 @@ class FrozenGenerator:
         """The generator that was received; None while the server has not trained one."""
         if LABEL_COUNTS not in payload.tensors:
             return None
-        for name in _PARTS:
+        for name in GENERATOR:
             if name not in payload.tensors:
                 refuse(name, "is missing, while other parts of the generator are there")
         counts = torch.tensor(payload.tensors[LABEL_COUNTS]).double()
         if not counts.sum():
             refuse(LABEL_COUNTS, "has no class with samples")
         return cls(
-            tensors={name: torch.tensor(payload.tensors[name], device=device) for name in _PARTS},
+            tensors={name: torch.tensor(payload.tensors[name], device=device) for name in GENERATOR},
             label_shares=counts / counts.sum(),
             known=(counts > 0).to(device),
         )

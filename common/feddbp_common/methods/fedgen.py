@@ -20,6 +20,17 @@ NORM_MEAN: Final = "generator.norm.running_mean"
 NORM_VARIANCE: Final = "generator.norm.running_var"
 OUTPUT_WEIGHT: Final = "generator.output.weight"
 OUTPUT_BIAS: Final = "generator.output.bias"
+GENERATOR: Final = (
+    HIDDEN_WEIGHT,
+    HIDDEN_BIAS,
+    NORM_WEIGHT,
+    NORM_BIAS,
+    NORM_MEAN,
+    NORM_VARIANCE,
+    OUTPUT_WEIGHT,
+    OUTPUT_BIAS,
+)
+"""Its tensors, Linear -> BatchNorm -> ReLU -> Linear, in the order in which they travel."""
 LABEL_COUNTS: Final = "label_counts"
 """Training samples per class of the clients behind the generator; labels are drawn in proportion to them."""
 
@@ -64,7 +75,6 @@ class FedGenSettings(MethodSettings):
 
 
 def generator_shapes(settings: FedGenSettings, shape: ExchangeShape) -> dict[str, tuple[int, ...]]:
-    """Tensors of the generator, Linear -> BatchNorm -> ReLU -> Linear, in the order in which they travel."""
     hidden = settings.hidden_dim
     return {
         HIDDEN_WEIGHT: (hidden, settings.noise_dim + shape.classes),

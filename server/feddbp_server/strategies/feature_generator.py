@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feddbp_common.methods.fedgen import (
+    GENERATOR,
     HIDDEN_BIAS,
     HIDDEN_WEIGHT,
     NORM_BIAS,
@@ -29,16 +30,6 @@ from feddbp_server.strategies.initialisation import linear_layer
 Wide = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]
 
-_PARTS: Final = (
-    HIDDEN_WEIGHT,
-    HIDDEN_BIAS,
-    NORM_WEIGHT,
-    NORM_BIAS,
-    NORM_MEAN,
-    NORM_VARIANCE,
-    OUTPUT_WEIGHT,
-    OUTPUT_BIAS,
-)
 _MOMENTUM: Final = 0.1
 """What a batch's statistics count for in the running ones."""
 
@@ -58,7 +49,7 @@ class FeatureGenerator:
     """Linear, batch normalisation, ReLU, linear; in train mode, and in float64 between the rounds' float32."""
 
     def __init__(self, tensors: Mapping[str, AnyArray]) -> None:
-        self.parts: dict[str, Wide] = {name: tensors[name].astype(np.float64) for name in _PARTS}
+        self.parts: dict[str, Wide] = {name: tensors[name].astype(np.float64) for name in GENERATOR}
 
     @classmethod
     def fresh(cls, *, noise_dim: int, classes: int, hidden: int, width: int, seed: int) -> Self:
@@ -67,7 +58,7 @@ class FeatureGenerator:
         output_weight, output_bias = linear_layer(random, inputs=hidden, outputs=width)
         ones, zeros = np.ones(hidden), np.zeros(hidden)
         layers = (hidden_weight, hidden_bias, ones, zeros, zeros, ones, output_weight, output_bias)
-        return cls(dict(zip(_PARTS, layers, strict=True)))
+        return cls(dict(zip(GENERATOR, layers, strict=True)))
 
     def tensors(self) -> dict[str, FloatArray]:
         return {name: part.astype(np.float32) for name, part in self.parts.items()}
