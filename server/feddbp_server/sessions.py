@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import secrets
@@ -50,6 +51,8 @@ class Sessions:
 
     def __init__(self, *, lease: timedelta) -> None:
         self.lease = lease
+        self.entrance = asyncio.Lock()
+        """Held while an id changes hands: of two that claim it at once, one comes first."""
         self._by_id: dict[int, Client] = {}
         self._by_session: dict[bytes, Client] = {}
 
