@@ -89,8 +89,8 @@ FEDDBP = Method(
     down=GLOBAL_PROTOTYPES,
     presets={
         "gentle": Preset(
-            settings={"lambda_2": 1.0},
-            description="a tenth of the weight of L_s, which learns faster in short runs",
+            settings={"lambda_2": 1.0, "lambda_3": 0.1},
+            description="a tenth of the weights of L_s and L_d, which learns faster in short runs",
         ),
     },
 )
