@@ -203,7 +203,8 @@ def _settings_note(profile: Profile | None, cells: Iterable[Cell]) -> str:
         defaults = run.method_spec.settings().model_dump(mode="json")
         for name, value in (profile.method_settings.get(run.method, {}) if profile else {}).items():
             if run.method_settings[name] == value != defaults[name]:
-                told[f"{run.method_spec.title} runs with {name} = {value} instead of {defaults[name]}."] = None
+                usual = "its default" if defaults[name] is None else defaults[name]
+                told[f"{run.method_spec.title} runs with {name} = {value} instead of {usual}."] = None
     return " ".join(told)
 
 

@@ -175,7 +175,10 @@ def server_epochs(**of_file: Any) -> int:
 def test_a_server_that_trains_does_less_in_the_quick_profile_unless_the_file_says_otherwise() -> None:
     assert server_epochs() == 20
     assert server_epochs(base={"method_settings": {"server_epochs": 7}}) == 7
-    assert "FedTGP runs with server_epochs = 20 instead of 100." in built_in("table1").plan.note
+    assert built_in("table1").plan.note == (
+        "FedTGP runs with server_epochs = 20 instead of 100. "
+        "FedTGP runs with server_learning_rate = 0.01 instead of its default."
+    )
     assert "server_epochs" not in built_in("table1", profile="paper").plan.note
     ours = (cell.run for cell in built_in("table1").cells.values() if cell.run.method == "feddbp")
     assert all("server_epochs" not in run.method_settings for run in ours)
