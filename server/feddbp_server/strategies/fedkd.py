@@ -10,7 +10,7 @@ from feddbp_common.errors import refuse
 from feddbp_common.methods.fedkd import FEDKD, ROUND, TOTAL, FedKDSettings
 from feddbp_common.methods.small_model import SMALL_MODEL
 from feddbp_common.svd_compression import compress, decompress, dense_shapes
-from feddbp_common.wire import Payload
+from feddbp_common.wire import Payload, decode, encode
 from feddbp_common.wire.payload import AnyArray, FloatArray
 from feddbp_server.strategies.base import RunFacts, Shapes, Strategy, Upload
 from feddbp_server.strategies.tensor_mean import TensorMean
@@ -43,7 +43,7 @@ class FedKDStrategy(Strategy[FedKDSettings]):
         compressed = compress(mean.result(), self.settings.energy(round_number, self.facts.rounds))
         if not self._sends_updates:
             return Payload(tensors=compressed)
-        totals = _totals(known, compressed)
+        totals = _totals(known, self._as_received(compressed))
         self.check_sendable(
             Payload(tensors=totals),
             FEDKD.download_rules(self.settings, self.facts.shape),
@@ -64,6 +64,11 @@ class FedKDStrategy(Strategy[FedKDSettings]):
             }
         )
 
+    def _as_received(self, tensors: dict[str, FloatArray]) -> dict[str, AnyArray]:
+        """With half precision on the wire, clients add up what is left of an update after rounding."""
+        encoded = encode(Payload(tensors=tensors), real_type=self.facts.wire_type)
+        return dict(decode(encoded.manifest, encoded.body()).tensors)
+
 
 def _weights(payload: Payload) -> dict[str, AnyArray]:
     return {name: tensor for name, tensor in payload.tensors.items() if name != ROUND}
@@ -73,8 +78,8 @@ def _round_of(payload: Payload) -> int:
     return int(payload.tensors[ROUND][0])
 
 
-def _totals(known: Payload, compressed: dict[str, FloatArray]) -> dict[str, AnyArray]:
-    """What all updates have come to, each as clients can see it: compressed."""
+def _totals(known: Payload, compressed: dict[str, AnyArray]) -> dict[str, AnyArray]:
+    """What all updates have come to, each as clients see it."""
     return {
         TOTAL + name: known.tensors[TOTAL + name] + update if known.tensors else update
         for name, update in decompress(compressed).items()

@@ -28,7 +28,7 @@ from feddbp_common.errors import ConfigurationError, FedDBPError, PayloadError
 from feddbp_common.methods.fedkd import FedKDSettings
 from feddbp_common.methods.small_model import SMALL_MODEL
 from feddbp_common.svd_compression import compress, decompress
-from feddbp_common.wire import Payload, WireType, check_values, encode
+from feddbp_common.wire import Payload, WireType, check_values, decode, encode
 
 EITHER_TARGET = pytest.mark.parametrize("target", ["params", "update"])
 
@@ -401,6 +401,21 @@ def test_changes_that_add_up_to_more_than_can_be_sent_end_the_run_and_not_its_cl
     encode(server.reply(known, None), real_type=wire_type)
     with pytest.raises(FedDBPError, match=r"the shared model diverged, .*; total\.fc\.bias: has a value of"):
         server.aggregate(known, iter([upload_of(0, Payload(tensors=tensors))]), round_number=1)
+
+
+def test_all_changes_are_the_sum_of_those_that_were_received() -> None:
+    server, known = strategy(target="update", wire_type=WireType.FLOAT16), Payload()
+    received: dict[str, Any] = {}
+    for number in range(4):
+        tensors = {**mentee_tensors(number), "round": np.array([number], np.int32)}
+        payload = Payload(tensors=tensors)
+        known = server.aggregate(known, iter([upload_of(0, payload)]), round_number=number)
+        sent = encode(server.reply(known, payload), real_type=WireType.FLOAT16)
+        arrived = {name: t for name, t in decode(sent.manifest, sent.body()).tensors.items() if name != "round"}
+        for name, change in decompress(arrived).items():
+            received[name] = received[name] + change if number else change
+    for name, total in received.items():
+        assert np.array_equal(known.tensors[f"total.{name}"], total), name
 
 
 class Federation:
