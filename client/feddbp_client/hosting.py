@@ -58,6 +58,9 @@ async def _telling(daemon: ClientDaemon) -> ExitCode:
     except FedDBPError as error:
         log.error("client %d cannot go on: %s", daemon.client_id, error)
         raise
+    except Exception:
+        log.exception("client %d cannot go on", daemon.client_id)
+        raise
 
 
 def _code(outcome: ExitCode | BaseException) -> ExitCode:
