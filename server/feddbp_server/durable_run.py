@@ -1,7 +1,8 @@
 """A run and its durable truth: events step the state machine, every step is kept before anyone hears of it.
 
-Everything here happens on the event loop. A change of the run is applied under one lock in the order
-decide - make durable - publish, so that nobody is told of anything a crash could undo.
+Everything here happens on the event loop, but for going through all reports of a run, which the store's thread does at
+its start and end. A change of the run is applied under one lock in the order decide - make durable - publish, so that
+nobody is told of anything a crash could undo.
 """
 
 from __future__ import annotations
