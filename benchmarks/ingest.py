@@ -16,7 +16,7 @@ from benchmarks.servers import running_server
 from benchmarks.waiting import download_once_open
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
-from feddbp_client.connection import Connection
+from feddbp_client.daemon.connection import Connection
 from feddbp_common.wire import Encoded
 from feddbp_lab.light_client import LightClient
 

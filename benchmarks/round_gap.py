@@ -10,7 +10,7 @@ from statistics import median
 from benchmarks.measurement import Measurement
 from benchmarks.servers import running_server
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_client.connection import Connection
+from feddbp_client.daemon.connection import Connection
 from feddbp_common.wire import Encoded
 from feddbp_lab.light_client import LightClient
 

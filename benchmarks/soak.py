@@ -27,9 +27,9 @@ from rich.console import Console
 from benchmarks.measurement import Measurement, table_of
 from benchmarks.servers import RunningServer, running_server
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_client.connection import Connection
-from feddbp_common.config import DataConfig, RunConfig
-from feddbp_common.tls import Access
+from feddbp_client.daemon.connection import Connection
+from feddbp_common.config.run import DataConfig, RunConfig
+from feddbp_common.rpc.credentials import Access
 from feddbp_common.wire import Encoded
 from feddbp_lab.light_client import LightClient
 

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from benchmarks.measurement import interleaved_ratio
 from benchmarks.workload import CLASSES, IMAGE_SHAPE, batch, global_prototypes
 from feddbp_client.data import ClientData
-from feddbp_client.preparation import build_method
-from feddbp_client.training import PASS_BATCH, LocalRun
-from feddbp_common.catalog import MODEL_GROUPS
-from feddbp_common.config import DataConfig, RunConfig, TrainingConfig
+from feddbp_client.training.setup import build_method
+from feddbp_client.training.trainer import PASS_BATCH, LocalRun
+from feddbp_common.config.catalog import MODEL_GROUPS
+from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
 from feddbp_common.wire import Payload
 
 TRAINING_SAMPLES = 448

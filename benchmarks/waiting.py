@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from feddbp_client.connection import LATE, Download, RefusedError
+from feddbp_client.daemon.connection import LATE, Download, RefusedError
 from feddbp_lab.light_client import LightClient
 
 _PATIENCE_SECONDS = 30.0

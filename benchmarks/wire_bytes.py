@@ -7,7 +7,7 @@ import asyncio
 from benchmarks.measurement import Measurement
 from benchmarks.servers import running_server
 from benchmarks.waiting import download_once_open
-from feddbp_client.connection import Connection, upload_parts
+from feddbp_client.daemon.connection import Connection, upload_parts
 from feddbp_lab.light_client import LightClient
 
 

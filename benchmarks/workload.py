@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from feddbp_client.methods.base import LocalMethod
-from feddbp_client.preparation import build_method
-from feddbp_common.config import DataConfig, RunConfig
+from feddbp_client.training.setup import build_method
+from feddbp_common.config.run import DataConfig, RunConfig
 from feddbp_common.wire import Payload, PrototypeSet
 
 CLASSES = 100

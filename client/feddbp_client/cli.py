@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from feddbp_client.config import ClientConfig
-from feddbp_common.cli import import_from_working_directory, run_command, settings_from, settings_parser
+from feddbp_common.config.command_line import import_from_working_directory, run_command, settings_from, settings_parser
 from feddbp_common.errors import ExitCode
 from feddbp_common.logs import configure_logging
 
@@ -35,12 +35,12 @@ async def _run(config: ClientConfig) -> int:
     # torch takes a second to import: mistakes in the flags are told before that
     import torch
 
-    from feddbp_client.connection import Connection
-    from feddbp_client.daemon import ClientDaemon, DaemonOptions
+    from feddbp_client.daemon.connection import Connection
+    from feddbp_client.daemon.daemon import ClientDaemon, DaemonOptions
     from feddbp_client.data import SharedLoad
-    from feddbp_client.devices import choose_device, freed_after_use
-    from feddbp_client.hosting import host
-    from feddbp_client.preparation import LocalOptions
+    from feddbp_client.process import host
+    from feddbp_client.training.devices import choose_device, freed_after_use
+    from feddbp_client.training.setup import LocalOptions
 
     torch.set_num_threads(config.compute.threads)
     device = choose_device(gpu=config.compute.gpu, device=config.compute.device)

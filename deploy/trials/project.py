@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from feddbp_lab.compose import ComposeConfig, FileConfig, compose_file
-from feddbp_lab.config import DemoRun
+from feddbp_lab.commands.compose import ComposeConfig, FileConfig, compose_file
+from feddbp_lab.commands.options import DemoRun
 
 CHECKOUT: Final = Path(__file__).resolve().parents[2]
 CLIENTS: Final = 3

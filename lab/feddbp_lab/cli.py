@@ -9,9 +9,9 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Final
 
-from feddbp_common.cli import run_command
+from feddbp_common.config.command_line import run_command
+from feddbp_common.config.hints import did_you_mean
 from feddbp_common.errors import ConfigurationError, ExitCode
-from feddbp_common.hints import did_you_mean
 from feddbp_common.version import VERSION
 
 PROG: Final = "feddbp"
@@ -32,21 +32,27 @@ class Command:
 
 COMMANDS: Final = MappingProxyType(
     {
-        "demo": Command(summary="run a whole federation on this machine", module="feddbp_lab.demo"),
+        "demo": Command(summary="run a whole federation on this machine", module="feddbp_lab.commands.demo"),
         "experiment": Command(
-            summary="run grids of federations and report on them", module="feddbp_lab.experiments.command"
+            summary="run grids of federations and report on them", module="feddbp_lab.commands.experiment"
         ),
-        "report": Command(summary="show what came out of a run that is over", module="feddbp_lab.report"),
-        "predict": Command(summary="let a trained client say what is on images", module="feddbp_lab.predict"),
-        "export": Command(summary="make a trained client a file for other programs", module="feddbp_lab.export"),
-        "methods": Command(summary="list the methods and their settings", module="feddbp_lab.methods_table"),
-        "status": Command(summary="show where the run of a server stands", module="feddbp_lab.status"),
-        "pause": Command(summary="hold the run of a server", module="feddbp_lab.operate", function="pause"),
-        "resume": Command(summary="let a held run go on", module="feddbp_lab.operate", function="resume"),
-        "stop": Command(summary="end the run of a server for good", module="feddbp_lab.operate", function="stop"),
-        "certs": Command(summary="make certificates or tokens for a federation", module="feddbp_lab.certs"),
-        "compose": Command(summary="write a Docker Compose file for a federation", module="feddbp_lab.compose"),
-        "health": Command(summary="ask a server whether it is well", module="feddbp_lab.health"),
+        "report": Command(summary="show what came out of a run that is over", module="feddbp_lab.commands.report"),
+        "predict": Command(summary="let a trained client say what is on images", module="feddbp_lab.commands.predict"),
+        "export": Command(
+            summary="make a trained client a file for other programs", module="feddbp_lab.commands.export"
+        ),
+        "methods": Command(summary="list the methods and their settings", module="feddbp_lab.commands.methods"),
+        "status": Command(summary="show where the run of a server stands", module="feddbp_lab.commands.status"),
+        "pause": Command(summary="hold the run of a server", module="feddbp_lab.commands.operate", function="pause"),
+        "resume": Command(summary="let a held run go on", module="feddbp_lab.commands.operate", function="resume"),
+        "stop": Command(
+            summary="end the run of a server for good", module="feddbp_lab.commands.operate", function="stop"
+        ),
+        "certs": Command(summary="make certificates or tokens for a federation", module="feddbp_lab.commands.certs"),
+        "compose": Command(
+            summary="write a Docker Compose file for a federation", module="feddbp_lab.commands.compose"
+        ),
+        "health": Command(summary="ask a server whether it is well", module="feddbp_lab.commands.health"),
     }
 )
 

@@ -15,8 +15,8 @@ from datetime import timedelta
 import numpy as np
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_client.backoff import Backoff
-from feddbp_client.connection import (
+from feddbp_client.daemon.backoff import Backoff
+from feddbp_client.daemon.connection import (
     LATE,
     PASSING,
     Connection,
@@ -25,8 +25,8 @@ from feddbp_client.connection import (
     ServerAwayError,
     upload_parts,
 )
-from feddbp_client.inbox import Inbox
-from feddbp_common.config import RunConfig, run_from_proto
+from feddbp_client.daemon.event_stream import Inbox
+from feddbp_common.config.run import RunConfig, run_from_proto
 from feddbp_common.seeding import derive_seed
 from feddbp_common.wire import Encoded, FisherScores, Payload, PayloadRules, PrototypeSet, TopChannels, encode
 

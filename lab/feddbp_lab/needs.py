@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from feddbp_common.installed import require
+from feddbp_common.optional_deps import require
 
 _NEEDED: Final = ("torch", "torchvision", "sklearn", "safetensors", "matplotlib")
 

@@ -18,23 +18,23 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
+from feddbp_common.atomic_files import replace_text
 from feddbp_common.errors import ConfigurationError, ExitCode
-from feddbp_common.files import replace_text
-from feddbp_common.tls import CertificateDirectory, is_loopback
-from feddbp_server.audit import Audit
+from feddbp_common.rpc.credentials import CertificateDirectory, is_loopback
 from feddbp_server.config import ServerConfig
-from feddbp_server.control import ControlService
-from feddbp_server.coordinator import Coordinator
-from feddbp_server.identity import AnyoneMay, CertificateNames, Identity, TokenOpens
-from feddbp_server.ingest import Ingest, UploadLimits
-from feddbp_server.request_guard import RequestGuard
-from feddbp_server.results import Results
-from feddbp_server.rounds import Phase
-from feddbp_server.service import FederationService, server_options
+from feddbp_server.reporting.audit import Audit
+from feddbp_server.reporting.metrics_log import Results
+from feddbp_server.rpc.auth import AnyoneMay, CertificateNames, Identity, TokenOpens
+from feddbp_server.rpc.control import ControlService
+from feddbp_server.rpc.federation import FederationService, server_options
+from feddbp_server.rpc.interceptors import RequestGuard
+from feddbp_server.rpc.upload import Ingest, UploadLimits
+from feddbp_server.run.coordinator import Coordinator
+from feddbp_server.run.state_machine import Phase
 from feddbp_server.store import SqliteStore, StoreError, StoreThread
 
 if TYPE_CHECKING:
-    from feddbp_server.monitoring import Monitor
+    from feddbp_server.metrics import Monitor
 
 log = logging.getLogger("feddbp.server")
 
@@ -113,7 +113,7 @@ class Server:
     def _make_monitor(self) -> Monitor | None:
         if self._config.listen.metrics_port is None:
             return None
-        from feddbp_server.monitoring import Monitor  # loads an HTTP server, and most runs do without
+        from feddbp_server.metrics import Monitor  # loads an HTTP server, and most runs do without
 
         return Monitor(self.coordinator)
 

@@ -6,7 +6,7 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
-from feddbp_common.cli import run_command, settings_from, settings_parser
+from feddbp_common.config.command_line import run_command, settings_from, settings_parser
 from feddbp_common.logs import configure_logging
 from feddbp_server.config import ServerConfig
 from feddbp_server.process import prepare_process

@@ -8,13 +8,13 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from feddbp_common.config import RunConfig
-from feddbp_common.durations import Duration, format_duration
+from feddbp_common.config.durations import Duration, format_duration
+from feddbp_common.config.run import RunConfig
+from feddbp_common.config.types import Frozen
 from feddbp_common.errors import ConfigurationError
-from feddbp_common.frozen import Frozen
-from feddbp_common.keepalive import DEFAULT_LEASE
-from feddbp_common.tls import check_exposure
-from feddbp_server.rounds import RoundPolicy
+from feddbp_common.rpc.credentials import check_exposure
+from feddbp_common.rpc.keepalive import DEFAULT_LEASE
+from feddbp_server.run.state_machine import RoundPolicy
 
 
 class ListenConfig(Frozen):

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from light_runs import LIGHT_RUN, Outcome, undisturbed_outcome
 
-from feddbp_common.tls import OPERATOR, Access, client_subject
-from feddbp_lab.certificates import Authority
+from feddbp_common.rpc.credentials import OPERATOR, Access, client_subject
+from feddbp_lab.pki.certificates import Authority
 
 
 @pytest.fixture(scope="session")

@@ -23,12 +23,12 @@ from processes import Federation, GaveUpError, federation
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
-from feddbp_client.connection import Connection, ServerAwayError, upload_parts
+from feddbp_client.daemon.connection import Connection, ServerAwayError, upload_parts
 from feddbp_common.errors import ConfigurationError
-from feddbp_common.refusals import refusal_in
-from feddbp_common.tls import OPERATOR, PROBE, SERVER, Access, CertificateDirectory, client_subject
-from feddbp_lab.certificates import Authority, write_secret
+from feddbp_common.rpc.credentials import OPERATOR, PROBE, SERVER, Access, CertificateDirectory, client_subject
+from feddbp_common.rpc.errors import refusal_in
 from feddbp_lab.light_client import LightClient
+from feddbp_lab.pki.certificates import Authority, write_secret
 
 PROBED = ("--clients", 3, "--min-clients", 3, "--feature-dim", 64)
 """A run that waits for a third client, so that its server can be asked one thing after another."""

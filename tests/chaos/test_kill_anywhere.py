@@ -30,7 +30,7 @@ import feddbp_client
 import feddbp_server
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.errors import ExitCode
-from feddbp_common.faults import VARIABLE
+from feddbp_common.fault_injection import VARIABLE
 
 BEFORE_LISTENING = "server.start.opened"
 SERVER_FAULTS = {

@@ -19,10 +19,10 @@ from tcp_proxy import Fate, TcpProxy, Way
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
-from feddbp_client.connection import Bounds, Connection, ServerAwayError
-from feddbp_common.config import RunConfig, run_to_proto
-from feddbp_common.keepalive import DEFAULT_LEASE
-from feddbp_common.tls import Access
+from feddbp_client.daemon.connection import Bounds, Connection, ServerAwayError
+from feddbp_common.config.run import RunConfig, run_to_proto
+from feddbp_common.rpc.credentials import Access
+from feddbp_common.rpc.keepalive import DEFAULT_LEASE
 from feddbp_lab.light_client import LightClient
 
 INSIDE_A_TRANSFER = 200_000

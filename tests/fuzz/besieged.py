@@ -17,7 +17,7 @@ from raw_calls import RawAnswer, RawCall, RawChannel
 from server_state import durable_digest, resident_bytes, run_digest
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_client.connection import Connection, upload_parts
+from feddbp_client.daemon.connection import Connection, upload_parts
 from feddbp_lab.light_client import LightClient
 
 CLIENTS = 16

@@ -24,7 +24,7 @@ from raw_calls import METHODS, RawAnswer, RawCall, RawChannel, serialised
 from server_state import resident_bytes
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_common.tls import Access
+from feddbp_common.rpc.credentials import Access
 
 MEMORY_BOUND = 128e6
 """Resident bytes of the server under a siege, the interpreter and its libraries included."""

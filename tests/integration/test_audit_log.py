@@ -12,7 +12,7 @@ from processes import Federation
 from raw_calls import RawCall, RawChannel
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_client.connection import Connection
+from feddbp_client.daemon.connection import Connection
 from feddbp_lab.light_client import LightClient
 
 RUN = (

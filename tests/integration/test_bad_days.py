@@ -22,7 +22,7 @@ from processes import Command, Federation, GaveUpError, wait_until
 from raw_calls import RawChannel, serialised
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_client.connection import Connection, ServerAwayError, upload_parts
+from feddbp_client.daemon.connection import Connection, ServerAwayError, upload_parts
 from feddbp_common.wire import Encoded
 from feddbp_lab.light_client import LightClient
 

@@ -113,7 +113,7 @@ def test_a_server_without_metrics_does_not_load_what_they_need() -> None:
         "async def main():\n"
         "    Server(ServerConfig(listen=ListenConfig(state_dir=pathlib.Path(tempfile.mkdtemp()))))\n"
         "asyncio.run(main())\n"
-        "print({'prometheus_client', 'http.server', 'feddbp_server.monitoring'} & sys.modules.keys())"
+        "print({'prometheus_client', 'http.server', 'feddbp_server.metrics'} & sys.modules.keys())"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "set()"

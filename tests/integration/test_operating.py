@@ -17,9 +17,9 @@ import pytest
 from light_runs import Crowd, status_when
 from processes import Federation, federation, wait_until
 
-from feddbp_common.tls import OPERATOR, client_subject
-from feddbp_lab.certificates import Authority, write_secret
+from feddbp_common.rpc.credentials import OPERATOR, client_subject
 from feddbp_lab.cli import main
+from feddbp_lab.pki.certificates import Authority, write_secret
 
 WAITING_RUN = ("--clients", 3, "--min-clients", 3, "--rounds", 5, "--linger", 0)
 TOKENS = {OPERATOR: "of-the-operator", client_subject(0): "of-client-0"}

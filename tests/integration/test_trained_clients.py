@@ -12,9 +12,9 @@ import pytest
 import torch
 from PIL import Image
 
-from feddbp_client.checkpoint import CHECKPOINT_NAME, Checkpoint
 from feddbp_client.data import ClientData, load_dataset, shard_of
-from feddbp_client.trained import TrainedClient
+from feddbp_client.inference.trained_client import TrainedClient
+from feddbp_client.training.checkpoint import CHECKPOINT_NAME, Checkpoint
 
 CLIENTS, ALPHA = 2, 5.0
 

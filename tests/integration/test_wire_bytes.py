@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from benchmarks.wire_bytes import measure
 
-from feddbp_client.connection import ServerAwayError
-from feddbp_common.faults import VARIABLE
+from feddbp_client.daemon.connection import ServerAwayError
+from feddbp_common.fault_injection import VARIABLE
 
 
 def test_messages_are_hardly_larger_than_the_tensors_in_them() -> None:

@@ -15,9 +15,9 @@ from processes import PATIENCE, Command, Federation, GaveUpError, federation
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
-from feddbp_client.connection import Bounds, Connection
-from feddbp_common.faults import VARIABLE
-from feddbp_common.tls import OPERATOR, Access, client_subject
+from feddbp_client.daemon.connection import Bounds, Connection
+from feddbp_common.fault_injection import VARIABLE
+from feddbp_common.rpc.credentials import OPERATOR, Access, client_subject
 from feddbp_lab.light_client import LightClient, OnEvent
 
 # wide enough that a contribution takes several chunks: "inside a stream" has to be a place

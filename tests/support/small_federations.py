@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from feddbp_client.methods.base import Task
-from feddbp_client.preparation import LocalOptions, prepare
-from feddbp_common.config import DataConfig, RunConfig, TrainingConfig
+from feddbp_client.training.setup import LocalOptions, prepare
+from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
 from feddbp_common.methods import ExchangeShape, method_named
 from feddbp_common.wire import (
     Payload,

@@ -8,10 +8,10 @@ import torch
 from small_federations import upload_of
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_client.checkpoint import Checkpoint
 from feddbp_client.methods.base import LocalMethod
-from feddbp_client.preparation import build_method
-from feddbp_common.config import DataConfig, RunConfig, TrainingConfig, run_to_proto
+from feddbp_client.training.checkpoint import Checkpoint
+from feddbp_client.training.setup import build_method
+from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig, run_to_proto
 from feddbp_common.wire import Payload, decode, encode
 from feddbp_server.strategies import RunFacts
 

@@ -1,12 +1,12 @@
 """Images and labels for one client: public data sets split over clients, or an owner's private data."""
 
 from feddbp_client.data.batches import batches
-from feddbp_client.data.download import download
+from feddbp_client.data.dataset_cache import SharedLoad, forget_loaded
 from feddbp_client.data.errors import DataError
 from feddbp_client.data.images import ImageParts, LabelledImages
 from feddbp_client.data.partition import dirichlet_split, least_samples, train_test_split
 from feddbp_client.data.private import load_private_data
-from feddbp_client.data.remember import SharedLoad, forget_loaded
+from feddbp_client.data.readers.download import download
 from feddbp_client.data.shard import ClientData, private_shard, shard_of
 from feddbp_client.data.sources import load_dataset
 

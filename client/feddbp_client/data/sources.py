@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from feddbp_client.data.cifar import read_cifar10, read_cifar100
 from feddbp_client.data.class_names import CIFAR10_CLASSES, CIFAR100_CLASSES, FLOWERS102_CLASSES
-from feddbp_client.data.digits import read_digits
-from feddbp_client.data.download import download as fetch
-from feddbp_client.data.download import verify
+from feddbp_client.data.dataset_cache import remember_last
 from feddbp_client.data.errors import DataError
-from feddbp_client.data.files import exclusive
-from feddbp_client.data.flowers import read_flowers102
-from feddbp_client.data.npz import map_npz, read_npz, write_npz
-from feddbp_client.data.remember import remember_last
-from feddbp_client.data.tiny_imagenet import read_tiny_imagenet
-from feddbp_common.catalog import DATASETS, DatasetInfo
+from feddbp_client.data.readers.cifar import read_cifar10, read_cifar100
+from feddbp_client.data.readers.digits import read_digits
+from feddbp_client.data.readers.download import download as fetch
+from feddbp_client.data.readers.download import verify
+from feddbp_client.data.readers.flowers import read_flowers102
+from feddbp_client.data.readers.npz import map_npz, read_npz, write_npz
+from feddbp_client.data.readers.shared_files import exclusive
+from feddbp_client.data.readers.tiny_imagenet import read_tiny_imagenet
+from feddbp_common.config.catalog import DATASETS, DatasetInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

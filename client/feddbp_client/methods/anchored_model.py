@@ -11,8 +11,8 @@ from feddbp_client.methods.base import Task
 from feddbp_client.methods.small_model import SmallModel
 from feddbp_common.errors import FedDBPError
 from feddbp_common.methods.fedkd import ROUND, TOTAL
-from feddbp_common.svd_compression import decompress
 from feddbp_common.wire.payload import AnyArray, FloatArray
+from feddbp_common.wire.svd import decompress
 
 
 class AnchoredModel(SmallModel):

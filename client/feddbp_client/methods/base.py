@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from feddbp_client.methods.scores import Scores
-from feddbp_client.statistics import evaluation
+from feddbp_client.training.class_statistics import evaluation
 from feddbp_common.methods import MethodSettings
 from feddbp_common.wire import Payload
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feddbp_client.statistics import ClassMeans, PerSample, class_means
+from feddbp_client.training.class_statistics import ClassMeans, PerSample, class_means
 from feddbp_common.methods.contract import CollectMode
 
 

@@ -11,7 +11,7 @@ from feddbp_client.methods.base import Objective, Task
 from feddbp_client.methods.collecting import ClassCollector
 from feddbp_client.methods.plain import PlainModel
 from feddbp_client.methods.received import ClassTable
-from feddbp_client.statistics import evaluation
+from feddbp_client.training.class_statistics import evaluation
 from feddbp_common.methods.fd import FDSettings
 from feddbp_common.wire import Payload, PrototypeSet
 

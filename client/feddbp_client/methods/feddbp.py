@@ -12,7 +12,7 @@ from feddbp_client.losses import contrastive, prototype_alignment
 from feddbp_client.methods.base import LocalMethod, Objective, Task
 from feddbp_client.methods.received import ClassTable
 from feddbp_client.methods.scores import ScoreKind, Scores
-from feddbp_client.statistics import evaluation, prototypes_and_fisher
+from feddbp_client.training.class_statistics import evaluation, prototypes_and_fisher
 from feddbp_common.methods.feddbp import FedDBPSettings
 from feddbp_common.wire import FisherScores, Payload, PrototypeSet, TopChannels
 from feddbp_common.wire.payload import ChannelArray, FloatArray

@@ -15,8 +15,8 @@ from feddbp_client.methods.plain import PlainModel
 from feddbp_client.methods.scores import Scores
 from feddbp_client.methods.small_model import SmallModel
 from feddbp_common.methods.fedkd import ROUND, FedKDSettings
-from feddbp_common.svd_compression import compress, decompress
 from feddbp_common.wire import Payload
+from feddbp_common.wire.svd import compress, decompress
 
 _SMALLEST_DIVISOR: Final = 1e-6
 """A client that has learnt its few samples by heart has a cross-entropy of zero, by which nothing can be divided."""

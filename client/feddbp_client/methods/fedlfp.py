@@ -15,7 +15,7 @@ from feddbp_client.losses import directions, squared_distances
 from feddbp_client.methods.base import Objective, Task
 from feddbp_client.methods.collecting import ClassCollector
 from feddbp_client.methods.plain import PlainModel
-from feddbp_client.statistics import evaluation
+from feddbp_client.training.class_statistics import evaluation
 from feddbp_common.methods.fedlfp import CONFIDENCE, COUNTS, GLOBAL_PROTOTYPES, LOCAL_PROTOTYPES, FedLFPSettings
 from feddbp_common.wire import Payload
 

@@ -14,7 +14,7 @@ from feddbp_client.methods.collecting import ClassCollector
 from feddbp_client.methods.plain import PlainModel
 from feddbp_client.methods.received import ClassTable
 from feddbp_client.methods.scores import ScoreKind, Scores
-from feddbp_client.statistics import evaluation
+from feddbp_client.training.class_statistics import evaluation
 from feddbp_common.methods.contract import CollectingSettings
 from feddbp_common.wire import Payload, PrototypeSet
 

@@ -1,7 +1,7 @@
 """Backbones by name, every one with a feature of the same width, and heads for them."""
 
+from feddbp_client.models.blocks import build_head
 from feddbp_client.models.errors import ModelError
-from feddbp_client.models.heads import build_head
 from feddbp_client.models.registry import build_backbone
 from feddbp_client.models.shapes import ImageShape
 

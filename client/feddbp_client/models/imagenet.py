@@ -10,7 +10,7 @@ from torch import nn
 
 from feddbp_client.models.errors import ModelError
 from feddbp_client.models.shapes import ImageShape
-from feddbp_client.torchvision_compat import torchvision
+from feddbp_client.models.torchvision_compat import torchvision
 
 _DROPOUT: Final = 0.2
 _SMALLEST_FOR_GOOGLENET: Final = 15

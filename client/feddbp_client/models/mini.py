@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from feddbp_common.catalog import FEATURE_DIM
+from feddbp_common.config.catalog import FEATURE_DIM
 
 if TYPE_CHECKING:
     from feddbp_client.models.shapes import ImageShape

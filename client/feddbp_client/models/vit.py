@@ -11,7 +11,7 @@ from torch import nn
 from feddbp_client.models.errors import ModelError
 from feddbp_client.models.imagenet import with_channels
 from feddbp_client.models.shapes import ImageShape
-from feddbp_client.torchvision_compat import torchvision
+from feddbp_client.models.torchvision_compat import torchvision
 
 
 def vit_b(patch: int) -> Callable[[ImageShape], nn.Module]:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from feddbp_common.frozen import Frozen
+from feddbp_common.config.types import Frozen
 from feddbp_common.wire import PayloadRules
 
 if TYPE_CHECKING:
-    from feddbp_common.methods.cargo import Cargo
+    from feddbp_common.methods.payload_size import Cargo
 
 CollectMode = Literal["post", "running", "last_epoch"]
 """When class means are taken: after training, over the whole round's steps, or over the last epoch's."""

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from feddbp_common.methods.cargo import REAL_BYTES, Cargo, ImageShape
 from feddbp_common.methods.contract import CollectingSettings, ExchangeShape, Method
+from feddbp_common.methods.payload_size import REAL_BYTES, Cargo, ImageShape
 from feddbp_common.wire import PayloadRules, PrototypeRule
 
 

@@ -7,8 +7,8 @@ from typing import Final, Literal, Self
 from pydantic import Field, model_validator
 
 from feddbp_common.errors import ConfigurationError
-from feddbp_common.methods.cargo import GLOBAL_PROTOTYPES, Cargo, ImageShape, prototype_rows
 from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings, Preset
+from feddbp_common.methods.payload_size import GLOBAL_PROTOTYPES, Cargo, ImageShape, prototype_rows
 from feddbp_common.wire import PayloadRules, PrototypeRule
 
 _INDEX_BYTES: Final = 2

@@ -7,9 +7,9 @@ from typing import Final, Self
 
 from pydantic import Field, model_validator
 
-from feddbp_common.methods.cargo import REAL_BYTES, Cargo, ImageShape
 from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings
 from feddbp_common.methods.linear_head import HEAD_CARGO, head_bytes, head_rules
+from feddbp_common.methods.payload_size import REAL_BYTES, Cargo, ImageShape
 from feddbp_common.wire import Dim, PayloadRules, TensorRule, WireType
 
 HIDDEN_WEIGHT: Final = "generator.hidden.weight"

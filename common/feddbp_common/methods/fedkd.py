@@ -7,11 +7,11 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from feddbp_common.methods.cargo import Cargo, ImageShape
 from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings
+from feddbp_common.methods.payload_size import Cargo, ImageShape
 from feddbp_common.methods.small_model import small_model_bytes, small_model_rules
-from feddbp_common.svd_compression import compressed_rules
 from feddbp_common.wire import Dim, PayloadRules, TensorRule, WireType
+from feddbp_common.wire.svd import compressed_rules
 
 ROUND: Final = "round"
 """With `target = update`: how many rounds the shared model had been through, where this payload starts or leads to."""

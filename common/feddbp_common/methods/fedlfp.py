@@ -9,8 +9,8 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from feddbp_common.methods.cargo import REAL_BYTES, Cargo
 from feddbp_common.methods.contract import CollectingSettings, ExchangeShape, Method
+from feddbp_common.methods.payload_size import REAL_BYTES, Cargo
 from feddbp_common.wire import Dim, PayloadRules, TensorRule, WireType
 
 LOCAL_PROTOTYPES: Final = "local_prototypes"

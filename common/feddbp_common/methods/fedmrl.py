@@ -8,8 +8,8 @@ from typing import Final
 from pydantic import Field
 
 from feddbp_common.errors import ConfigurationError
-from feddbp_common.methods.cargo import Cargo, ImageShape
 from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings
+from feddbp_common.methods.payload_size import Cargo, ImageShape
 from feddbp_common.methods.small_model import small_model_bytes, small_model_rules
 from feddbp_common.wire import PayloadRules
 

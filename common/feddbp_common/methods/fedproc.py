@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from feddbp_common.methods.cargo import GLOBAL_PROTOTYPES, REAL_BYTES, Cargo, prototype_rows
 from feddbp_common.methods.contract import CollectingSettings, ExchangeShape, Method
 from feddbp_common.methods.fedproto import prototypes_down
+from feddbp_common.methods.payload_size import GLOBAL_PROTOTYPES, REAL_BYTES, Cargo, prototype_rows
 from feddbp_common.wire import PayloadRules, PrototypeRule
 
 

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from feddbp_common.methods.cargo import GLOBAL_PROTOTYPES, LOCAL_PROTOTYPES
 from feddbp_common.methods.contract import CollectingSettings, ExchangeShape, Method, MethodSettings
+from feddbp_common.methods.payload_size import GLOBAL_PROTOTYPES, LOCAL_PROTOTYPES
 from feddbp_common.wire import PayloadRules, PrototypeRule
 
 AlignmentDistance = Literal["mse", "squared", "euclidean"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from feddbp_common.methods.cargo import GLOBAL_PROTOTYPES, LOCAL_PROTOTYPES
 from feddbp_common.methods.contract import Method
 from feddbp_common.methods.fedproto import FedProtoSettings, prototypes_down, prototypes_up
+from feddbp_common.methods.payload_size import GLOBAL_PROTOTYPES, LOCAL_PROTOTYPES
 
 
 class FedTGPSettings(FedProtoSettings):

@@ -9,9 +9,9 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from feddbp_common.methods.cargo import LOCAL_PROTOTYPES, REAL_BYTES, Cargo, ImageShape
 from feddbp_common.methods.contract import CollectingSettings, ExchangeShape, Method
 from feddbp_common.methods.fedproto import AlignmentDistance, prototypes_up
+from feddbp_common.methods.payload_size import LOCAL_PROTOTYPES, REAL_BYTES, Cargo, ImageShape
 from feddbp_common.wire import Dim, PayloadRules, TensorRule, WireType
 
 CLUSTER_PROTOTYPES: Final = "cluster_prototypes"

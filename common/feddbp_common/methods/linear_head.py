@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from feddbp_common.methods.cargo import REAL_BYTES, Cargo, ImageShape
 from feddbp_common.methods.contract import ExchangeShape
+from feddbp_common.methods.payload_size import REAL_BYTES, Cargo, ImageShape
 from feddbp_common.wire import Dim, TensorRule
 
 HEAD_WEIGHT: Final = "head.weight"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from feddbp_common.methods.cargo import NO_CARGO
 from feddbp_common.methods.contract import Method, MethodSettings, nothing
+from feddbp_common.methods.payload_size import NO_CARGO
 
 
 class LocalSettings(MethodSettings):

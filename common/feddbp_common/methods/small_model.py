@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 from feddbp_common.errors import ConfigurationError
-from feddbp_common.methods.cargo import REAL_BYTES, ImageShape
 from feddbp_common.methods.contract import ExchangeShape
+from feddbp_common.methods.payload_size import REAL_BYTES, ImageShape
 from feddbp_common.wire import Dim, TensorRule
 
 SMALL_MODEL: Final = (

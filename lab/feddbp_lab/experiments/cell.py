@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from feddbp_common.catalog import DATASETS
-from feddbp_common.config import RunConfig
+from feddbp_common.config.catalog import DATASETS
+from feddbp_common.config.run import RunConfig
 
 _READABLE: Final = 150
 """Characters of an id at most before the fingerprint: it is the name of a directory."""

@@ -9,14 +9,14 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from feddbp_common.catalog import CUSTOM_DATASET
-from feddbp_common.complaints import Complaint
-from feddbp_common.config import RunConfig
+from feddbp_common.config.catalog import CUSTOM_DATASET
+from feddbp_common.config.errors import Complaint
+from feddbp_common.config.hints import did_you_mean
+from feddbp_common.config.nested import dotted, undotted
+from feddbp_common.config.run import RunConfig
+from feddbp_common.config.sources import options_of
 from feddbp_common.errors import ConfigurationError
-from feddbp_common.hints import did_you_mean
 from feddbp_common.methods import split_preset
-from feddbp_common.settings import options_of
-from feddbp_common.trees import dotted, undotted
 from feddbp_lab.experiments.cell import Cell
 from feddbp_lab.experiments.labels import axis_title, value_label
 from feddbp_lab.experiments.plan import Axis, Part, Plan, Point, Value

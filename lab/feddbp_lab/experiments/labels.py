@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from feddbp_common.catalog import DATASETS
+from feddbp_common.config.catalog import DATASETS
 from feddbp_common.methods import METHODS, PRESET_MARK
 
 _TITLES: Final = {

@@ -7,11 +7,11 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from feddbp_common.config.types import Frozen
 from feddbp_common.errors import ConfigurationError
-from feddbp_common.frozen import Frozen
-from feddbp_lab.config import usable_cores
+from feddbp_lab.commands.options import usable_cores
 from feddbp_lab.experiments.profiles import PROFILES, profile_named
-from feddbp_lab.experiments.runner import Machine
+from feddbp_lab.experiments.run.runner import Machine
 
 
 class WhatConfig(Frozen):

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from feddbp_common.frozen import Frozen
+from feddbp_common.config.types import Frozen
 from feddbp_lab.experiments.labels import heading
 from feddbp_lab.experiments.spec import ReportSpec
 

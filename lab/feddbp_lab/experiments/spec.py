@@ -11,12 +11,12 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from feddbp_common.complaints import Complaint
+from feddbp_common.config.errors import Complaint
+from feddbp_common.config.hints import did_you_mean
+from feddbp_common.config.nested import dotted
+from feddbp_common.config.types import Frozen
 from feddbp_common.errors import ConfigurationError
-from feddbp_common.frozen import Frozen
-from feddbp_common.hints import did_you_mean
-from feddbp_common.trees import dotted
-from feddbp_lab.experiments.paper import PAPER
+from feddbp_lab.experiments.report.paper import PAPER
 
 BUILT_IN: Final = ("table1", "table2", "table3", "fig2", "fig3", "study")
 

@@ -1,5 +1,6 @@
 """What outlives the server: one interface, SQLite behind it, and a store without memory for tests."""
 
+from feddbp_server.store.availability import Jobs, WatchedStore
 from feddbp_server.store.base import (
     AggregateRecord,
     ClientRecord,
@@ -11,8 +12,7 @@ from feddbp_server.store.base import (
 )
 from feddbp_server.store.memory import MemoryStore
 from feddbp_server.store.sqlite import SqliteStore
-from feddbp_server.store.thread import StoreThread
-from feddbp_server.store.watch import Jobs, WatchedStore
+from feddbp_server.store.writer import StoreThread
 
 __all__ = [
     "AggregateRecord",

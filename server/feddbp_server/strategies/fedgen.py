@@ -15,7 +15,7 @@ from feddbp_common.wire.payload import AnyArray
 from feddbp_server.strategies.adam import ADAM, Adam
 from feddbp_server.strategies.base import Strategy, Upload
 from feddbp_server.strategies.feature_generator import FeatureGenerator, Labels, diversity_loss
-from feddbp_server.strategies.initialisation import initial_head
+from feddbp_server.strategies.numerics import initial_head
 from feddbp_server.strategies.teachers import Teachers
 from feddbp_server.strategies.tensor_mean import TensorMean
 

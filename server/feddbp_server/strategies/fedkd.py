@@ -9,9 +9,9 @@ import numpy as np
 from feddbp_common.errors import refuse
 from feddbp_common.methods.fedkd import FEDKD, ROUND, TOTAL, FedKDSettings
 from feddbp_common.methods.small_model import SMALL_MODEL
-from feddbp_common.svd_compression import compress, decompress, dense_shapes
 from feddbp_common.wire import Payload, decode, encode
 from feddbp_common.wire.payload import AnyArray, FloatArray
+from feddbp_common.wire.svd import compress, decompress, dense_shapes
 from feddbp_server.strategies.base import RunFacts, Shapes, Strategy, Upload
 from feddbp_server.strategies.tensor_mean import TensorMean
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from feddbp_common.methods.lg_fedavg import LGFedAvgSettings
 from feddbp_common.wire import Payload
 from feddbp_server.strategies.base import Strategy, Upload
-from feddbp_server.strategies.initialisation import initial_head
+from feddbp_server.strategies.numerics import initial_head
 from feddbp_server.strategies.tensor_mean import TensorMean
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from feddbp_common.wire.payload import AnyArray, FloatArray
 from feddbp_server.strategies.distances import Wide, squared_distances
-from feddbp_server.strategies.initialisation import linear_layer
+from feddbp_server.strategies.numerics import linear_layer
 
 ClassIds = npt.NDArray[np.intp]
 

@@ -14,11 +14,11 @@ from deploy_files import CHECKOUT, DEPLOY, environment, stages, yaml_documents, 
 from pydantic import BaseModel
 
 from feddbp_client.config import ClientConfig
-from feddbp_common.cli import settings_parser
-from feddbp_common.settings import resolve
+from feddbp_common.config.command_line import settings_parser
+from feddbp_common.config.sources import resolve
 from feddbp_lab.cli import main
-from feddbp_lab.compose import ComposeConfig, FileConfig, compose_file
-from feddbp_lab.config import DemoRun
+from feddbp_lab.commands.compose import ComposeConfig, FileConfig, compose_file
+from feddbp_lab.commands.options import DemoRun
 from feddbp_server.config import ServerConfig
 
 SIZES = pytest.mark.parametrize("clients", [1, 8, 20])

@@ -12,7 +12,7 @@ from deploy_files import CHECKOUT, DEPLOY, environment, pods, stages, yaml_text
 from pydantic import BaseModel
 
 from feddbp_client.config import ClientConfig
-from feddbp_common.settings import options_of
+from feddbp_common.config.sources import options_of
 from feddbp_server.config import ServerConfig
 
 SERVER, CLIENT = DEPLOY / "server.Dockerfile", DEPLOY / "client.Dockerfile"

@@ -10,8 +10,8 @@ import pytest
 from deploy_files import CHECKOUT, KUBERNETES, environment, pods, stages, yaml_documents
 
 from feddbp_client.config import ClientConfig
-from feddbp_common.cli import settings_parser
-from feddbp_common.settings import resolve
+from feddbp_common.config.command_line import settings_parser
+from feddbp_common.config.sources import resolve
 from feddbp_server.config import ServerConfig
 
 KUSTOMIZATIONS = sorted(KUBERNETES.rglob("kustomization.yaml"))

@@ -14,8 +14,8 @@ from pages import files_on
 from small_federations import prototype_set, run_in_process, small_strategy, upload_of
 from trained_samples import as_arrays, checkpoint_of, random_pixels
 
-from feddbp_client.trained import TrainedClient
-from feddbp_common.config import RunConfig, run_from_proto, run_to_proto
+from feddbp_client.inference.trained_client import TrainedClient
+from feddbp_common.config.run import RunConfig, run_from_proto, run_to_proto
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.methods import METHODS, method_named
 from feddbp_common.methods.registry import ENTRY_POINTS
@@ -112,7 +112,7 @@ def test_the_server_loads_its_half_without_torch(fedmedian: Path) -> None:
     """In a process of its own, as a server that only has the package on its path."""
     script = (
         f"import sys; sys.path.insert(0, {str(fedmedian)!r})\n"
-        "from feddbp_common.config import RunConfig\n"
+        "from feddbp_common.config.run import RunConfig\n"
         "config = RunConfig(method='fedmedian', method_settings={'pull': 3})\n"
         "print(config.method_spec.load_strategy().__name__, 'torch' in sys.modules)"
     )

@@ -27,8 +27,8 @@ from torch import Tensor
 from feddbp_client.data import ClientData
 from feddbp_client.methods.fd import distillation
 from feddbp_client.methods.received import ClassTable
-from feddbp_client.training import LocalRun
-from feddbp_common.config import DataConfig, RunConfig, TrainingConfig
+from feddbp_client.training.trainer import LocalRun
+from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
 from feddbp_common.wire import Payload, PrototypeSet, decode, encode
 
 TARGETS = ["softmax_of_mean", "mean_of_softmax", "raw_logits"]

@@ -27,8 +27,8 @@ from feddbp_client.models import ModelError
 from feddbp_common.errors import ConfigurationError, FedDBPError, PayloadError
 from feddbp_common.methods.fedkd import FedKDSettings
 from feddbp_common.methods.small_model import SMALL_MODEL
-from feddbp_common.svd_compression import compress, decompress
 from feddbp_common.wire import Payload, WireType, check_values, decode, encode
+from feddbp_common.wire.svd import compress, decompress
 
 EITHER_TARGET = pytest.mark.parametrize("target", ["params", "update"])
 

@@ -26,7 +26,7 @@ from small_federations import (
 )
 from torch import Tensor, nn
 
-from feddbp_common.config import TrainingConfig
+from feddbp_common.config.run import TrainingConfig
 from feddbp_common.errors import FedDBPError
 from feddbp_common.methods import ExchangeShape
 from feddbp_common.methods.fedtgp import FedTGPSettings

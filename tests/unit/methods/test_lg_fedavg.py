@@ -21,8 +21,8 @@ from small_federations import (
     upload_rules,
 )
 
-from feddbp_common.catalog import MODEL_GROUPS
-from feddbp_common.config import RunConfig, TrainingConfig
+from feddbp_common.config.catalog import MODEL_GROUPS
+from feddbp_common.config.run import RunConfig, TrainingConfig
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.wire import Payload, decode, encode
 

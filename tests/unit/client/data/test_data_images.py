@@ -10,8 +10,8 @@ from data_samples import flat, pixels
 from PIL import Image
 
 from feddbp_client.data import DataError, load_private_data
-from feddbp_client.data.digits import read_digits
 from feddbp_client.data.images import fitted
+from feddbp_client.data.readers.digits import read_digits
 
 if TYPE_CHECKING:
     from pathlib import Path

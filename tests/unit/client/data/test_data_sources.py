@@ -25,7 +25,7 @@ from scipy.io import savemat
 
 from feddbp_client.data import DataError, forget_loaded, load_dataset, sources
 from feddbp_client.data.sources import SOURCES, PublishedFile
-from feddbp_common.catalog import DATASETS
+from feddbp_common.config.catalog import DATASETS
 
 if TYPE_CHECKING:
     from conftest import FileServer

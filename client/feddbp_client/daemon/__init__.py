@@ -1,0 +1,1 @@
+"""The session with the server: join, follow, download, work, report, upload, retry."""

@@ -1,0 +1,275 @@
+"""Calls to the server: typed answers in, two kinds of trouble out - away for now, or refused."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterable, AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final, TypeAlias
+
+import grpc
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp.v1 import federation_pb2_grpc as pb_grpc
+from feddbp_common.errors import ExitCode, FedDBPError, PayloadError
+from feddbp_common.fault_injection import reach
+from feddbp_common.rpc.credentials import Access, client_subject
+from feddbp_common.rpc.errors import FOR_NOW, refusal_in
+from feddbp_common.rpc.keepalive import DEFAULT_LEASE, keepalive_options
+from feddbp_common.rpc.unanswered import why_unanswered
+from feddbp_common.version import VERSION
+from feddbp_common.wire import (
+    BodyAssembler,
+    Encoded,
+    PayloadRules,
+    check_manifest,
+    check_values,
+    chunked,
+    decode,
+    digest_of,
+)
+
+log = logging.getLogger("feddbp.client")
+
+MAX_DOWNLOAD_BYTES: Final = 256 << 20
+_AWAY: Final = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNKNOWN,
+)
+
+
+_EventStream: TypeAlias = "grpc.aio.UnaryStreamCall[pb.FollowRequest, pb.RoundEvent]"
+
+
+class ServerAwayError(FedDBPError):
+    """The server does not answer, or not for now."""
+
+    exit_code = ExitCode.UNREACHABLE
+
+
+class RefusedError(FedDBPError):
+    """The server answered, and the answer is no."""
+
+    exit_code = ExitCode.REFUSED
+
+    def __init__(self, message: str, refusal: pb.Refusal) -> None:
+        super().__init__(message)
+        self.reason = refusal.reason
+        self.field = refusal.field
+
+
+LATE: Final = (
+    pb.REFUSAL_REASON_WRONG_ROUND,
+    pb.REFUSAL_REASON_NOT_SELECTED,
+    pb.REFUSAL_REASON_ALREADY_UPLOADED,
+)
+"""Refusals after which a client is simply late: the next round is another chance."""
+PASSING: Final = (pb.REFUSAL_REASON_STALE_SESSION, pb.REFUSAL_REASON_ID_IN_USE)
+"""Refusals after which joining again may help: now, or once a lease has run out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """How long a client waits for a server whose connection is alive; keepalive sees to one that is not."""
+
+    answer: timedelta = timedelta(seconds=30)
+    """For the answer to a call without a stream."""
+    transfer: timedelta = timedelta(hours=1)
+    """For a whole upload or download."""
+    quiet: timedelta = timedelta(minutes=5)
+    """For an event; after that the server is asked whether it is still there."""
+
+    def under(self, deadline: timedelta) -> Bounds:
+        """The same for a run whose rounds may close after `deadline`: longer waits have nothing to wait for."""
+        span = max(deadline, _SHORTEST_BOUND)
+        return Bounds(
+            answer=min(self.answer, span),
+            transfer=min(self.transfer, _TRANSFER_DEADLINES * span),
+            quiet=min(self.quiet, span),
+        )
+
+
+_SHORTEST_BOUND: Final = timedelta(seconds=10)
+"""However short the rounds: a busy server is not one that hangs."""
+_TRANSFER_DEADLINES: Final = 4
+"""A round is extended a few times while too few contributions are in, and a slow one may still count."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Download:
+    """What the server sent, and how many bytes of messages it took."""
+
+    encoded: Encoded
+    message_bytes: int
+
+
+class Connection:
+    """A channel to one server, under one client's name."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        client_id: int = 0,
+        access: Access = Access(),  # noqa: B008 - frozen
+        bounds: Bounds = Bounds(),  # noqa: B008 - frozen
+    ) -> None:
+        self.address = address
+        self._subject = client_subject(client_id)
+        self._access = access
+        self._metadata = access.metadata()
+        self._bounds = self._bounds_without_deadline = bounds
+        self._open_channel(keepalive_options(DEFAULT_LEASE))
+
+    def _open_channel(self, keepalive: list[tuple[str, int]]) -> None:
+        self._keepalive = keepalive
+        self._channel = self._access.channel(self.address, self._subject, [*keepalive, *_CHANNEL_OPTIONS])
+        self._stub: pb_grpc.FederationAsyncStub = pb_grpc.FederationStub(self._channel)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def get_run(self) -> pb.GetRunResponse:
+        with self._translated():
+            return await self._stub.GetRun(
+                pb.GetRunRequest(software_version=VERSION), timeout=self._answer, metadata=self._metadata
+            )
+
+    async def join(self, request: pb.JoinRequest) -> pb.JoinResponse:
+        with self._translated():
+            joined = await self._stub.Join(request, timeout=self._answer, metadata=self._metadata)
+        await self._notice_loss_within(joined.lease.ToTimedelta())
+        return joined
+
+    async def follow(self, session: str) -> AsyncIterator[pb.RoundEvent]:
+        """The server's events. A connection that dies is noticed by pings, a server that hangs by asking it."""
+        with self._translated():
+            call = self._stub.Follow(pb.FollowRequest(session=session), metadata=self._metadata)
+            try:
+                while (event := await self._next_event(call)) is not None:
+                    self._take_deadline(event)
+                    yield event
+            finally:
+                call.cancel()
+
+    async def download(self, session: str, round_number: int, rules: PayloadRules) -> Download:
+        with self._translated():
+            parts = self._stub.Download(
+                pb.DownloadRequest(session=session, round=round_number),
+                timeout=self._bounds.transfer.total_seconds(),
+                metadata=self._metadata,
+            )
+            return await _receive(parts, rules)
+
+    async def upload(self, session: str, round_number: int, encoded: Encoded) -> pb.UploadReceipt:
+        with self._translated():
+            return await self._stub.Upload(
+                _sent(upload_parts(session, round_number, encoded)),
+                timeout=self._bounds.transfer.total_seconds(),
+                metadata=self._metadata,
+            )
+
+    async def report(self, request: pb.ReportRequest) -> None:
+        with self._translated():
+            await self._stub.Report(request, timeout=self._answer, metadata=self._metadata)
+
+    async def leave(self, session: str, reason: str) -> None:
+        with self._translated():
+            await self._stub.Leave(
+                pb.LeaveRequest(session=session, reason=reason), timeout=self._answer, metadata=self._metadata
+            )
+
+    @property
+    def _answer(self) -> float:
+        return self._bounds.answer.total_seconds()
+
+    async def _notice_loss_within(self, lease: timedelta) -> None:
+        """A server that counts a silent client as gone sooner than usual needs a client that notices sooner, too."""
+        keepalive = keepalive_options(lease)
+        if keepalive != self._keepalive:
+            before = self._channel
+            self._open_channel(keepalive)
+            await before.close(grace=self._answer)
+
+    def _take_deadline(self, event: pb.RoundEvent) -> None:
+        if event.HasField("round_opened"):
+            bounds, opened = self._bounds_without_deadline, event.round_opened
+            self._bounds = bounds.under(opened.deadline.ToTimedelta()) if opened.HasField("deadline") else bounds
+
+    async def _next_event(self, call: _EventStream) -> pb.RoundEvent | None:
+        """The next event, however long it takes, as long as the server answers other calls; None after the last."""
+        reading = asyncio.ensure_future(call.read())
+        try:
+            while not reading.done():
+                quiet = self._bounds.quiet.total_seconds()
+                arrived, _ = await asyncio.wait((reading,), timeout=quiet)
+                if not arrived:
+                    log.debug("no event for %gs; asking the server at %s whether it is there", quiet, self.address)
+                    await self.get_run()
+            event = await reading
+            return event if isinstance(event, pb.RoundEvent) else None
+        finally:
+            reading.cancel()
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            refusal = refusal_in(error)
+            if refusal is not None and refusal.reason not in FOR_NOW:
+                raise RefusedError(error.details() or "refused without a reason", refusal) from None
+            if error.code() in _AWAY or refusal is not None:
+                cause = why_unanswered(error, with_certificate=self._access.certs is not None)
+                raise ServerAwayError(f"the server at {self.address} does not answer ({cause})") from None
+            raise RefusedError(f"{error.code().name}: {error.details()}", pb.Refusal()) from None
+
+
+def upload_parts(session: str, round_number: int, encoded: Encoded) -> Iterator[pb.UploadPart]:
+    yield pb.UploadPart(header=pb.UploadHeader(session=session, round=round_number, manifest=encoded.manifest))
+    for piece in chunked(encoded.segments):
+        yield pb.UploadPart(chunk=pb.Chunk(data=piece))
+
+
+def _sent(parts: Iterator[pb.UploadPart]) -> Iterator[pb.UploadPart]:
+    yield next(parts)
+    reach("client.upload.sending")
+    yield from parts
+
+
+async def _receive(parts: AsyncIterable[pb.DownloadPart], rules: PayloadRules) -> Download:
+    """Checks what the server sends as strictly as the server checks clients."""
+    manifest: pb.Manifest | None = None
+    assembler = BodyAssembler(0)
+    message_bytes = 0
+    async for part in parts:
+        message_bytes += part.ByteSize()
+        if manifest is None:
+            manifest = part.manifest
+            check_manifest(manifest, rules, max_bytes=MAX_DOWNLOAD_BYTES)
+            assembler = BodyAssembler(manifest.total_bytes)
+            reach("client.download.receiving")
+        else:
+            assembler.add(part.chunk.data)
+    if manifest is None:
+        raise PayloadError("manifest", "the server's download is empty")
+    body = assembler.body()
+    if digest_of(manifest, [body]) != manifest.sha256:
+        raise PayloadError("sha256", "the download was damaged on its way")
+    check_values(decode(manifest, body), rules)
+    return Download(encoded=Encoded(manifest=manifest, segments=(memoryview(body),)), message_bytes=message_bytes)
+
+
+_CHANNEL_OPTIONS: Final = [
+    # our own backoff decides when to try again; the channel's must not outlast it
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # despite its name, the time a handshake may take: a slow link must not be cut off by a short backoff
+    ("grpc.min_reconnect_backoff_ms", 10_000),
+]

@@ -1,0 +1,78 @@
+"""The newest event of a Follow stream: whoever is busy misses the ones in between, and loses nothing by it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_client.daemon.connection import RefusedError, ServerAwayError
+
+T = TypeVar("T")
+_END_OF_STREAM_SECONDS: Final = 5.0
+
+
+class Inbox:
+    """Keeps reading the stream while its owner works, so that a lost connection is noticed at once."""
+
+    def __init__(self, events: AsyncIterator[pb.RoundEvent]) -> None:
+        self._events = events
+        self._newest: pb.RoundEvent | None = None
+        self._arrived = asyncio.Event()
+        self._reader: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._reader = asyncio.create_task(self._read())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._reader is not None
+        if self._is_last_word():
+            # the server ends the stream itself; whoever hangs up first leaves it in doubt whether the end was heard
+            await asyncio.wait([self._reader], timeout=_END_OF_STREAM_SECONDS)
+        self._reader.cancel()
+        await asyncio.gather(self._reader, return_exceptions=True)
+
+    async def act_on_newest(self, act: Callable[[pb.RoundEvent], Awaitable[T]]) -> T:
+        """Waits for an event and acts on it; whatever ends the stream meanwhile ends the action too.
+
+        Once the server has told how the run ended it may be gone: what an action still wanted of it no longer counts.
+        """
+        try:
+            await self._or_stream_ends(self._arrived.wait())
+            event = self._newest
+            assert event is not None
+            self._arrived.clear()
+            return await self._or_stream_ends(act(event))
+        except (ServerAwayError, RefusedError):
+            if self._newest is None or not self._is_last_word():
+                raise
+            return await act(self._newest)
+
+    async def _or_stream_ends(self, work: Awaitable[T]) -> T:
+        assert self._reader is not None
+        task = asyncio.ensure_future(work)
+        await asyncio.wait((task, self._reader), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done() and not self._has_finished():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            self._reader.result()  # raises what ended the stream
+            raise ServerAwayError("the server ended the event stream")
+        return await task
+
+    def _is_last_word(self) -> bool:
+        """A stream that ends after telling how the run ended has not been lost."""
+        return self._newest is not None and self._newest.HasField("run_ended")
+
+    def _has_finished(self) -> bool:
+        """After a run's last round there is an evaluation worth finishing; after any other end there is nothing."""
+        return self._newest is not None and self._newest.run_ended.outcome == pb.RUN_OUTCOME_FINISHED
+
+    async def _read(self) -> None:
+        async for event in self._events:
+            self._newest = event
+            self._arrived.set()

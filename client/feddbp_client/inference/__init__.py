@@ -1,0 +1,1 @@
+"""A trained client after the run: restore, predict, export."""

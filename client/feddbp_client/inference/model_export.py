@@ -1,0 +1,164 @@
+"""A trained client as a file that needs nothing of this project: images in, scores out, prototypes inside.
+
+The file takes uint8 images [batch, channels, height, width] and gives float32 scores [batch, classes], of which the
+greatest is the prediction. What a score is, and the names of the classes, is in it too, as JSON under FACTS_NAME.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from types import MappingProxyType
+from typing import IO, TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from feddbp_client.data.readers.shared_files import replacing
+from feddbp_client.inference.trained_client import TrainedClient
+from feddbp_client.methods.scores import ScoreKind
+from feddbp_common.errors import ConfigurationError, FedDBPError
+from feddbp_common.optional_deps import require
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+FACTS_NAME: Final = "feddbp.json"
+_NEEDED_FOR_ONNX: Final = ("onnx", "onnxscript")
+_TRACED_BATCH: Final = 2
+_TRIED_BATCHES: Final = (1, 3)
+_TOLERANCE: Final = 1e-4
+
+
+class ExportError(FedDBPError):
+    """A model that cannot be exported; the text says why."""
+
+
+def export(client: TrainedClient, path: Path, file_format: str) -> None:
+    """Writes a client that was loaded on the CPU to a file, whole or not at all."""
+    if file_format == "onnx":
+        require("exporting to ONNX", _NEEDED_FOR_ONNX, extra="onnx")
+    write = FORMATS[file_format]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about torch's own doings; whether the result is right is checked
+        try:
+            with replacing(path) as file:
+                write(client, file, json.dumps(facts_of(client)))
+        except OSError as error:
+            raise ConfigurationError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def facts_of(client: TrainedClient) -> Mapping[str, object]:
+    """What somebody has to know who is given nothing but the file."""
+    kind = client.scorer.kind
+    return {
+        **asdict(client.facts),
+        "input": "uint8 [batch, channels, height, width]",
+        "scores": "logits" if kind is ScoreKind.LOGIT else f"minus the {kind}",
+    }
+
+
+def _write_torch_export(client: TrainedClient, file: IO[bytes], facts: str) -> None:
+    torch.export.save(_program(client), file, extra_files={FACTS_NAME: facts})
+
+
+def _write_torchscript(client: TrainedClient, file: IO[bytes], facts: str) -> None:
+    # of the client itself: the trace of an exported program would be one for as many images as it was traced with
+    with _telling_why(client):
+        traced = torch.jit.trace(client.scorer, _example(client), check_trace=False)
+    module = torch.jit.script(_PixelsOnly(traced))
+    _check_same(client, module)
+    torch.jit.save(module, file, _extra_files={FACTS_NAME: facts})
+
+
+def _write_onnx(client: TrainedClient, file: IO[bytes], facts: str) -> None:
+    program = _program(client)
+    with _telling_why(client):
+        converted = torch.onnx.export(program, dynamo=True, verbose=False)
+    assert converted is not None
+    converted.model.graph.outputs[0].name = "scores"
+    converted.model.metadata_props[FACTS_NAME] = facts
+    model = converted.model_proto
+    _drop_idle_rounding(model)
+    content = model.SerializeToString()
+    _check_same(client, _by_reference(content))
+    file.write(content)
+
+
+def _drop_idle_rounding(model: ModelProto) -> None:
+    """A window that moves by one pixel ends at the edge anyway; ONNX's reference, told to round up, overshoots it."""
+    for node in model.graph.node:
+        told = {attribute.name: attribute for attribute in node.attribute}
+        if node.op_type == "MaxPool" and told.keys() >= {"strides", "ceil_mode"} and set(told["strides"].ints) == {1}:
+            told["ceil_mode"].i = 0
+
+
+def _by_reference(content: bytes) -> Callable[[Tensor], Tensor]:
+    """The content of an ONNX file as the standard's own slow implementation runs it."""
+    from onnx.reference import ReferenceEvaluator
+
+    evaluator = ReferenceEvaluator(content)
+
+    def scores(images: Tensor) -> Tensor:
+        (found,) = evaluator.run(["scores"], {"images": images.numpy()})
+        return torch.from_numpy(found)
+
+    return scores
+
+
+def _program(client: TrainedClient) -> ExportedProgram:
+    """The client as a graph for any number of images."""
+    any_number = {"images": {0: Dim("batch", min=1)}}
+    with _telling_why(client):
+        program = torch.export.export(client.scorer, (_example(client),), dynamic_shapes=any_number, strict=False)
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # where things lie on this machine is of no use to others
+    _check_same(client, program.module())
+    return program
+
+
+def _example(client: TrainedClient) -> Tensor:
+    return torch.zeros(_TRACED_BATCH, *client.facts.image_shape, dtype=torch.uint8)
+
+
+def _check_same(client: TrainedClient, module: Callable[[Tensor], Any]) -> None:
+    """Raises ExportError unless the module says what the client says, also of more and of fewer images."""
+    random = torch.Generator().manual_seed(0)
+    for count in _TRIED_BATCHES:
+        images = torch.randint(0, 256, (count, *client.facts.image_shape), generator=random, dtype=torch.uint8)
+        with _telling_why(client), torch.no_grad():
+            expected, found = client.scorer(images), module(images)
+        if not torch.allclose(expected, found, rtol=_TOLERANCE, atol=_TOLERANCE):
+            raise ExportError(f"{client.facts.architecture}, once exported, gives other scores for {count} images")
+
+
+@contextmanager
+def _telling_why(client: TrainedClient) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # the model may be the user's own, and torch raises what it likes of it
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ExportError(f"{client.facts.architecture} cannot be exported: {reason}") from error
+
+
+class _PixelsOnly(nn.Module):
+    """A trace has forgotten the type it was made with, and would take images from 0 to 1 for black ones."""
+
+    def __init__(self, traced: nn.Module) -> None:
+        super().__init__()
+        self.traced = traced
+
+    def forward(self, images: Tensor) -> Tensor:
+        if images.dtype != torch.uint8:
+            raise TypeError("images must be uint8, from 0 to 255")
+        return self.traced(images)  # type: ignore[no-any-return]
+
+
+FORMATS: Final[Mapping[str, Callable[[TrainedClient, IO[bytes], str], None]]] = MappingProxyType(
+    {"torch-export": _write_torch_export, "torchscript": _write_torchscript, "onnx": _write_onnx}
+)

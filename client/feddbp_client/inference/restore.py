@@ -1,0 +1,84 @@
+"""From a checkpoint on disk back to a client's half of a method that can predict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from feddbp_client.methods.base import LocalMethod
+from feddbp_client.models import ModelError
+from feddbp_client.training.checkpoint import CHECKPOINT_NAME, Checkpoint, CheckpointError
+from feddbp_client.training.setup import build_method
+from feddbp_common.config.run import RunConfig, run_from_proto
+from feddbp_common.errors import ConfigurationError, FedDBPError, refuse
+from feddbp_common.wire import Payload, check_manifest, check_values, decode, digest_of
+
+_WHERE_CLIENTS_ARE: Final = ("client-*", "*/client-*", "clients/*/client-*")
+"""Below a run's directory, a client's state directory, and what `feddbp demo` writes."""
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint at a path, or that of the client whose directory it is."""
+    try:
+        return Checkpoint.load(_in_directory(path) if path.is_dir() else path)
+    except CheckpointError as error:
+        raise ConfigurationError(str(error)) from error
+
+
+def restored_method(checkpoint: Checkpoint, device: torch.device) -> LocalMethod:  # type: ignore[type-arg]
+    """The method as it was when the checkpoint was written, with what the server had sent by then."""
+    who = f"client {checkpoint.client_id} of run {checkpoint.run_id}"
+    config = run_from_proto(checkpoint.config)
+    if len(checkpoint.class_names) != config.classes:
+        raise ConfigurationError(f"the checkpoint of {who} does not name the {config.classes} classes of its run")
+    try:
+        # the weights drawn here are thrown away; a program that predicts keeps its own random numbers
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            method = build_method(
+                config, checkpoint.client_id, checkpoint.architecture, checkpoint.head, checkpoint.image_shape
+            ).to(device)
+    except ModelError as error:
+        raise ConfigurationError(f"the model of {who} cannot be built: {error}") from error
+    weights = dict(checkpoint.model)
+    if not all(weight.isfinite().all() for weight in weights.values()):
+        raise ConfigurationError(f"the training of {who} has diverged: not all of its weights are numbers")
+    try:
+        method.load_state_dict(weights)
+    except RuntimeError as error:
+        raise ConfigurationError(f"the weights of {who} do not fit {checkpoint.architecture}") from error
+    try:
+        method.receive(_received(checkpoint, config), completed_rounds=checkpoint.round)
+    except FedDBPError as error:
+        raise ConfigurationError(f"what the server sent to {who} is damaged in its checkpoint: {error}") from error
+    # some methods start a round by going to weights from the server; those the round ended with are to stay
+    method.load_state_dict(weights)
+    return method
+
+
+def _received(checkpoint: Checkpoint, config: RunConfig) -> Payload:
+    received = checkpoint.received
+    if received is None:
+        return Payload()
+    manifest, body = received.manifest, received.body()
+    rules = config.method_spec.download_rules(config.settings, config.exchange_shape)
+    check_manifest(manifest, rules, max_bytes=len(body))
+    if digest_of(manifest, [body]) != manifest.sha256:
+        refuse("sha256", "it is not what was written")
+    payload = decode(manifest, body)
+    check_values(payload, rules)
+    return payload
+
+
+def _in_directory(directory: Path) -> Path:
+    file = directory / CHECKPOINT_NAME
+    if file.exists():
+        return file
+    for where in _WHERE_CLIENTS_ARE:
+        found = sorted(directory.glob(f"{where}/{CHECKPOINT_NAME}"))
+        if found:
+            raise ConfigurationError(f"{directory} is not a client's directory; give one, such as {found[0].parent}")
+    raise ConfigurationError(
+        f"there is no checkpoint in {directory}; a client writes {CHECKPOINT_NAME} when it has trained a round"
+    )

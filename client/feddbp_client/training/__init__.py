@@ -1,0 +1,1 @@
+"""Local training: setting up a client, its rounds, its checkpoint, its devices."""

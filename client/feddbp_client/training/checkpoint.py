@@ -1,0 +1,194 @@
+"""What a client keeps on disk: its model and last contribution, and the secret of its session.
+
+A checkpoint is one safetensors file, replaced atomically: after a kill at any moment there is either the old one or
+the new one. There is no optimiser or random state in it: a round starts with fresh ones, derived from its number.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+import safetensors
+import torch
+from google.protobuf.message import DecodeError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.atomic_files import settle
+from feddbp_common.errors import ConfigurationError, FedDBPError
+from feddbp_common.fault_injection import reach
+from feddbp_common.wire import Encoded
+
+CHECKPOINT_NAME: Final = "checkpoint.safetensors"
+_SESSION_NAME: Final = "session.json"
+_LOCK_NAME: Final = "daemon.lock"
+_FORMAT_FAMILY: Final = "feddbp-checkpoint-"
+_FORMAT: Final = f"{_FORMAT_FAMILY}1"
+_MODEL: Final = "model."
+_CONTRIBUTION: Final = "contribution"
+_RECEIVED: Final = "received"
+
+
+class CheckpointError(FedDBPError):
+    """A checkpoint cannot be read or written; the text says which and why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A client after it has trained in a round, or evaluated for the last time."""
+
+    run_id: str
+    client_id: int
+    round: int
+    architecture: str
+    head: str
+    image_shape: tuple[int, int, int]
+    class_names: tuple[str, ...]
+    config: pb.RunConfig
+    model: Mapping[str, Tensor]
+    metrics: pb.RoundMetrics
+    contribution: Encoded | None = None
+    received: Encoded | None = None
+    """What the server sent last; with it the client can predict."""
+
+    def save(self, path: Path) -> None:
+        tensors = {_MODEL + name: tensor.detach().cpu().contiguous() for name, tensor in self.model.items()}
+        metadata = {
+            "format": _FORMAT,
+            "run_id": self.run_id,
+            "client_id": str(self.client_id),
+            "round": str(self.round),
+            "architecture": self.architecture,
+            "head": self.head,
+            "image_shape": json.dumps(self.image_shape),
+            "class_names": json.dumps(self.class_names),
+            "config": _text(self.config.SerializeToString()),
+            "metrics": _text(self.metrics.SerializeToString()),
+        }
+        for name, encoded in ((_CONTRIBUTION, self.contribution), (_RECEIVED, self.received)):
+            if encoded is not None:
+                tensors[name] = torch.frombuffer(bytearray(encoded.body() or b"\0"), dtype=torch.uint8)
+                metadata[name] = _text(encoded.manifest.SerializeToString())
+        partial = path.with_suffix(".part")
+        try:
+            save_file(tensors, partial, metadata)
+            reach("client.checkpoint.written")
+            settle(partial, path)
+        except (OSError, safetensors.SafetensorError) as error:
+            raise CheckpointError(f"cannot write the checkpoint {path}: {error}") from error
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        try:
+            with safetensors.safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                _check_format(path, metadata)
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+            return cls(
+                run_id=metadata["run_id"],
+                client_id=int(metadata["client_id"]),
+                round=int(metadata["round"]),
+                architecture=metadata["architecture"],
+                head=metadata["head"],
+                image_shape=_image_shape(metadata["image_shape"]),
+                class_names=_class_names(metadata["class_names"]),
+                config=pb.RunConfig.FromString(_bytes(metadata["config"])),
+                metrics=pb.RoundMetrics.FromString(_bytes(metadata["metrics"])),
+                model={
+                    name.removeprefix(_MODEL): tensor for name, tensor in tensors.items() if name.startswith(_MODEL)
+                },
+                contribution=_encoded(_CONTRIBUTION, metadata, tensors),
+                received=_encoded(_RECEIVED, metadata, tensors),
+            )
+        except FileNotFoundError:
+            raise CheckpointError(f"there is no checkpoint {path}") from None
+        except (OSError, KeyError, TypeError, ValueError, DecodeError, safetensors.SafetensorError) as error:
+            raise CheckpointError(f"cannot read the checkpoint {path}: {error}") from error
+
+
+class ClientDirectory:
+    """A client's own directory in one run; only one daemon at a time may use it."""
+
+    def __init__(self, state_dir: Path, run_id: str, client_id: int) -> None:
+        self.path = state_dir / run_id / f"client-{client_id}"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.path / _LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise ConfigurationError(f"the state directory {self.path} cannot be used: {error.strerror}") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise ConfigurationError(f"another daemon is already client {client_id}, in {self.path}") from None
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / CHECKPOINT_NAME
+
+    def load(self) -> Checkpoint | None:
+        return Checkpoint.load(self.checkpoint) if self.checkpoint.exists() else None
+
+    def session(self) -> str:
+        """The secret of the last session, or nothing."""
+        try:
+            return str(json.loads((self.path / _SESSION_NAME).read_text())["session"])
+        except (OSError, ValueError, KeyError):
+            return ""
+
+    def save_session(self, secret: str) -> None:
+        partial = self.path / (_SESSION_NAME + ".part")
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump({"session": secret}, file)
+        settle(partial, self.path / _SESSION_NAME)
+
+    def close(self) -> None:
+        os.close(self._lock)
+
+
+def _check_format(path: Path, metadata: Mapping[str, str]) -> None:
+    found = metadata.get("format", "")
+    if not found.startswith(_FORMAT_FAMILY):
+        raise CheckpointError(f"{path} is not a client's checkpoint")
+    if found != _FORMAT:
+        raise CheckpointError(f"{path} is a checkpoint of another version: its format is {found}, ours {_FORMAT}")
+
+
+def _class_names(text: str) -> tuple[str, ...]:
+    names = json.loads(text)
+    if not isinstance(names, list) or not all(isinstance(name, str) and name.isprintable() for name in names):
+        raise ValueError("its class names are none")
+    return tuple(names)
+
+
+def _image_shape(text: str) -> tuple[int, int, int]:
+    """Numbers and nothing else: a model of the user's own is called with them."""
+    channels, height, width = json.loads(text)
+    if not all(type(size) is int and size > 0 for size in (channels, height, width)):
+        raise ValueError(f"{text} is not the shape of an image")
+    return channels, height, width
+
+
+def _encoded(name: str, metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Encoded | None:
+    if name not in metadata:
+        return None
+    manifest = pb.Manifest.FromString(_bytes(metadata[name]))
+    body = tensors[name].numpy().tobytes()[: manifest.total_bytes]
+    return Encoded(manifest=manifest, segments=(memoryview(body),))
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _bytes(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)

@@ -1,0 +1,175 @@
+"""Getting ready for a run: the client's data, its model, and what it kept from before."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_client.data import (
+    ClientData,
+    DataError,
+    SharedLoad,
+    load_dataset,
+    load_private_data,
+    private_shard,
+    shard_of,
+)
+from feddbp_client.methods.base import LocalMethod, Task
+from feddbp_client.models import build_backbone, build_head
+from feddbp_client.training.checkpoint import Checkpoint, ClientDirectory
+from feddbp_client.training.trainer import LocalRun
+from feddbp_common.config.catalog import CUSTOM_DATASET, MODEL_GROUPS
+from feddbp_common.config.run import RunConfig, run_to_proto
+from feddbp_common.errors import ConfigurationError
+from feddbp_common.seeding import derive_seed
+from feddbp_common.version import VERSION
+
+log = logging.getLogger("feddbp.client")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalOptions:
+    """What a client decides for itself."""
+
+    data: Path | None
+    data_dir: Path
+    model: str | None
+    device: torch.device
+    amp: bool
+    shared_load: SharedLoad | None = None
+    """Told when a client has its shard; without it the whole data set stays in memory for whoever comes next."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A client that is ready to join."""
+
+    client_id: int
+    run_id: str
+    config: RunConfig
+    data: ClientData
+    local: LocalRun
+    architecture: str
+    head: str
+    device: torch.device
+
+    def summary(self) -> pb.DataSummary:
+        return pb.DataSummary(label_counts=self.data.label_counts.tolist(), test_samples=len(self.data.test_labels))
+
+    def capabilities(self) -> pb.Capabilities:
+        return pb.Capabilities(
+            architecture=self.architecture,
+            parameters=sum(parameter.numel() for parameter in self.local.method.parameters()),
+            device=str(self.device),
+            software_version=VERSION,
+        )
+
+    def checkpoint(self, round_number: int, metrics: pb.RoundMetrics) -> Checkpoint:
+        return Checkpoint(
+            run_id=self.run_id,
+            client_id=self.client_id,
+            round=round_number,
+            architecture=self.architecture,
+            head=self.head,
+            image_shape=self.data.image_shape,
+            class_names=self.data.class_names,
+            config=run_to_proto(self.config),
+            model=self.local.method.state_dict(),
+            metrics=metrics,
+        )
+
+
+def prepare(config: RunConfig, run_id: str, client_id: int, options: LocalOptions) -> Prepared:
+    """Loads the client's data and builds its model; slow, and the same every time."""
+    try:
+        data = load_client_data(config, client_id, options)
+    finally:  # nor does a client need it that cannot go on
+        if options.shared_load is not None:
+            options.shared_load.no_longer_needed_by(client_id)
+    group = MODEL_GROUPS[config.training.model_group]
+    architecture, head = options.model or group.body_of(client_id), group.head_of(client_id)
+    method = build_method(config, client_id, architecture, head, data.image_shape)
+    local = LocalRun(
+        method=method, data=data, config=config, client_id=client_id, device=options.device, amp=options.amp
+    )
+    return Prepared(
+        client_id=client_id,
+        run_id=run_id,
+        config=config,
+        data=data,
+        local=local,
+        architecture=architecture,
+        head=head,
+        device=options.device,
+    )
+
+
+def load_client_data(config: RunConfig, client_id: int, options: LocalOptions) -> ClientData:
+    if client_id >= config.clients:
+        raise ConfigurationError(f"client id {client_id} is not one of this run's 0 to {config.clients - 1}")
+    if options.data is not None:
+        try:
+            names = config.data.class_names or None
+            private = load_private_data(
+                options.data, classes=config.classes, class_names=names, image_size=config.data.image_size
+            )
+            return private_shard(private, seed=config.seed, client_id=client_id)
+        except DataError as error:
+            raise ConfigurationError(f"--data {error}") from error
+    if config.data.dataset == CUSTOM_DATASET:
+        raise ConfigurationError("in this run every client brings its own data: give --data")
+    return shard_of(
+        load_dataset(config.data.dataset, options.data_dir),
+        clients=config.clients,
+        alpha=config.data.alpha,
+        seed=config.seed,
+        client_id=client_id,
+        batch_size=config.training.batch_size,
+    )
+
+
+def build_method(
+    config: RunConfig, client_id: int, architecture: str, head: str, image_shape: tuple[int, int, int]
+) -> LocalMethod:  # type: ignore[type-arg]
+    """The client's half of the method with fresh weights, drawn from the run seed and the client's id."""
+    torch.manual_seed(derive_seed(config.seed, "weights", client_id))
+    width = config.training.feature_dim
+    shape = config.exchange_shape
+    method: LocalMethod = config.method_spec.load_trainer()(  # type: ignore[type-arg]
+        backbone=build_backbone(architecture, image_shape, feature_dim=width),
+        make_head=lambda: build_head(head, config.classes, feature_dim=width),
+        settings=config.settings,
+        task=Task(
+            classes=shape.classes,
+            feature_dim=width,
+            rounds=config.rounds,
+            top_channels_only=shape.top_channels_only,
+            seed=config.seed,
+            image_shape=image_shape,
+        ),
+    )
+    return method
+
+
+def resume(prepared: Prepared, directory: ClientDirectory) -> Checkpoint | None:
+    """Puts the weights of the last checkpoint, if there is one, into the prepared client."""
+    checkpoint = directory.load()
+    if checkpoint is None:
+        return None
+    if checkpoint.architecture != prepared.architecture:
+        raise ConfigurationError(
+            f"client {prepared.client_id} began this run as {checkpoint.architecture}, not {prepared.architecture}; "
+            "give the same --model"
+        )
+    if checkpoint.image_shape != prepared.data.image_shape:
+        raise ConfigurationError(
+            f"client {prepared.client_id} began this run with images of shape {list(checkpoint.image_shape)}, not "
+            f"{list(prepared.data.image_shape)}; give the same --data, or fix their size by the run's --image-size"
+        )
+    prepared.local.method.load_state_dict(dict(checkpoint.model))
+    log.info("client %d goes on after round %d", prepared.client_id, checkpoint.round)
+    return checkpoint

@@ -1,0 +1,192 @@
+"""One round on a client: evaluate with what the server sent, train, collect what to send back."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_client.data import ClientData, batches
+from feddbp_client.methods.base import LocalMethod
+from feddbp_client.training.devices import Precision, place, take
+from feddbp_common.config.run import RunConfig
+from feddbp_common.errors import FedDBPError
+from feddbp_common.seeding import derive_seed
+from feddbp_common.wire import Payload
+
+log = logging.getLogger("feddbp.client")
+
+PASS_BATCH: Final = 512
+"""Batch size of passes that only look: evaluation and collection."""
+
+OnEpoch = Callable[[int, int], None]
+
+
+class TrainingError(FedDBPError):
+    """Local training cannot go on."""
+
+
+@contextmanager
+def told_in_one_line() -> Iterator[None]:
+    """Makes a TrainingError of whatever a library, a device or a user's own model raises."""
+    try:
+        yield
+    except FedDBPError:
+        raise
+    except Exception as error:
+        log.debug("local work failed", exc_info=True)
+        told = str(error).strip().partition("\n")[0]
+        raise TrainingError(f"{type(error).__name__}: {told}" if told else type(error).__name__) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundResult:
+    """What a round gave: results to report and, if the client trained, a contribution."""
+
+    metrics: pb.RoundMetrics
+    contribution: Payload | None
+
+
+class LocalRun:
+    """A client's model and data, and the rounds it does with them. Blocking: it belongs in a worker thread."""
+
+    def __init__(
+        self,
+        *,
+        method: LocalMethod,  # type: ignore[type-arg]
+        data: ClientData,
+        config: RunConfig,
+        client_id: int,
+        device: torch.device,
+        amp: bool = False,
+    ) -> None:
+        self.method = method.to(device)
+        self._config = config
+        self._client_id = client_id
+        self._device = device
+        self._precision = Precision(device, amp)
+        self._train_images = place(data.train_images, device)
+        self._train_labels = data.train_labels.to(device)
+        self._test_images = place(data.test_images, device)
+        self._test_labels = data.test_labels.to(device)
+        self._stop = threading.Event()
+
+    def stop(self) -> None:
+        """Ends work that is under way at its next batch, and work to come at once."""
+        self._stop.set()
+
+    def _check_stop(self) -> None:
+        if self._stop.is_set():
+            raise TrainingError("stopped")
+
+    def observe(self, received: Payload, round_number: int) -> RoundResult:
+        """Evaluates only: the last evaluation, or a round this client was not chosen for."""
+        self._check_stop()
+        self._seed(round_number)
+        self.method.receive(received, completed_rounds=round_number)
+        return RoundResult(metrics=self._evaluate(), contribution=None)
+
+    def train(self, received: Payload, round_number: int, on_epoch: OnEpoch) -> RoundResult:
+        metrics = self.observe(received, round_number).metrics
+        started = time.perf_counter()
+        losses = self._train(round_number, on_epoch)
+        trained = time.perf_counter()
+        contribution = self._collect()
+        metrics.losses.extend(pb.LossTerm(name=name, value=value) for name, value in losses.items())
+        metrics.seconds.train = trained - started
+        metrics.seconds.collect = time.perf_counter() - trained
+        return RoundResult(metrics=metrics, contribution=contribution)
+
+    def _seed(self, round_number: int) -> None:
+        """Everything random in a round depends on the run, the client and the round, not on what happened before."""
+        torch.manual_seed(derive_seed(self._config.seed, "round", self._client_id, round_number))
+
+    @torch.inference_mode()
+    def _evaluate(self) -> pb.RoundMetrics:
+        started = time.perf_counter()
+        self.method.eval()
+        correct = dict.fromkeys(self.method.inference_rules, 0)
+        for index in torch.arange(len(self._test_labels)).split(PASS_BATCH):
+            self._check_stop()
+            labels = self._test_labels[index.to(self._test_labels.device)]
+            with self._precision.autocast():
+                predictions = self.method.predict(take(self._test_images, index, self._device))
+            for rule, predicted in predictions.items():
+                correct[rule] += int((predicted == labels).sum())
+        return pb.RoundMetrics(
+            accuracies=[pb.Accuracy(rule=rule, correct=right) for rule, right in correct.items()],
+            inference=self.method.inference,
+            test_samples=len(self._test_labels),
+            seconds=pb.Seconds(evaluate=time.perf_counter() - started),
+        )
+
+    def _train(self, round_number: int, on_epoch: OnEpoch) -> dict[str, float]:
+        """Local epochs with a fresh optimiser; returns the mean of every loss term over the steps."""
+        training = self._config.training
+        self.method.train()
+        optimiser = torch.optim.SGD(
+            self.method.parameter_groups(training.learning_rate),
+            momentum=training.momentum,
+            weight_decay=training.weight_decay,
+        )
+        scaler = self._precision.scaler()
+        order = torch.Generator().manual_seed(derive_seed(self._config.seed, "order", self._client_id, round_number))
+        tally = _LossTally()
+        for epoch in range(training.local_epochs):
+            self.method.begin_epoch(epoch, training.local_epochs)
+            for index in batches(
+                len(self._train_labels),
+                batch_size=training.batch_size,
+                generator=order,
+                htfllib_loader=training.htfllib_loader,
+            ):
+                self._check_stop()
+                images = take(self._train_images, index, self._device)
+                labels = self._train_labels[index.to(self._train_labels.device)]
+                with self._precision.autocast():
+                    objective = self.method.objective(images, labels)
+                optimiser.zero_grad(set_to_none=True)
+                scaler.scale(objective.total).backward()
+                scaler.unscale_(optimiser)
+                self.method.clip_gradients()
+                scaler.step(optimiser)
+                scaler.update()
+                tally.add({"total": objective.total, **objective.terms})
+            on_epoch(epoch + 1, training.local_epochs)
+        return tally.means()
+
+    def _collect(self) -> Payload:
+        self.method.eval()
+        with self._precision.autocast():
+            return self.method.collect(self._train_images, self._train_labels, batch_size=PASS_BATCH)
+
+
+class _LossTally:
+    """Sums of the loss terms, kept on the device: reading them every step would make the device wait."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, torch.Tensor] = {}
+        self._steps = 0
+
+    def add(self, terms: dict[str, torch.Tensor]) -> None:
+        self._steps += 1
+        for name, value in terms.items():
+            detached = value.detach().float()
+            self._sums[name] = self._sums[name] + detached if name in self._sums else detached
+
+    def means(self) -> dict[str, float]:
+        if not self._steps:
+            raise TrainingError("the client has too few training samples for a single batch")
+        means = {name: float(total) / self._steps for name, total in self._sums.items()}
+        for name, value in means.items():
+            if not math.isfinite(value):
+                raise TrainingError(f"training diverged: loss term {name!r} is {value}; try a smaller --learning-rate")
+        return means

@@ -1,0 +1,1 @@
+"""The configuration of a run: its fields, the sources it is read from, and its errors."""

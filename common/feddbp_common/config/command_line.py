@@ -1,0 +1,85 @@
+"""What every command does the same way: parse, complain in one line, and exit with a code that means something."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+from pydantic import BaseModel
+
+from feddbp_common.config.hints import did_you_mean
+from feddbp_common.config.sources import build_parser, resolve
+from feddbp_common.errors import ConfigurationError, ExitCode, FedDBPError
+from feddbp_common.version import VERSION
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+ENV_PREFIX = "FEDDBP_"
+_CONFIG_VARIABLE = f"{ENV_PREFIX}CONFIG"
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose complaint is one line: the usage of forty flags helps nobody."""
+
+    def error(self, message: str) -> NoReturn:
+        hint = self._hint(message)
+        raise ConfigurationError(f"{message}{hint or ';'} see {self.prog} --help")
+
+    def _hint(self, message: str) -> str:
+        flags = [word.partition("=")[0] for word in message.split() if word.startswith("--")]
+        if not message.startswith("unrecognized arguments") or not flags:
+            return ""
+        return did_you_mean(flags[0], self._option_string_actions)
+
+
+def settings_parser(prog: str, description: str, model: type[BaseModel]) -> Parser:
+    """The parser of a command whose options are the fields of a model."""
+    parser = Parser(
+        prog=prog,
+        usage=f"{prog} [options]",
+        description=description,
+        epilog=f"Every option can also be set by the variable in brackets, or in a TOML file given by --config "
+        f"({ENV_PREFIX}CONFIG); flags win over variables, variables over the file.",
+        allow_abbrev=False,
+    )
+    add_settings(parser, model)
+    parser.add_argument("--version", action="version", version=f"%(prog)s {VERSION}")
+    return parser
+
+
+def add_settings(parser: argparse.ArgumentParser, model: type[BaseModel]) -> None:
+    build_parser(parser, model, env_prefix=ENV_PREFIX)
+    parser.add_argument("--config", type=Path, default=None, metavar="FILE", help="read options from a TOML file")
+
+
+def settings_from(model: type[ModelT], flags: argparse.Namespace) -> ModelT:
+    if flags.config is not None:
+        return resolve(model, flags, env_prefix=ENV_PREFIX, file=flags.config)
+    file = os.environ.get(_CONFIG_VARIABLE)
+    return resolve(
+        model, flags, env_prefix=ENV_PREFIX, file=Path(file) if file else None, file_variable=_CONFIG_VARIABLE
+    )
+
+
+def import_from_working_directory() -> None:
+    """A user's own model lies where the command is started, and an installed command does not look there by itself."""
+    sys.path.insert(0, str(Path.cwd()))
+
+
+def run_command(prog: str, command: Callable[[Sequence[str]], int], argv: Sequence[str] | None = None) -> int:
+    """Runs a command and turns what it raises into one line on stderr and an exit code."""
+    try:
+        return command(sys.argv[1:] if argv is None else argv)
+    except FedDBPError as error:
+        print(f"{prog}: error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print(f"{prog}: interrupted", file=sys.stderr)
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        # the reader of our output went away; say nothing more, not even at interpreter exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.FAILURE

@@ -1,0 +1,278 @@
+"""The configuration of a run: typed, frozen, checked as a whole, and the same on every machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from enum import StrEnum
+from typing import Any, Final, Self
+
+from google.protobuf import json_format, struct_pb2
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.config.catalog import CUSTOM_DATASET, DATASETS, FEATURE_DIM, MODEL_GROUPS
+from feddbp_common.config.errors import Complaint
+from feddbp_common.config.hints import did_you_mean
+from feddbp_common.config.types import Frozen
+from feddbp_common.errors import ConfigurationError
+from feddbp_common.methods import ExchangeShape, Method, MethodSettings, method_named, split_preset
+from feddbp_common.wire import WireType
+
+MAX_CLIENTS: Final = 100_000
+MAX_CLASSES: Final = 65_536
+_UINT32_MAX: Final = 2**32 - 1
+"""What the protocol can carry."""
+_MAX_IMAGE_SIZE: Final = 1024
+
+
+class FisherForm(StrEnum):
+    """How the importance of channels travels."""
+
+    SCORES = "scores"
+    TOP_CHANNELS = "top_channels"
+
+
+class RealType(StrEnum):
+    """Element type of real-valued tensors on the wire."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+
+class DataConfig(Frozen):
+    """Data: which, and how it is split over clients."""
+
+    dataset: str = Field("digits", description=f"{', '.join(DATASETS)}, or {CUSTOM_DATASET} (every client's own)")
+    alpha: float = Field(0.1, gt=0, description="concentration of the Dirichlet split; smaller is more uneven")
+    classes: int | None = Field(None, ge=2, le=MAX_CLASSES, description=f"classes of a {CUSTOM_DATASET} data set")
+    class_names: tuple[str, ...] = Field((), description="their names in the order of their ids, comma-separated")
+    image_size: int | None = Field(
+        None,
+        ge=1,
+        le=_MAX_IMAGE_SIZE,
+        description=f"side to which all images of a {CUSTOM_DATASET} data set are scaled (default: each client's own)",
+    )
+
+    @field_validator("class_names", mode="before")
+    @classmethod
+    def _split_names(cls, value: Any) -> Any:
+        return tuple(filter(None, (name.strip() for name in value.split(",")))) if isinstance(value, str) else value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_what_is_known(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        given = {name: value for name, value in values.items() if value is not None}
+        known = DATASETS.get(str(values.get("dataset", "digits")))
+        if known is not None:
+            return {"classes": known.classes, "image_size": known.image_size, **given}
+        names = values.get("class_names")
+        return {"classes": len(cls._split_names(names)), **given} if names else values
+
+    @model_validator(mode="after")
+    def _classes_agree(self) -> Self:
+        known = DATASETS.get(self.dataset)
+        if known is None and self.dataset != CUSTOM_DATASET:
+            raise ConfigurationError(
+                f"no data set is called {self.dataset!r}; there are: {', '.join((*DATASETS, CUSTOM_DATASET))}"
+            )
+        if self.classes is None:
+            raise ConfigurationError("a custom data set needs --classes or --class-names")
+        if known is not None and self.classes != known.classes:
+            raise ConfigurationError(f"{self.dataset} has {known.classes} classes, not {self.classes}")
+        if known is not None and self.image_size != known.image_size:
+            raise ConfigurationError(f"{self.dataset} has images of side {known.image_size}, not {self.image_size}")
+        if self.class_names and len(self.class_names) != self.classes:
+            raise ConfigurationError(f"{len(self.class_names)} class names for {self.classes} classes")
+        if len(set(self.class_names)) != len(self.class_names):
+            raise ConfigurationError("a class name is given twice")
+        return self
+
+    @property
+    def channels(self) -> int | None:
+        """Of the images, where all clients have the same."""
+        known = DATASETS.get(self.dataset)
+        return None if known is None else known.channels
+
+
+class TrainingConfig(Frozen):
+    """Local training: what each client does in a round."""
+
+    local_epochs: int = Field(10, ge=1, le=_UINT32_MAX, description="passes over the local data per round")
+    batch_size: int = Field(32, ge=2, le=_UINT32_MAX, description="samples per step")
+    learning_rate: float = Field(0.01, gt=0, description="step size of SGD")
+    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD, which starts afresh every round")
+    weight_decay: float = Field(0.0, ge=0, description="L2 penalty of SGD")
+    model_group: str = Field("mini-8", description=f"architectures dealt out by id: {', '.join(MODEL_GROUPS)}")
+    feature_dim: int = Field(FEATURE_DIM, ge=2, le=65_535, description="width of features and prototypes")
+    htfllib_loader: bool = Field(False, description="neither shuffle nor keep a last partial batch, as HtFLlib")
+
+    @field_validator("model_group")
+    @classmethod
+    def _known_group(cls, name: str) -> str:
+        if name not in MODEL_GROUPS:
+            raise ConfigurationError(f"no model group is called {name!r}; there are: {', '.join(MODEL_GROUPS)}")
+        return name
+
+
+class WireConfig(Frozen):
+    """Wire: the form in which tensors travel."""
+
+    wire_dtype: RealType = Field(RealType.FLOAT32, description="element type of real tensors on the wire")
+    fisher: FisherForm = Field(FisherForm.SCORES, description="Fisher scores in full, or only the top channels")
+
+
+class RunConfig(Frozen):
+    """Run: everything that has to be the same for all clients."""
+
+    method: str = Field("feddbp", description="name of the method, or NAME:PRESET; see `feddbp methods`")
+    method_settings: dict[str, Any] = Field(
+        {}, description="a setting of the method; may be repeated", json_schema_extra={"flag": "--set"}
+    )
+    clients: int = Field(20, ge=1, le=MAX_CLIENTS, description="client ids 0 to N-1, and shards of the data")
+    rounds: int = Field(100, ge=1, le=_UINT32_MAX, description="rounds of training")
+    participation: float = Field(1.0, gt=0, le=1, description="share of the clients chosen to train in a round")
+    seed: int = Field(0, ge=0, lt=2**32, description="every random choice derives from it")
+    data: DataConfig = DataConfig()
+    training: TrainingConfig = TrainingConfig()
+    wire: WireConfig = WireConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unfold_preset(cls, values: Any) -> Any:
+        # a run is described by what it does: of a preset only the settings remain
+        if not isinstance(values, dict) or not isinstance(values.get("method"), str):
+            return values
+        method, settings = split_preset(values["method"])
+        given = values.get("method_settings", {})
+        if not settings or not isinstance(given, dict):
+            return {**values, "method": method}
+        return {**values, "method": method, "method_settings": {**settings, **given}}
+
+    @model_validator(mode="after")
+    def _settings_fit_method(self) -> Self:
+        # stored in full, so that a run is described by its own record and not by the defaults of the day
+        resolved = resolve_settings(method_named(self.method), self.method_settings)
+        object.__setattr__(self, "method_settings", resolved.model_dump(mode="json"))
+        self.method_spec.upload_rules(resolved, self.exchange_shape)
+        return self
+
+    @model_validator(mode="after")
+    def _heads_fit_method(self) -> Self:
+        heads = set(MODEL_GROUPS[self.training.model_group].heads)
+        if self.method_spec.needs_equal_heads and heads != {"linear"}:
+            raise ConfigurationError(
+                f"{self.method} shares one linear head among all clients, but those of model group "
+                f"{self.training.model_group} differ: {', '.join(sorted(heads))}"
+            )
+        return self
+
+    @property
+    def method_spec(self) -> Method:
+        return method_named(self.method)
+
+    @property
+    def settings(self) -> MethodSettings:
+        return resolve_settings(self.method_spec, self.method_settings)
+
+    @property
+    def classes(self) -> int:
+        assert self.data.classes is not None
+        return self.data.classes
+
+    @property
+    def exchange_shape(self) -> ExchangeShape:
+        return ExchangeShape(
+            classes=self.classes,
+            feature_dim=self.training.feature_dim,
+            clients=self.clients,
+            image_size=self.data.image_size,
+            channels=self.data.channels,
+            top_channels_only=self.wire.fisher is FisherForm.TOP_CHANNELS,
+        )
+
+    @property
+    def wire_type(self) -> WireType:
+        return WireType(self.wire.wire_dtype.value)
+
+    def canonical_json(self) -> str:
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True)
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the configuration by its content."""
+        return hashlib.sha256(self.canonical_json().encode()).hexdigest()[:8]
+
+
+def resolve_settings(method: Method, given: dict[str, Any]) -> MethodSettings:
+    """The method's settings with defaults filled in; a mistake is named with what would have been right."""
+    try:
+        return method.settings.model_validate(given)
+    except ValidationError as error:
+        first = Complaint.first_of(error)
+        if first.kind == "extra_forbidden":
+            known = method.settings.model_fields
+            raise ConfigurationError(
+                f"{method.name} has no setting {first.where!r}{did_you_mean(first.where, known)} "
+                f"(it has: {', '.join(known) or 'none'})"
+            ) from None
+        raise ConfigurationError(f"setting {first.where!r} of {method.name}: {first.in_a_sentence}") from None
+
+
+_FISHER_TO_PROTO: Final = {
+    FisherForm.SCORES: pb.FISHER_FORM_SCORES,
+    FisherForm.TOP_CHANNELS: pb.FISHER_FORM_TOP_CHANNELS,
+}
+_FISHER_FROM_PROTO: Final = {number: form for form, number in _FISHER_TO_PROTO.items()}
+_REAL_TO_PROTO: Final = {
+    RealType.FLOAT32: pb.DTYPE_FLOAT32,
+    RealType.FLOAT16: pb.DTYPE_FLOAT16,
+    RealType.BFLOAT16: pb.DTYPE_BFLOAT16,
+}
+_REAL_FROM_PROTO: Final = {number: real for real, number in _REAL_TO_PROTO.items()}
+
+
+def run_to_proto(run: RunConfig) -> pb.RunConfig:
+    settings = struct_pb2.Struct()
+    settings.update(run.method_settings)
+    return pb.RunConfig(
+        method=run.method,
+        method_settings=settings,
+        clients=run.clients,
+        rounds=run.rounds,
+        participation=run.participation,
+        seed=run.seed,
+        data=pb.DataConfig(**run.data.model_dump()),
+        training=pb.TrainingConfig(**run.training.model_dump()),
+        wire=pb.WireConfig(dtype=_REAL_TO_PROTO[run.wire.wire_dtype], fisher=_FISHER_TO_PROTO[run.wire.fisher]),
+    )
+
+
+def run_from_proto(message: pb.RunConfig) -> RunConfig:
+    """The run as a client reads it; whatever this version does not understand is refused, not guessed."""
+    try:
+        return RunConfig(
+            method=message.method,
+            method_settings=json_format.MessageToDict(message.method_settings),
+            clients=message.clients,
+            rounds=message.rounds,
+            participation=message.participation,
+            seed=message.seed,
+            data=DataConfig.model_validate({**_fields(message.data), "image_size": message.data.image_size or None}),
+            training=TrainingConfig.model_validate(_fields(message.training)),
+            wire=WireConfig(
+                wire_dtype=_REAL_FROM_PROTO[message.wire.dtype], fisher=_FISHER_FROM_PROTO[message.wire.fisher]
+            ),
+        )
+    except ValidationError as error:
+        fault = str(Complaint.first_of(error))
+    except KeyError:
+        fault = "wire: an element type or a form of Fisher scores this version does not know"
+    raise ConfigurationError(f"the server's run configuration cannot be used: {fault}")
+
+
+def _fields(message: pb.DataConfig | pb.TrainingConfig) -> dict[str, Any]:
+    return {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}

@@ -1,0 +1,129 @@
+"""`feddbp demo`: a whole federation on this machine, from the first process to the curves."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from feddbp_common.config.command_line import settings_from, settings_parser
+from feddbp_common.errors import ConfigurationError, ExitCode
+from feddbp_lab.commands.options import DemoConfig
+from feddbp_lab.needs import check_installed
+from feddbp_lab.processes.federation import Federation, FederationOptions, ProcessDiedError
+from feddbp_lab.processes.signals import on_stop_signals
+from feddbp_lab.results.curves import draw_curves
+from feddbp_lab.results.run_results import CURVES_NAME, METRICS_NAME, SUMMARY_NAME, MetricsTail, RunResults
+from feddbp_lab.terminal.live import LiveDisplay
+from feddbp_lab.terminal.plain import PlainDisplay, SilentDisplay
+from feddbp_lab.terminal.run_table import report
+
+PROG: Final = "feddbp demo"
+RUNS: Final = Path("runs")
+Display = LiveDisplay | PlainDisplay | SilentDisplay
+
+
+def command(argv: Sequence[str]) -> int:
+    parser = settings_parser(
+        PROG, "Runs a server and its clients on this machine and shows how they learn.", DemoConfig
+    )
+    config = settings_from(DemoConfig, parser.parse_args(argv))
+    if config.here.dry_run:
+        print(config.model_dump_json(indent=2))
+        return ExitCode.OK
+    check_installed("the demo")
+    options = FederationOptions(
+        run=config.run.as_run(),
+        directory=output_directory(config),
+        processes=config.processes,
+        data_dir=config.here.data_dir,
+        device=config.here.device,
+    )
+    return asyncio.run(_stoppable_demo(options, as_json=config.here.json_output))
+
+
+def output_directory(config: DemoConfig) -> Path:
+    """A directory that was made for this run or is empty: results of two runs must not mix."""
+    out = config.here.out
+    try:
+        if out is None:
+            return _new_directory(f"demo-{config.run.method}-{config.run.data.dataset}")
+        out.mkdir(parents=True, exist_ok=True)
+        if any(out.iterdir()):
+            raise ConfigurationError(f"--out: {out} is not empty; name another directory, or leave it out")
+    except OSError as error:
+        raise ConfigurationError(f"--out: {error.filename}: {error.strerror}") from None
+    return out
+
+
+def _new_directory(name: str) -> Path:
+    RUNS.mkdir(exist_ok=True)
+    for suffix in itertools.chain(("",), (f"-{number}" for number in itertools.count(2))):
+        try:
+            # made, not looked for: another demo may be doing the same
+            (RUNS / (name + suffix)).mkdir()
+        except FileExistsError:
+            continue
+        return RUNS / (name + suffix)
+    raise AssertionError("numbers do not end")
+
+
+async def _stoppable_demo(options: FederationOptions, *, as_json: bool) -> int:
+    """The demo; a signal cancels it, which stops every process, and a second one kills those that take their time."""
+    demo = asyncio.current_task()
+    assert demo is not None
+    on_stop_signals(demo.cancel)
+    try:
+        return await _demo(options, as_json=as_json)
+    except asyncio.CancelledError:
+        print(f"{PROG}: interrupted, every process is stopped; logs are in {options.directory}", file=sys.stderr)
+        return ExitCode.INTERRUPTED
+    except ProcessDiedError as error:
+        print(*error.last_lines, f"{PROG}: error: {error}", sep="\n", file=sys.stderr)
+        return error.code
+
+
+async def _demo(options: FederationOptions, *, as_json: bool) -> int:
+    console = Console()
+    with _display(options, console, as_json=as_json) as display:
+        async with Federation(options) as federation, aclosing(federation.statuses()) as statuses:
+            async for status in statuses:
+                display.show(status)
+        summary = federation.summary()
+    results = _keep_results(options)
+    if as_json:
+        print(json.dumps(summary, indent=2))
+    else:
+        console.print(report(results, options.directory))
+    return ExitCode.OK if summary["outcome"] == "finished" else ExitCode.RUN_FAILED
+
+
+def _display(options: FederationOptions, console: Console, *, as_json: bool) -> Display:
+    run = options.run
+    title = (
+        f"{run.method_spec.title} on {run.data.dataset}: {run.clients} clients, {run.rounds} rounds, seed {run.seed}"
+    )
+    if as_json:
+        return SilentDisplay()
+    if console.is_terminal and not console.is_dumb_terminal:
+        return LiveDisplay(console=console, title=title)
+    metrics = MetricsTail(options.server_dir / METRICS_NAME)
+    return PlainDisplay(output=sys.stdout, title=title, clients=run.clients, metrics=metrics)
+
+
+def _keep_results(options: FederationOptions) -> RunResults:
+    # a run that was stopped before its first result has no metrics
+    (options.server_dir / METRICS_NAME).touch()
+    for name in (SUMMARY_NAME, METRICS_NAME):
+        shutil.copyfile(options.server_dir / name, options.directory / name)
+    results = RunResults.read(options.directory)
+    draw_curves(results, options.directory / CURVES_NAME)
+    return results

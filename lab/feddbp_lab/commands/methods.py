@@ -1,0 +1,168 @@
+"""`feddbp methods`: what can be trained, with which settings, and what it sends."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from feddbp_common.config.catalog import FEATURE_DIM
+from feddbp_common.config.command_line import Parser
+from feddbp_common.config.run import MAX_CLASSES, MAX_CLIENTS
+from feddbp_common.errors import ExitCode
+from feddbp_common.methods import METHODS, PRESET_MARK, ExchangeShape, Method, method_named
+from feddbp_common.methods.payload_size import Cargo, ImageShape
+from feddbp_lab.terminal.format import NOTHING
+from feddbp_lab.terminal.plain_table import plain_table
+
+PROG: Final = "feddbp methods"
+
+
+def command(argv: Sequence[str]) -> int:
+    parser = Parser(prog=PROG, description="Lists the methods, or the settings of one.", allow_abbrev=False)
+    parser.add_argument("name", nargs="?", metavar="NAME", help="a method, to see its settings")
+    parser.add_argument("--classes", type=_number(MAX_CLASSES), default=100, metavar="C", help="default 100")
+    parser.add_argument(
+        "--feature-dim", type=_number(65_535), default=FEATURE_DIM, metavar="D", help=f"default {FEATURE_DIM}"
+    )
+    parser.add_argument("--clients", type=_number(MAX_CLIENTS), default=20, metavar="K", help="default 20")
+    parser.add_argument("--image-size", type=_number(224, least=16), default=32, metavar="PIXELS", help="default 32")
+    parser.add_argument("--json", action="store_true", dest="as_json", help="as JSON")
+    arguments = parser.parse_args(argv)
+    scale = Scale(
+        shape=ExchangeShape(classes=arguments.classes, feature_dim=arguments.feature_dim, clients=arguments.clients),
+        image=(3, arguments.image_size, arguments.image_size),
+    )
+    method = method_named(arguments.name) if arguments.name else None
+    if arguments.as_json:
+        described = [_as_dict(each, scale) for each in METHODS.values()] if method is None else _as_dict(method, scale)
+        print(json.dumps(described, indent=2))
+    else:
+        Console().print(methods_table(scale) if method is None else settings_table(method, scale))
+    return ExitCode.OK
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """What the bytes of a method depend on besides its settings."""
+
+    shape: ExchangeShape
+    image: ImageShape
+
+    def bytes_of(self, method: Method, cargo: Cargo) -> int:
+        """With the method's default settings."""
+        return cargo.size(method.settings(), self.shape, self.image)
+
+    def __str__(self) -> str:
+        _, height, width = self.image
+        return (
+            f"C={self.shape.classes}, d={self.shape.feature_dim}, {self.shape.clients} clients, "
+            f"RGB images of {height}x{width}"
+        )
+
+
+def methods_table(scale: Scale) -> RenderableType:
+    table = plain_table("name", "method", "a client sends", "bytes up", "bytes down")
+    for column in table.columns[3:]:
+        column.justify, column.no_wrap = "right", True
+    for method in METHODS.values():
+        table.add_row(
+            Text(method.name, style="bold"),
+            f"{method.title}: {method.reference}",
+            method.up.content if method.up else NOTHING,
+            *(f"{scale.bytes_of(method, cargo):,}" if cargo else NOTHING for cargo in (method.up, method.down)),
+        )
+    return Group(
+        table,
+        Text(f"Bytes of tensors per client and round at most, for {scale}.", style="dim"),
+        Text("Settings and formulas of one: feddbp methods NAME", style="dim"),
+    )
+
+
+def settings_table(method: Method, scale: Scale) -> RenderableType:
+    head = Group(Text.assemble((method.title, "bold"), f"  {method.reference}"), *_traffic(method, scale))
+    if not method.settings.model_fields:
+        return Group(head, "It has no settings.")
+    table = plain_table("setting", "default", "what it is")
+    for name, field in method.settings.model_fields.items():
+        meaning = Text(field.description or "")
+        choices = _choices(field)
+        if choices:
+            meaning.append(f" ({', '.join(choices)})", style="dim")
+        table.add_row(Text(name, style="bold"), str(field.get_default()), meaning)
+    hint = Text(f"Changed with --set, e.g. --set {_example(method)}", style="dim")
+    return Group(head, table, hint, *_presets(method))
+
+
+def _presets(method: Method) -> list[RenderableType]:
+    if not method.presets:
+        return []
+    table = plain_table("preset", "settings", "what it is")
+    for name, preset in method.presets.items():
+        settings = ", ".join(f"{setting}={value}" for setting, value in preset.settings.items())
+        table.add_row(Text(name, style="bold"), settings, preset.description)
+    example = f"{method.name}{PRESET_MARK}{next(iter(method.presets))}"
+    return [Text(), table, Text(f"Chosen with the method, e.g. --method {example}", style="dim")]
+
+
+def _traffic(method: Method, scale: Scale) -> list[Text]:
+    told = [
+        Text(f"{direction}: {cargo.content}, {cargo.formula}: {scale.bytes_of(method, cargo):,} bytes")
+        for direction, cargo in (("up", method.up), ("down", method.down))
+        if cargo
+    ]
+    return [*told, Text(f"per client and round, for {scale}", style="dim")] if told else []
+
+
+def _number(most: int, *, least: int = 2) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) <= most:
+            raise ArgumentTypeError(f"{text!r} is not a number from {least} to {most}")
+        return int(text)
+
+    return number
+
+
+def _choices(field: FieldInfo) -> list[str]:
+    return list(map(str, get_args(field.annotation))) if get_origin(field.annotation) is Literal else []
+
+
+def _example(method: Method) -> str:
+    name, field = next(iter(method.settings.model_fields.items()))
+    return f"{name}={field.get_default()}"
+
+
+def _as_dict(method: Method, scale: Scale) -> dict[str, Any]:
+    return {
+        "name": method.name,
+        "title": method.title,
+        "reference": method.reference,
+        **{
+            direction: {
+                "content": cargo.content,
+                "formula": cargo.formula,
+                "bytes": scale.bytes_of(method, cargo),
+            }
+            for direction, cargo in (("up", method.up), ("down", method.down))
+            if cargo
+        },
+        "presets": [
+            {"name": name, "settings": dict(preset.settings), "description": preset.description}
+            for name, preset in method.presets.items()
+        ],
+        "settings": [
+            {
+                "name": name,
+                "default": field.get_default(),
+                "description": field.description or "",
+                **({"choices": _choices(field)} if _choices(field) else {}),
+            }
+            for name, field in method.settings.model_fields.items()
+        ],
+    }

@@ -1,0 +1,125 @@
+"""The options of the commands. A demo's run is a run like any other, with defaults that fit a minute on two cores."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from feddbp_common.config.catalog import CUSTOM_DATASET, DATASETS
+from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
+from feddbp_common.config.types import Frozen
+from feddbp_common.errors import ConfigurationError
+from feddbp_common.rpc.credentials import Access, check_address, check_exposure
+
+_HIDDEN: dict[str, Any] = {"hidden": True}
+
+
+class DemoData(DataConfig):
+    """Data: which, and how it is split over clients."""
+
+    dataset: str = Field("digits", description=", ".join(DATASETS))
+    # only a custom data set has use for these, and a demo has no data but public ones
+    classes: int | None = Field(None, json_schema_extra=_HIDDEN)
+    class_names: tuple[str, ...] = Field((), json_schema_extra=_HIDDEN)
+    image_size: int | None = Field(None, json_schema_extra=_HIDDEN)
+
+    @field_validator("dataset")
+    @classmethod
+    def _public(cls, name: str) -> str:
+        if name == CUSTOM_DATASET:
+            raise ConfigurationError("the demo splits a public data set; feddbp-client --data takes your own")
+        return name
+
+
+class DemoTraining(TrainingConfig):
+    """Local training: what each client does in a round."""
+
+    local_epochs: int = Field(3, ge=1, description="passes over the local data per round")
+    learning_rate: float = Field(0.05, gt=0, description="step size of SGD")
+
+
+class DemoRun(RunConfig):
+    """Run: everything that has to be the same for all clients."""
+
+    clients: int = Field(8, ge=1, le=1000, description="clients, and shards of the data")
+    rounds: int = Field(10, ge=1, description="rounds of training")
+    data: DemoData = DemoData()
+    training: DemoTraining = DemoTraining()
+
+    def as_run(self) -> RunConfig:
+        return RunConfig.model_validate(self.model_dump())
+
+
+class HereConfig(Frozen):
+    """Demo: how it runs on this machine and what it shows."""
+
+    out: Path | None = Field(None, description="where results go; default runs/demo-METHOD-DATASET")
+    processes: int | None = Field(None, ge=1, description="client processes; default one per core")
+    data_dir: Path = Field(Path("data"), description="where public data sets are found or downloaded to")
+    device: str = Field(
+        "auto", description="cpu, cuda:N or mps; auto takes CUDA's first GPU, else Apple's, else the CPU"
+    )
+    json_output: bool = Field(
+        False, description="print the summary as JSON and nothing else", json_schema_extra={"flag": "--json"}
+    )
+    dry_run: bool = Field(False, description="print the resolved configuration and exit")
+
+
+class DemoConfig(Frozen):
+    """All options of `feddbp demo`."""
+
+    here: HereConfig = HereConfig()
+    run: DemoRun = DemoRun()
+
+    @property
+    def processes(self) -> int:
+        return min(self.here.processes or usable_cores(), self.run.clients)
+
+
+class ReachConfig(Frozen):
+    """Server: where it is and how it is reached."""
+
+    server: str = Field("127.0.0.1:50051", description="address of the server, HOST:PORT")
+    certs: Path | None = Field(None, description="directory made by `feddbp certs`, with the operator's certificate")
+    insecure: bool = Field(False, description="talk to another machine without TLS")
+
+    @model_validator(mode="after")
+    def _encrypted_or_on_purpose(self) -> Self:
+        check_address(self.server)
+        check_exposure(self.server, certs=self.certs, insecure=self.insecure)
+        return self
+
+
+class OperatorConfig(ReachConfig):
+    """Server: where it is, and what shows that it is the operator who asks."""
+
+    token_file: Path | None = Field(None, description="file with the operator's token")
+
+    @property
+    def access(self) -> Access:
+        return Access(certs=self.certs, token_file=self.token_file)
+
+
+class ViewConfig(OperatorConfig):
+    """Status: whose, and how it is shown."""
+
+    watch: bool = Field(False, description="go on showing it until the run is over; exit code 5 if that ends badly")
+    json_output: bool = Field(
+        False, description="as JSON; one line per change with --watch", json_schema_extra={"flag": "--json"}
+    )
+
+
+class StatusConfig(Frozen):
+    """All options of `feddbp status`."""
+
+    view: ViewConfig = ViewConfig()
+
+
+def usable_cores() -> int:
+    """Cores this process may use, which in a container are fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,90 @@
+"""`feddbp predict`: what a trained client sees on images, a line each."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import Field
+
+from feddbp_common.config.command_line import settings_from
+from feddbp_common.errors import ExitCode
+from feddbp_lab.commands.checkpoint import Options, checkpoint_parser, load_client
+from feddbp_lab.terminal.format import percent
+
+if TYPE_CHECKING:
+    from feddbp_client.inference.prediction import Candidate, Prediction
+    from feddbp_client.inference.trained_client import TrainedClient
+
+PROG: Final = "feddbp predict"
+
+
+class PredictOptions(Options):
+    """Prediction: how much is told, and how."""
+
+    top: int = Field(3, ge=1, description="how many classes are told of each image, the likeliest first")
+    device: str = Field(
+        "auto", description="cpu, cuda:N or mps; auto takes CUDA's first GPU, else Apple's, else the CPU"
+    )
+    json_output: bool = Field(False, description="one JSON object per image", json_schema_extra={"flag": "--json"})
+
+
+class PredictConfig(Options):
+    """All options of `feddbp predict`."""
+
+    prediction: PredictOptions = PredictOptions()
+
+
+def command(argv: Sequence[str]) -> int:
+    parser = checkpoint_parser(PROG, "IMAGE...", "Lets a trained client say what is on images.", PredictConfig)
+    parser.add_argument("images", nargs="+", metavar="IMAGE", help="image files of any kind and size")
+    flags = parser.parse_intermixed_args(argv)
+    options = settings_from(PredictConfig, flags).prediction
+    client = load_client(flags.checkpoint, who=PROG, device=options.device)
+    width = max(map(len, flags.images))
+    # one by one: every answer is out before the next is sought, and an image that is none spoils no other
+    answered = [_answer(client, image, options, width) for image in flags.images]
+    return ExitCode.OK if all(answered) else ExitCode.USAGE
+
+
+def _answer(client: TrainedClient, image: str, options: PredictOptions, width: int) -> bool:
+    """Prints what is on an image, or that it is none."""
+    from feddbp_client.data import DataError
+
+    try:
+        (prediction,) = client.predict([image], top=options.top)
+    except DataError as error:
+        print(f"{PROG}: error: {error}", file=sys.stderr, flush=True)
+        if options.json_output:
+            print(json.dumps({"image": image, "error": str(error)}), flush=True)
+        return False
+    print(
+        json.dumps(as_dict(image, prediction)) if options.json_output else as_line(image, prediction, width), flush=True
+    )
+    return True
+
+
+def as_line(image: str, prediction: Prediction, width: int) -> str:
+    best, *others = prediction.candidates
+    line = f"{image:<{width}}  {best.name}  ({prediction.measure} {_value(best, prediction)})"
+    if others:
+        line += "  then " + ", ".join(f"{other.name} ({_value(other, prediction)})" for other in others)
+    return line
+
+
+def as_dict(image: str, prediction: Prediction) -> dict[str, Any]:
+    return {
+        "image": image,
+        "class": prediction.name,
+        "measure": prediction.measure,
+        "candidates": [
+            {"class": candidate.name, "class_id": candidate.class_id, "value": candidate.value}
+            for candidate in prediction.candidates
+        ],
+    }
+
+
+def _value(candidate: Candidate, prediction: Prediction) -> str:
+    return percent(candidate.value) if prediction.measure == "probability" else f"{candidate.value:.3f}"

@@ -1,0 +1,144 @@
+"""Lines of a part as a figure for print: accuracy over rounds, or along an axis; every line is named at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from feddbp_lab.experiments.report.lines import Line, Panel
+from feddbp_lab.results.curves import COLOURS, DASHES, STYLE
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+INK: Final = "#1a1a1a"
+"""The colour of text, axes and the line that matters most; a page may put its own in its place."""
+_FIGURE_STYLE: Final[dict[Any, Any]] = {
+    **STYLE,
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    # the same numbers give the same file, and equal ids within a page mean equal content
+    "svg.hashsalt": "feddbp",
+}
+_AXES_INCHES: Final = (3.0, 2.3)
+_LEFT, _BOTTOM, _TOP = 0.5, 0.42, 0.28
+"""Inches around the axes of a panel; on the right, names of lines take what they need."""
+_LEAST_RIGHT: Final = 0.95
+_NAME_POINTS: Final = 7.0
+_NAME_WIDTH: Final = 0.62 * _NAME_POINTS / 72
+"""Inches of a character, about; names are set in bold at most."""
+
+
+def draw_panels(panels: Sequence[Panel], stem: Path) -> tuple[Path, Path]:
+    """Writes the figure as PNG and SVG."""
+    # a second to import, and not needed by a report without figures
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    wide, high = _AXES_INCHES
+    longest = max((len(line.name) for panel in panels for line in panel.lines), default=0)
+    right = max(_LEAST_RIGHT, 0.05 * wide + _NAME_WIDTH * longest)
+    panel_width, height = _LEFT + wide + right, _BOTTOM + high + _TOP
+    width = panel_width * len(panels)
+    with mpl.rc_context(_FIGURE_STYLE):
+        figure = Figure(figsize=(width, height))
+        for number, panel in enumerate(panels):
+            left = (number * panel_width + _LEFT) / width
+            axes = figure.add_axes((left, _BOTTOM / height, wide / width, high / height))
+            _draw(axes, panel)
+            _name_lines(axes, panel)
+        figure.savefig(stem.with_suffix(".png"), dpi=300)
+        # without a background, which is the page's affair, and the day: the same results give the same file
+        figure.savefig(stem.with_suffix(".svg"), transparent=True, metadata={"Date": None})
+    return stem.with_suffix(".png"), stem.with_suffix(".svg")
+
+
+def _draw(axes: Axes, panel: Panel) -> None:
+    from matplotlib.ticker import MaxNLocator, NullLocator
+
+    for line, look in zip(panel.lines, _looks(panel.lines), strict=True):
+        if any(line.deviations):
+            spread = [deviation or 0.0 for deviation in line.deviations]
+            axes.errorbar(line.x, line.y, yerr=spread, elinewidth=0.7, **look)
+        else:
+            axes.plot(line.x, line.y, **look)
+    # lines end where their names begin
+    axes.margins(x=0.015)
+    axes.set(title=panel.title, xlabel=panel.x_title, ylabel="accuracy (%)")
+    if panel.ticks:
+        positions, names = zip(*panel.ticks, strict=True)
+        axes.set_xscale("log" if panel.log else "linear")
+        axes.set_xticks(positions, names)
+        axes.xaxis.set_minor_locator(NullLocator())
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+
+
+def _looks(lines: Sequence[Line]) -> list[dict[str, Any]]:
+    looks = []
+    plain = 0
+    for line in lines:
+        marker = {"marker": "o", "markersize": 3.0} if line.marked else {}
+        if line.highlighted:
+            looks.append({"color": INK, "linewidth": 2.2, "zorder": 5, **marker})
+            continue
+        dash = DASHES[plain // len(COLOURS) % len(DASHES)]
+        looks.append({"color": COLOURS[plain % len(COLOURS)], "linestyle": dash, "linewidth": 1.2, **marker})
+        plain += 1
+    return looks
+
+
+def _name_lines(axes: Axes, panel: Panel) -> None:
+    """Beside the right edge, at the height of each line's end but never over one another."""
+    named = [(line, look) for line, look in zip(panel.lines, _looks(panel.lines), strict=True) if line.y]
+    bottom, top = axes.get_ylim()
+    ends = [(line.y[-1] - bottom) / (top - bottom) for line, _ in named]
+    gap = 1.25 * _NAME_POINTS / 72 / _AXES_INCHES[1]
+    heights = spread_out(ends, gap=min(gap, 1.0 / max(1, len(named) - 1)), least=0.0, most=1.0)
+    for (line, look), end, height in zip(named, ends, heights, strict=True):
+        axes.annotate(
+            line.name,
+            xy=(1.005, end),
+            xytext=(1.05, height),
+            xycoords="axes fraction",
+            textcoords="axes fraction",
+            va="center",
+            fontsize=_NAME_POINTS,
+            fontweight="bold" if line.highlighted else "normal",
+            color=look["color"],
+            annotation_clip=False,
+            arrowprops={
+                "arrowstyle": "-",
+                "relpos": (0.0, 0.5),
+                "linewidth": 0.6,
+                "color": look["color"],
+                "shrinkA": 1,
+                "shrinkB": 0,
+            },
+        )
+
+
+def spread_out(heights: Sequence[float], *, gap: float, least: float, most: float) -> list[float]:
+    """The heights, moved apart as little as makes them differ by the gap and stay between the bounds; order stays."""
+
+    def bottom(block: list[int]) -> float:
+        extent = gap * (len(block) - 1)
+        middle = sum(heights[index] for index in block) / len(block)
+        return max(least, min(middle - extent / 2, most - extent))
+
+    blocks: list[list[int]] = []
+    for index in sorted(range(len(heights)), key=lambda index: heights[index]):
+        blocks.append([index])
+        # blocks that would overlap become one, around the mean of where its members want to be
+        while len(blocks) > 1 and bottom(blocks[-2]) + gap * len(blocks[-2]) > bottom(blocks[-1]):
+            blocks[-2:] = [[*blocks[-2], *blocks[-1]]]
+    placed = [0.0] * len(heights)
+    for block in blocks:
+        for number, index in enumerate(block):
+            placed[index] = bottom(block) + number * gap
+    return placed

@@ -1,0 +1,137 @@
+"""The table of a part: who is best where, by how much, and what the paper has in the same place."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from feddbp_lab.experiments.plan import Part, Place
+from feddbp_lab.experiments.report.outcomes import Measured, Outcomes, Spread
+from feddbp_lab.experiments.report.paper import PaperValue, printed_in
+
+_PLACES: Final = 2
+"""How many of the best in a column are marked."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One place of a table."""
+
+    measured: Measured
+    best: Spread | None
+    paper: PaperValue | None
+    difference: float | None = None
+    rank: int | None = None
+    """1 for the best of its column, 2 for the second."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    key: str
+    labels: tuple[str, ...]
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    group: str
+    head: str
+    """Within its group; empty if the group has nothing else."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultTable:
+    title: str
+    row_heads: tuple[str, ...]
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    compared_with: str | None
+
+    @property
+    def has_paper(self) -> bool:
+        return any(entry.paper for row in self.rows for entry in row.entries)
+
+
+def table_of(part: Part, outcomes: Outcomes) -> ResultTable:
+    report = part.report
+    groups, along = part.places(report.columns), part.places([report.x] if report.x else [])
+    rules = _rules(part, outcomes) if report.rules else [None]
+    across = list(itertools.product(groups, along, rules))
+    rows = [
+        Row(
+            key=part.key(place),
+            labels=part.labels(place),
+            entries=tuple(_entry(part, outcomes, place, {**group, **at}, rule) for group, at, rule in across),
+        )
+        for place in part.places(report.rows)
+    ]
+    return ResultTable(
+        title=part.title,
+        row_heads=tuple(part.axis(name).title for name in report.rows),
+        columns=tuple(
+            Column(group=part.heading(group) or "Accuracy", head=_head(part.heading(at), rule))
+            for group, at, rule in across
+        ),
+        rows=_ranked(_compared(rows, report.compare)),
+        compared_with=next(
+            (part.heading(place) for place in part.places(report.rows) if part.key(place) == report.compare), None
+        ),
+    )
+
+
+def _head(value: str, rule: str | None) -> str:
+    return ", ".join(filter(None, (value, (rule or "").replace("_", " "))))
+
+
+def _entry(part: Part, outcomes: Outcomes, row: Place, column: Place, rule: str | None) -> Entry:
+    measured = outcomes.at(part.point({**row, **column}))
+    paper = printed_in(part.report.paper, part.paper_key(row), part.paper_key(column))
+    return Entry(measured=measured, best=measured.best(rule), paper=paper)
+
+
+def _rules(part: Part, outcomes: Outcomes) -> list[str | None]:
+    """Every rule a cell of the part has recorded; before there is any, the one that counts."""
+    found = itertools.chain.from_iterable(outcomes.at(point).rules() for point in part.points)
+    return list(dict.fromkeys(found)) or [None]
+
+
+def _compared(rows: Iterable[Row], key: str | None) -> list[Row]:
+    listed = list(rows)
+    reference = next((row for row in listed if row.key == key), None)
+    if reference is None:
+        return listed
+    return [row if row is reference else _compared_row(row, reference) for row in listed]
+
+
+def _compared_row(row: Row, reference: Row) -> Row:
+    entries = tuple(
+        replace(entry, difference=entry.best.above(other.best)) if entry.best and other.best else entry
+        for entry, other in zip(row.entries, reference.entries, strict=True)
+    )
+    return replace(row, entries=entries)
+
+
+def _ranked(rows: list[Row]) -> tuple[Row, ...]:
+    columns = [_ranked_column(column) for column in zip(*(row.entries for row in rows), strict=True)]
+    return tuple(replace(row, entries=entries) for row, entries in zip(rows, zip(*columns, strict=True), strict=True))
+
+
+def _ranked_column(entries: Iterable[Entry]) -> list[Entry]:
+    """Marks the best and the second of those with all the seeds there are; what is printed alike shares a rank."""
+    listed = list(entries)
+    most = max((len(entry.best.of_seed) for entry in listed if entry.best), default=0)
+    ranked = {
+        number: entry.best for number, entry in enumerate(listed) if entry.best and len(entry.best.of_seed) == most
+    }
+    means = sorted({_printed(best) for best in ranked.values()}, reverse=True)[:_PLACES]
+    rank = {mean: place for place, mean in enumerate(means, start=1)}
+    return [
+        replace(entry, rank=rank.get(_printed(ranked[number]))) if number in ranked else entry
+        for number, entry in enumerate(listed)
+    ]
+
+
+def _printed(spread: Spread) -> float:
+    return round(spread.mean, 2)

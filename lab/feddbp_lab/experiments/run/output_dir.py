@@ -1,0 +1,80 @@
+"""The output directory of experiments: their plans, and the cells they share."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pydantic import ValidationError
+
+from feddbp_common.atomic_files import replace_text
+from feddbp_common.config.errors import Complaint
+from feddbp_common.errors import ConfigurationError
+from feddbp_lab.experiments.plan import Plan
+from feddbp_lab.experiments.run.cell_dir import CellFolder
+from feddbp_lab.experiments.run.leases import is_held, only_runner
+from feddbp_lab.experiments.spec import BUILT_IN
+
+_LOCK_NAME: Final = ".runner"
+_PLANS: Final = "experiments"
+
+
+@dataclass(frozen=True)
+class ExperimentStore:
+    path: Path
+
+    @classmethod
+    def opened(cls, path: Path) -> ExperimentStore:
+        """One that has been run in before."""
+        store = cls(path)
+        if not store.plans():
+            raise ConfigurationError(f"{path}: no experiment has been run here")
+        return store
+
+    def only_runner(self) -> AbstractContextManager[None]:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            (self.path / _LOCK_NAME).open("a").close()
+        except OSError as error:
+            raise ConfigurationError(f"--out: {error.filename}: {error.strerror}") from None
+        return only_runner(self.path / _LOCK_NAME)
+
+    @property
+    def has_runner(self) -> bool:
+        """Whether somebody is at work here."""
+        return is_held(self.path / _LOCK_NAME)
+
+    def folder(self, cell_id: str) -> CellFolder:
+        return CellFolder(self.path / "cells" / cell_id)
+
+    @property
+    def report_dir(self) -> Path:
+        return self.path / "report"
+
+    def plans(self) -> list[Plan]:
+        """Built-in ones in their own order, then others by name."""
+        plans = [self._read(path) for path in sorted((self.path / _PLANS).glob("*.json"))]
+        return sorted(plans, key=lambda plan: BUILT_IN.index(plan.name) if plan.name in BUILT_IN else len(BUILT_IN))
+
+    def plan(self, name: str) -> Plan | None:
+        path = self._plan_path(name)
+        return self._read(path) if path.exists() else None
+
+    def keep(self, plan: Plan) -> None:
+        path = self._plan_path(plan.name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(path, plan.model_dump_json(indent=1) + "\n")
+
+    def _plan_path(self, name: str) -> Path:
+        return self.path / _PLANS / f"{name}.json"
+
+    def _read(self, path: Path) -> Plan:
+        try:
+            return Plan.model_validate_json(path.read_text(encoding="utf-8"))
+        except ValidationError as error:
+            raise ConfigurationError(
+                f"{path}: not a plan of this version ({Complaint.first_of(error)}); "
+                "remove it and run the experiment again, its cells will be found"
+            ) from None

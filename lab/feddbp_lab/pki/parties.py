@@ -1,0 +1,95 @@
+"""Certificates for a whole federation, a directory for each party with what that party needs and nothing more.
+
+DIR/authority/   ca.pem, ca.key: signs certificates, and is needed for nothing else
+DIR/server/      ca.pem, server.pem, server.key, and probe.pem, probe.key, which open nothing but the health service
+DIR/operator/    ca.pem, operator.pem, operator.key
+DIR/client-3/    ca.pem, client-3.pem, client-3.key
+
+What is there and good is left alone, so that the same command makes them on the first start and checks them later.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from feddbp_common.errors import ConfigurationError
+from feddbp_common.rpc.credentials import CA, OPERATOR, PROBE, SERVER, CertificateDirectory, client_subject
+from feddbp_lab.pki.certificates import Authority, alternative_names
+
+AUTHORITY: Final = "authority"
+
+
+def make_parties(
+    directory: Path, *, hosts: Sequence[str], ids: Sequence[int], lifetime: timedelta, owner: int | None = None
+) -> list[Path]:
+    """Makes what is missing, expired or of another authority; returns the certificates made.
+
+    The keys are given to `owner` if there is one: volumes are filled by root and read by somebody who is not.
+    """
+    authority = _authority(directory / AUTHORITY)
+    made = []
+    for party, subjects in _subjects(ids).items():
+        authority_here = replace(authority, directory=directory / party)
+        _put_certificate_of(authority_here)
+        for subject in subjects:
+            names = hosts if subject == SERVER else (subject,)
+            if not _is_good(authority_here, subject, names):
+                made.append(_issue(authority_here, subject, hosts, lifetime))
+            if owner is not None:
+                _give(authority_here.directory / f"{subject}.key", owner)
+    return made
+
+
+def _authority(directory: Path) -> Authority:
+    if (directory / f"{CA}.key").exists():
+        return Authority.load(directory)
+    return Authority.create(directory)
+
+
+def _subjects(ids: Sequence[int]) -> Mapping[str, tuple[str, ...]]:
+    clients = {client_subject(number): (client_subject(number),) for number in ids}
+    return {SERVER: (SERVER, PROBE), OPERATOR: (OPERATOR,), **clients}
+
+
+def _put_certificate_of(authority: Authority) -> None:
+    path = authority.directory / f"{CA}.pem"
+    pem = authority.certificate.public_bytes(Encoding.PEM)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists() or path.read_bytes() != pem:
+            path.write_bytes(pem)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _is_good(authority: Authority, subject: str, names: Sequence[str]) -> bool:
+    try:
+        certificate = x509.load_pem_x509_certificate(CertificateDirectory(authority.directory).certificate(subject))
+        certificate.verify_directly_issued_by(authority.certificate)
+        named = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (ConfigurationError, ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound):
+        return False
+    return (authority.directory / f"{subject}.key").exists() and set(named) == set(alternative_names(names))
+
+
+def _issue(authority: Authority, subject: str, hosts: Sequence[str], lifetime: timedelta) -> Path:
+    if subject == SERVER:
+        return authority.issue_server(hosts, lifetime=lifetime)
+    return authority.issue_party(subject, lifetime=lifetime)
+
+
+def _give(key: Path, owner: int) -> None:
+    try:
+        if key.stat().st_uid != owner:
+            os.chown(key, owner, -1)
+    except OSError as error:
+        raise ConfigurationError(f"--owner {owner}: {error.strerror}; only root gives files away") from None

@@ -1,0 +1,1 @@
+"""Child processes: a server and its clients on this machine, and what ends them."""

@@ -1,0 +1,48 @@
+"""From a configuration back to the command line that makes a command resolve to it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel
+
+from feddbp_common.config.command_line import ENV_PREFIX
+from feddbp_common.config.nested import Location
+from feddbp_common.config.sources import Option, options_of
+
+
+def arguments_for(config: BaseModel) -> list[str]:
+    """Flags for everything that differs from the defaults."""
+    told = config.model_dump(mode="json")
+    arguments: list[str] = []
+    for option in options_of(type(config)):
+        value = _at(config, option.location)
+        if value != option.field.get_default(call_default_factory=True):
+            arguments.extend(_as_flags(option, _at(told, option.location)))
+    return arguments
+
+
+def clean_environment() -> dict[str, str]:
+    """The environment without this project's variables: what a child is to do is on its command line, all of it."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
+
+
+def _as_flags(option: Option, value: Any) -> Iterator[str]:
+    # --flag=value in one piece: a value may begin with a dash
+    if value is True:
+        yield option.flag
+    elif isinstance(value, dict):
+        # what is not set has no text: leaving it out says the same
+        yield from (f"{option.flag}={name}={setting}" for name, setting in value.items() if setting is not None)
+    elif isinstance(value, list):
+        yield f"{option.flag}={','.join(map(str, value))}"
+    else:
+        yield f"{option.flag}={value}"
+
+
+def _at(tree: Any, location: Location) -> Any:
+    for name in location:
+        tree = tree[name] if isinstance(tree, dict) else getattr(tree, name)
+    return tree

@@ -1,0 +1,1 @@
+"""The files of a run read back, and the curves drawn from them."""

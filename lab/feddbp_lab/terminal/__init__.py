@@ -1,0 +1,1 @@
+"""What is printed: live views, plain lines, tables, units."""

@@ -1,0 +1,78 @@
+"""What came out of a run, as a table: every client, the means over them, and what it cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from feddbp_common.methods import method_named
+from feddbp_lab.results.run_results import CURVES_NAME, METRICS_NAME, SUMMARY_NAME, RunResults
+from feddbp_lab.terminal.format import NOTHING, human_bytes, human_seconds, percent
+from feddbp_lab.terminal.plain_table import plain_table
+
+
+def report(results: RunResults, directory: Path) -> RenderableType:
+    return Group(_clients(results), Text(), _facts(results, directory))
+
+
+def _clients(results: RunResults) -> Table:
+    summary = results.summary
+    rounds = summary["completed_rounds"]
+    first = f"after 1 → {rounds} rounds" if rounds > 1 else "after 1 round"
+    table = plain_table(
+        title=f"{method_named(summary['method']).title} on {summary['dataset']}, seed {summary['seed']}"
+    )
+    table.add_column("client", justify="right", style="bold")
+    table.add_column("architecture", no_wrap=True, overflow="ellipsis")
+    table.add_column("classes", justify="right")
+    table.add_column("samples", justify="right")
+    table.add_column(f"accuracy {first}", justify="right", no_wrap=True)
+    for client in summary["per_client"]:
+        table.add_row(
+            str(client["client"]),
+            client["architecture"] or NOTHING,
+            str(client["classes_held"]),
+            str(client["train_samples"]),
+            _from_first_to_last(results.accuracies(client["client"])),
+        )
+    return table
+
+
+def _from_first_to_last(accuracies: dict[int, float]) -> Text:
+    """From the first training on: before, some rules of inference have nothing to go by."""
+    trained = [accuracy for number, accuracy in accuracies.items() if number > 0]
+    if not trained:
+        return Text(NOTHING)
+    last = Text(f"{percent(trained[-1]):>7}", style="bold")
+    return last if len(trained) == 1 else Text.assemble((percent(trained[0]), "dim"), (" → ", "dim"), last)
+
+
+def _facts(results: RunResults, directory: Path) -> Table:
+    summary = results.summary
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="dim", no_wrap=True)
+    facts.add_column(overflow="fold")
+    if summary["outcome"] != "finished":
+        facts.add_row("outcome", Text(f"{summary['outcome']}: {summary['reason']}", style="bold red"))
+    facts.add_row("mean accuracy", _accuracy(summary["accuracy"]["last"]))
+    facts.add_row("best", _accuracy(summary["accuracy"]["best"]))
+    facts.add_row("traffic", f"{human_bytes(summary['bytes_up'])} up, {human_bytes(summary['bytes_down'])} down")
+    facts.add_row("time", human_seconds(summary["seconds"]))
+    if summary["prototypes_sha256"]:
+        facts.add_row("sha256", Text(summary["prototypes_sha256"], overflow="fold"))
+    facts.add_row("files", Text(f"{directory}/: {SUMMARY_NAME}, {METRICS_NAME}, {CURVES_NAME}", overflow="fold"))
+    return facts
+
+
+def _accuracy(point: dict[str, Any] | None) -> Text:
+    if point is None:
+        return Text(NOTHING)
+    return Text.assemble(
+        (percent(point["weighted"]), "bold green"),
+        f" by samples, {percent(point['unweighted'])} by clients (± {100 * point['std_over_clients']:.1f})",
+        (f", after {point['round']} rounds", "dim"),
+    )

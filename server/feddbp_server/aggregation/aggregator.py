@@ -1,0 +1,172 @@
+"""Closing a round: the strategy in a thread of its own, fed with uploads one by one, from memory or the store."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Final
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.config.run import RunConfig
+from feddbp_common.errors import refuse
+from feddbp_common.wire import Encoded, Payload, decode, encode
+from feddbp_common.wire.codec import prototype_bytes
+from feddbp_server.aggregation.upload_cache import KeptUploads
+from feddbp_server.store import AggregateRecord, Jobs, Store, UploadRecord
+from feddbp_server.strategies import RunFacts, Shapes, Strategy, Upload
+
+LabelCounts = Callable[[int], Sequence[int]]
+"""A client's training samples per class, by client id."""
+
+_GROUP: Final = 16
+"""Uploads fetched from the store at a time; two groups bound the memory of closing a round."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knowledge:
+    """What the server knows after a round, in every form in which it is needed."""
+
+    payload: Payload
+    encoded: Encoded
+    """As it is stored."""
+    reply: Encoded
+    """As it is sent to clients of which nothing is known; where replies are not personal, to all."""
+
+    def record(self, *, completed_rounds: int) -> AggregateRecord:
+        return AggregateRecord(
+            completed_rounds=completed_rounds,
+            manifest=self.encoded.manifest.SerializeToString(),
+            body=self.encoded.body(),
+        )
+
+
+class Aggregator:
+    """What the server knows, and how it comes to know more."""
+
+    def __init__(self, config: RunConfig, store: Jobs) -> None:
+        self._store = store
+        self._config = config
+        strategy_type = config.method_spec.load_strategy()
+        self._strategy: Strategy = strategy_type(  # type: ignore[type-arg]
+            config.settings, RunFacts.of(config)
+        )
+        self._known = self._knowledge(self._strategy.initial())
+        self._layout: Shapes | None = None
+        self._kept = KeptUploads()
+
+    @property
+    def sha256(self) -> str:
+        """Digest of everything the server knows; for prototype methods, of the global prototypes.
+
+        Empty as long as that is nothing, which for a method that exchanges nothing it is for ever.
+        """
+        manifest = self._known.encoded.manifest
+        return manifest.sha256.hex() if manifest.total_bytes else ""
+
+    async def restore(self) -> None:
+        record = await self._store.run(lambda store: store.aggregate())
+        if record is not None:
+            self.adopt(self._knowledge(decode(pb.Manifest.FromString(record.manifest), record.body)))
+        await self._restore_layout(0 if record is None else record.completed_rounds)
+
+    def check_layout(self, manifest: pb.Manifest) -> Shapes:
+        """Refuses an upload whose tensors cannot be averaged with those of the clients before it."""
+        layout = self._strategy.layout({tensor.name: tuple(tensor.shape) for tensor in manifest.tensors})
+        expected = layout if self._layout is None else self._layout
+        for name in sorted(expected.keys() | layout.keys()):
+            if layout.get(name) != expected.get(name):
+                refuse(name, f"has shape {_shown(layout.get(name))}, for other clients {_shown(expected.get(name))}")
+        return layout
+
+    def settle_layout(self, manifest: pb.Manifest) -> None:
+        """The first upload that is accepted decides for the run."""
+        self._layout = self.check_layout(manifest)
+
+    async def _restore_layout(self, open_round: int) -> None:
+        """From any upload: there is always one to the open round or the one before it, once there are any."""
+        records = await self._store.run(lambda store: store.uploads(open_round) or store.uploads(open_round - 1))
+        if records:
+            self.settle_layout(pb.Manifest.FromString(records[0].manifest))
+
+    def keep(self, round_number: int, client_id: int, payload: Payload) -> None:
+        """Remembers what aggregation will look at of an upload that is in the store."""
+        prototypes = payload.prototypes
+        if self._strategy.aggregates_prototypes_only and prototypes is not None:
+            # a copy: a view would hold on to all that was received
+            payload = Payload(prototypes=replace(prototypes, vectors=prototypes.vectors.copy()))
+        self._kept.add(round_number, client_id, payload)
+
+    async def close_round(self, round_number: int, label_counts: LabelCounts) -> Knowledge:
+        """What the server will know after the round; in force only once `adopt` is called."""
+        records = await self._store.run(lambda store: store.uploads(round_number))
+        groups = [records[start : start + _GROUP] for start in range(0, len(records), _GROUP)]
+        loop = asyncio.get_running_loop()
+
+        def fetch(group: list[UploadRecord]) -> Future[list[tuple[int, Payload]]]:
+            found = ((record.client_id, self._kept.get(round_number, record.client_id)) for record in group)
+            kept = {client_id: payload for client_id, payload in found if payload is not None}
+            if len(kept) == len(group):
+                return _done(list(kept.items()))
+            return asyncio.run_coroutine_threadsafe(self._store.run(functools.partial(self._read, group, kept)), loop)
+
+        def uploads() -> Iterator[Upload]:
+            fetched = fetch(groups[0]) if groups else _done([])
+            for following in (*groups[1:], []):
+                arrived = fetched.result()
+                fetched = fetch(following)  # read while the strategy computes
+                for client_id, payload in arrived:
+                    yield Upload(client_id=client_id, payload=payload, label_counts=label_counts(client_id))
+
+        known = self._known.payload
+        return await asyncio.to_thread(
+            lambda: self._knowledge(self._strategy.aggregate(known, uploads(), round_number=round_number))
+        )
+
+    def adopt(self, learnt: Knowledge) -> None:
+        self._known = learnt
+
+    async def reply(self, client_id: int, round_number: int) -> Encoded:
+        """What a client receives at the start of a round, computed when it asks: there are no copies per client."""
+        known = self._known  # before anything is awaited: a round may close meanwhile
+        if not self._strategy.personalises:
+            return known.reply
+        own = await self._store.run(lambda store: self._last_upload(store, client_id, round_number))
+        return known.reply if own is None else self._encoded_reply(known.payload, own)
+
+    def _knowledge(self, payload: Payload) -> Knowledge:
+        """What cannot be encoded fails the round here, and not the clients that ask for it."""
+        return Knowledge(payload=payload, encoded=encode(payload), reply=self._encoded_reply(payload, None))
+
+    def _encoded_reply(self, known: Payload, own_upload: Payload | None) -> Encoded:
+        return encode(self._strategy.reply(known, own_upload), real_type=self._config.wire_type)
+
+    def _read(
+        self, records: list[UploadRecord], kept: Mapping[int, Payload], store: Store
+    ) -> list[tuple[int, Payload]]:
+        return [(record.client_id, kept.get(record.client_id) or self._payload(store, record)) for record in records]
+
+    def _payload(self, store: Store, record: UploadRecord) -> Payload:
+        manifest = pb.Manifest.FromString(record.manifest)
+        if self._strategy.aggregates_prototypes_only:
+            body = store.upload_body(record, limit=prototype_bytes(manifest))
+            return decode(manifest, body, prototypes_only=True)
+        return decode(manifest, store.upload_body(record))
+
+    def _last_upload(self, store: Store, client_id: int, round_number: int) -> Payload | None:
+        record = store.last_upload_before(client_id, round_number)
+        if record is None:
+            return None
+        return decode(pb.Manifest.FromString(record.manifest), store.upload_body(record))
+
+
+def _done(result: list[tuple[int, Payload]]) -> Future[list[tuple[int, Payload]]]:
+    future: Future[list[tuple[int, Payload]]] = Future()
+    future.set_result(result)
+    return future
+
+
+def _shown(shape: tuple[int, ...] | None) -> str:
+    return "none" if shape is None else str(list(shape))

@@ -1,0 +1,41 @@
+"""All there is to the metrics of one server: a meter for its calls, a registry of its own, and a place to scrape it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.metrics_core import Metric
+
+from feddbp_server.metrics.calls import CallMeter
+from feddbp_server.metrics.exporter import Exporter, OnLoop
+from feddbp_server.metrics.families import NAMESPACE, call_families, run_families
+from feddbp_server.run.coordinator import Coordinator
+
+
+class Monitor:
+    """Nothing global: several servers in one process do not see each other's numbers."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self.meter = CallMeter()
+        self._coordinator = coordinator
+        self._exporter: Exporter | None = None
+
+    def listen(self, host: str, port: int) -> int:
+        """Begins to answer scrapes; returns the port. To be called on the event loop the server runs on."""
+        # scrapes may ask for single metrics by name, and ours have names only while they are collected
+        registry = CollectorRegistry(support_collectors_without_names=True)
+        registry.register(OnLoop(self._families, asyncio.get_running_loop()))
+        ProcessCollector(namespace=NAMESPACE, registry=registry)
+        self._exporter = Exporter(registry, host=host, port=port)
+        return self._exporter.port
+
+    async def close(self) -> None:
+        if self._exporter is not None:
+            await self._exporter.close()
+            self._exporter = None
+
+    def _families(self) -> Iterator[Metric]:
+        yield from run_families(self._coordinator)
+        yield from call_families(self.meter.methods)

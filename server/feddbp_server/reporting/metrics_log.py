@@ -1,0 +1,126 @@
+"""What a run leaves behind for people: `metrics.jsonl` as reports come in, `summary.json` at the end."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.atomic_files import append_line, replace_lines, replace_text
+from feddbp_server.reporting.reports import Report
+
+log = logging.getLogger("feddbp.server")
+
+METRICS_NAME: Final = "metrics.jsonl"
+SUMMARY_NAME: Final = "summary.json"
+
+
+@dataclass
+class Traffic:
+    """Bytes a client has sent and received, as it reported them."""
+
+    up: int = 0
+    down: int = 0
+
+    def add(self, metrics: pb.RoundMetrics) -> None:
+        self.up += metrics.bytes_up
+        self.down += metrics.bytes_down
+
+
+@dataclass
+class _Tally:
+    """A round's reports so far, in whole numbers: they add up the same in any order."""
+
+    correct: int = 0
+    samples: int = 0
+
+
+class Results:
+    """The run's reports as far as the running server needs them, and the files made of them.
+
+    The store is the truth: the files are rewritten from it on every start, and here only tallies and each client's
+    newest report stay in memory.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._metrics = directory / METRICS_NAME
+        self._summary = directory / SUMMARY_NAME
+        self._newest: dict[int, Report] = {}
+        self._tallies: dict[int, _Tally] = defaultdict(_Tally)
+        self._traffic: dict[int, Traffic] = defaultdict(Traffic)
+        self.traffic = Traffic()
+        """Of all clients together."""
+        self._behind = False
+        """A line could not be written: the file has to be made anew."""
+
+    def restore(self, reports: Iterable[Report]) -> None:
+        """Goes through them once; as a store's reports are many, in the store's thread."""
+        self._write_metrics(self._counted(report) for report in reports)
+
+    def add(self, report: Report) -> None:
+        """Counts a report and adds its line. A line that cannot be written is not lost: the store has the report."""
+        self._counted(report)
+        try:
+            with self._metrics.open("ab", buffering=0) as file:
+                append_line(file, _line(report))
+        except OSError as error:
+            if not self._behind:
+                log.error("%s cannot be written: %s; it will be completed later", METRICS_NAME, error.strerror)
+            self._behind = True
+
+    def complete(self, reports: Iterable[Report]) -> None:
+        """Writes what could not be written when it came in."""
+        if self._behind:
+            self._write_metrics(reports)
+            self._behind = False
+
+    def newest_of(self, client_id: int) -> Report | None:
+        return self._newest.get(client_id)
+
+    def traffic_of(self, client_id: int) -> Traffic:
+        return self._traffic.get(client_id) or Traffic()
+
+    def accuracy_of(self, round_number: int) -> float | None:
+        """Sample-weighted accuracy over the reports on a round so far; none if there are none."""
+        tally = self._tallies.get(round_number)
+        if tally is None:
+            return None
+        return tally.correct / tally.samples if tally.samples else 0.0
+
+    def reporters_of(self, round_number: int) -> frozenset[int]:
+        """Whose newest report is on this round."""
+        return frozenset(client for client, report in self._newest.items() if report.round == round_number)
+
+    @property
+    def summary_path(self) -> Path:
+        return self._summary
+
+    @property
+    def has_summary(self) -> bool:
+        return self._summary.exists()
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        replace_text(self._summary, json.dumps(summary, indent=2) + "\n")
+
+    def _write_metrics(self, reports: Iterable[Report]) -> None:
+        replace_lines(self._metrics, map(_line, reports))
+
+    def _counted(self, report: Report) -> Report:
+        known = self._newest.get(report.client_id)
+        if known is None or known.round <= report.round:
+            self._newest[report.client_id] = report
+        tally = self._tallies[report.round]
+        tally.correct += report.correct
+        tally.samples += report.metrics.test_samples
+        self.traffic.add(report.metrics)
+        self._traffic[report.client_id].add(report.metrics)
+        return report
+
+
+def _line(report: Report) -> str:
+    return json.dumps(report.as_line())

@@ -1,0 +1,143 @@
+"""A run in numbers once it is over: accuracies by round and by client, and what it took."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from statistics import fmean, pstdev
+from typing import Any
+
+from feddbp_common.config.run import RunConfig
+from feddbp_server.reporting.reports import Report
+from feddbp_server.run.sessions import Client
+from feddbp_server.run.state_machine import Phase
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundAccuracy:
+    """Accuracy over clients after a number of completed rounds."""
+
+    round: int
+    weighted: float
+    """All correct over all test samples."""
+    unweighted: float
+    """Mean of the clients' own accuracies."""
+    deviation: float
+    """Standard deviation of the clients' own accuracies."""
+    clients: int
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "round": self.round,
+            "weighted": self.weighted,
+            "unweighted": self.unweighted,
+            "std_over_clients": self.deviation,
+            "clients": self.clients,
+        }
+
+
+@dataclass
+class _RoundTally:
+    correct: int = 0
+    samples: int = 0
+    accuracies: list[float] = field(default_factory=list)
+
+    def add(self, report: Report) -> None:
+        self.correct += report.correct
+        self.samples += report.metrics.test_samples
+        self.accuracies.append(report.accuracy)
+
+    def over_clients(self, number: int) -> RoundAccuracy:
+        return RoundAccuracy(
+            round=number,
+            weighted=self.correct / self.samples if self.samples else 0.0,
+            unweighted=fmean(self.accuracies),
+            deviation=pstdev(self.accuracies),
+            clients=len(self.accuracies),
+        )
+
+
+class Tally:
+    """What a summary takes from all reports. Their order plays no part: mean and deviation are computed exactly."""
+
+    def __init__(self) -> None:
+        self.bytes_up = 0
+        self.bytes_down = 0
+        self._rounds: dict[int, _RoundTally] = defaultdict(_RoundTally)
+        self._newest: dict[int, tuple[int, float]] = {}
+        """By client: the round of its newest report, and its accuracy then."""
+
+    def add(self, report: Report) -> None:
+        self.bytes_up += report.metrics.bytes_up
+        self.bytes_down += report.metrics.bytes_down
+        self._rounds[report.round].add(report)
+        newest = report.round, report.accuracy
+        self._newest[report.client_id] = max(newest, self._newest.get(report.client_id, newest))
+
+    def curve(self) -> list[RoundAccuracy]:
+        return [self._rounds[number].over_clients(number) for number in sorted(self._rounds)]
+
+    def newest_accuracy(self, client_id: int) -> float | None:
+        return self._newest[client_id][1] if client_id in self._newest else None
+
+
+def summarise(
+    *,
+    config: RunConfig,
+    run_id: str,
+    reports: Iterable[Report],
+    clients: list[Client],
+    outcome: Phase,
+    reason: str,
+    completed_rounds: int,
+    seconds: float,
+    prototypes_sha256: str,
+) -> dict[str, Any]:
+    """Goes through the reports once, and keeps none: a long run has more of them than should be in memory at once."""
+    tally = Tally()
+    for report in reports:
+        tally.add(report)
+    curve = tally.curve()
+    best = _best(curve)
+    return {
+        "method": config.method,
+        "dataset": config.data.dataset,
+        "clients": config.clients,
+        "rounds": config.rounds,
+        "seed": config.seed,
+        "outcome": outcome.value,
+        "reason": reason,
+        "completed_rounds": completed_rounds,
+        "accuracy": {
+            "best": best.as_dict() if best else None,
+            "last": curve[-1].as_dict() if curve else None,
+        },
+        "bytes_up": tally.bytes_up,
+        "bytes_down": tally.bytes_down,
+        "seconds": seconds,
+        "prototypes_sha256": prototypes_sha256,
+        "run_id": run_id,
+        "per_client": [_client_entry(client, tally.newest_accuracy(client.client_id)) for client in clients],
+        "curve": [point.as_dict() for point in curve],
+        "config": config.model_dump(mode="json"),
+    }
+
+
+def _best(curve: list[RoundAccuracy]) -> RoundAccuracy | None:
+    """Of the rounds that most clients reported: what a few of them reached is no accuracy of the federation."""
+    most = max((point.clients for point in curve), default=0)
+    complete = (point for point in curve if point.clients == most)
+    return max(complete, key=lambda point: point.weighted, default=None)
+
+
+def _client_entry(client: Client, accuracy: float | None) -> dict[str, Any]:
+    return {
+        "client": client.client_id,
+        "architecture": client.capabilities.architecture,
+        "parameters": client.capabilities.parameters,
+        "classes_held": sum(count > 0 for count in client.data.label_counts),
+        "train_samples": sum(client.data.label_counts),
+        "test_samples": client.data.test_samples,
+        "accuracy": accuracy,
+    }

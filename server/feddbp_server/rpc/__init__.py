@@ -1,0 +1,1 @@
+"""The gRPC services: parse, authorise, call the coordinator, map errors to status codes."""

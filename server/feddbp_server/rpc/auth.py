@@ -1,0 +1,109 @@
+"""Who a caller is allowed to be, by the certificate of its connection or the token of its call."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import grpc
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.errors import ConfigurationError
+from feddbp_common.rpc.credentials import AUTHORIZATION_KEY, BEARER, OPERATOR, client_subject, is_party
+from feddbp_server.rpc.refusals import RefusedError
+
+
+class Identity(Protocol):
+    """Holds a caller to the name it claims."""
+
+    def check(self, context: grpc.aio.ServicerContext[Any, Any], subject: str) -> None:
+        """Refuses a caller that may not act as `subject`."""
+
+    def check_is_known(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """Refuses a caller that is no party of this federation."""
+
+
+class AnyoneMay:
+    """No check: for loopback, and where somebody said --insecure."""
+
+    def check(self, context: grpc.aio.ServicerContext[Any, Any], subject: str) -> None:
+        pass
+
+    def check_is_known(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        pass
+
+
+class CertificateNames:
+    """The subject of the caller's certificate must be the name it acts under."""
+
+    def check(self, context: grpc.aio.ServicerContext[Any, Any], subject: str) -> None:
+        names = _names_of(context)
+        if names != [subject]:
+            raise _not_authorised("certificate", f"{_shown(names)} may not act as {subject!r}")
+
+    def check_is_known(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        names = _names_of(context)
+        if len(names) != 1 or not is_party(names[0]):
+            raise _not_authorised("certificate", f"{_shown(names)} names neither a client nor the operator")
+
+
+class TokenOpens:
+    """Every party has a token of its own; the server has the list of them."""
+
+    def __init__(self, tokens: Mapping[str, str]) -> None:
+        self._tokens = tokens
+
+    @classmethod
+    def from_file(cls, path: Path) -> TokenOpens:
+        """Reads lines of `NAME TOKEN`, e.g. `client-3 6f1c...`; empty lines and # comments are passed over."""
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"--token-file {path}: {getattr(error, 'strerror', None) or error}") from None
+        tokens: dict[str, str] = {}
+        for number, line in enumerate(lines, start=1):
+            words = line.split("#")[0].split()
+            if words and (len(words) != 2 or words[0] in tokens):
+                raise ConfigurationError(f"--token-file {path}: line {number} is not a new NAME and its TOKEN")
+            if words:
+                tokens[words[0]] = words[1]
+        if not tokens:
+            raise ConfigurationError(f"--token-file {path}: holds no tokens")
+        return cls(tokens)
+
+    def check(self, context: grpc.aio.ServicerContext[Any, Any], subject: str) -> None:
+        expected = self._tokens.get(subject)
+        if expected is None or not hmac.compare_digest(_token_of(context), expected.encode()):
+            raise _not_authorised("token", f"the token is not that of {subject!r}")
+
+    def check_is_known(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        token = _token_of(context)
+        if not any(hmac.compare_digest(token, known.encode()) for known in self._tokens.values()):
+            raise _not_authorised("token", "the token is nobody's")
+
+
+def _names_of(context: grpc.aio.ServicerContext[Any, Any]) -> list[str]:
+    return [name.decode(errors="replace") for name in context.auth_context().get("x509_common_name", ())]
+
+
+def _shown(names: list[str]) -> str:
+    return f"the certificate of {names[0][:64]!r}" if names else "a caller without a certificate"
+
+
+def _token_of(context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+    given = dict(context.invocation_metadata() or ()).get(AUTHORIZATION_KEY, "")
+    return str(given).removeprefix(BEARER).encode()
+
+
+def client_may(identity: Identity, context: grpc.aio.ServicerContext[Any, Any], client_id: int) -> None:
+    identity.check(context, client_subject(client_id))
+
+
+def operator_may(identity: Identity, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    identity.check(context, OPERATOR)
+
+
+def _not_authorised(field: str, message: str) -> RefusedError:
+    return RefusedError(pb.REFUSAL_REASON_NOT_AUTHORISED, message, field=field)

@@ -1,0 +1,1 @@
+"""One run: the pure state machine, the engine that makes it durable, and the calls on it."""

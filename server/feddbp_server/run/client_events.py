@@ -1,0 +1,50 @@
+"""What a client is told, as a function of the run's state: the same state gives the same event, whoever asks when."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_server.run.state_machine import Phase, RoundPolicy, RunState
+
+_OUTCOMES: Final = {
+    Phase.FINISHED: pb.RUN_OUTCOME_FINISHED,
+    Phase.FAILED: pb.RUN_OUTCOME_FAILED,
+    Phase.STOPPED: pb.RUN_OUTCOME_STOPPED,
+}
+
+
+def event_for(client_id: int, state: RunState, policy: RoundPolicy, *, draining: bool) -> pb.RoundEvent:
+    if state.phase.is_final:
+        return pb.RoundEvent(run_ended=pb.RunEnded(outcome=_OUTCOMES[state.phase], reason=state.reason))
+    if draining:
+        return pb.RoundEvent(server_draining=pb.ServerDraining())
+    if state.phase is Phase.EVALUATING and client_id in state.observers:
+        return pb.RoundEvent(final_evaluation=pb.FinalEvaluation(round=state.round))
+    selected = client_id in state.selected
+    # a round that is being closed still is the newest there is: no message for a moment's change
+    if state.phase in (Phase.COLLECTING, Phase.AGGREGATING) and (selected or client_id in state.observers):
+        opened = pb.RoundOpened(round=state.round, selected=selected)
+        if policy.deadline is not None:
+            opened.deadline.FromTimedelta(policy.deadline)
+        return pb.RoundEvent(round_opened=opened)
+    return pb.RoundEvent(waiting=pb.Waiting(reason=_why_wait(state, policy)))
+
+
+def changes_announcements(before: RunState, after: RunState) -> bool:
+    """Whether anyone has to be told anything; members who come and go concern only themselves."""
+    return (before.phase, before.round, before.selected, before.observers) != (
+        after.phase,
+        after.round,
+        after.selected,
+        after.observers,
+    )
+
+
+def _why_wait(state: RunState, policy: RoundPolicy) -> str:
+    if state.phase is Phase.WAITING:
+        # no count: telling everyone of everyone who joins would be a million messages for a thousand clients
+        return f"the run goes on as soon as {policy.min_clients} clients have joined"
+    if state.phase is Phase.PAUSED:
+        return "the run is paused"
+    return f"round {state.round} is under way"

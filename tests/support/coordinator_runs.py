@@ -1,0 +1,222 @@
+"""Runs of a coordinator without a network: a server over a store, and clients that work deterministically."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from run_machine import policy
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
+from feddbp_common.wire import Encoded, FisherScores, Payload, PrototypeSet, decode, encode
+from feddbp_server.reporting.audit import Audit
+from feddbp_server.reporting.metrics_log import Results
+from feddbp_server.rpc.upload import Ingest, UploadLimits
+from feddbp_server.run.coordinator import Coordinator
+from feddbp_server.run.sessions import Client
+from feddbp_server.run.state_machine import Phase
+from feddbp_server.store import Store, StoreThread
+
+CLIENTS, ROUNDS, CLASSES, WIDTH = 3, 2, 4, 6
+CONFIG = RunConfig(
+    method="feddbp",
+    method_settings={"k_top": 2, "eta": 0.5},
+    clients=CLIENTS,
+    rounds=ROUNDS,
+    data=DataConfig(dataset="custom", classes=CLASSES),
+    training=TrainingConfig(feature_dim=WIDTH),
+)
+PATIENCE = 10.0
+
+
+def held_classes(client_id: int) -> list[int]:
+    return sorted({client_id % CLASSES, (client_id + 1) % CLASSES})
+
+
+def contribution(client_id: int, number: int, received: Payload, *, salt: int = 0) -> Encoded:
+    """What a client learns: it depends on who it is, the round, and every value it received."""
+    known = 0.0 if received.prototypes is None else float(received.prototypes.vectors.sum(dtype=np.float64))
+    noise = np.random.default_rng([client_id, number, salt])
+    classes = held_classes(client_id)
+    return encode(
+        Payload(
+            prototypes=PrototypeSet(
+                class_ids=np.array(classes, np.int32),
+                vectors=(noise.normal(size=(len(classes), WIDTH)) + 0.1 * known).astype(np.float32),
+                counts=np.array([5] * len(classes), np.int32),
+            ),
+            fisher=FisherScores(noise.random((len(classes), WIDTH)).astype(np.float32)),
+        )
+    )
+
+
+def metrics(client_id: int, number: int) -> pb.RoundMetrics:
+    return pb.RoundMetrics(
+        accuracies=[pb.Accuracy(rule="prototype", correct=client_id + number)],
+        inference="prototype",
+        test_samples=10,
+        seconds=pb.Seconds(evaluate=0.5),
+        bytes_up=100,
+        bytes_down=10,
+    )
+
+
+class Server:
+    """A coordinator as the command runs it, on a store that may have seen an earlier one."""
+
+    def __init__(self, store: Store, directory: Path, *, config: RunConfig = CONFIG, **rules: Any) -> None:
+        lease = rules.pop("lease", timedelta(seconds=30))
+        self._audit = Audit(directory)
+        self.thread = StoreThread(store)
+        usual = {"rounds": config.rounds, "min_clients": config.clients, "deadline": None}
+        self.coordinator = Coordinator(
+            config=config,
+            policy=policy(**{**usual, **rules}),
+            store=self.thread,
+            results=Results(directory),
+            audit=self._audit,
+            lease=lease,
+        )
+        self.ingest = Ingest(self.coordinator, UploadLimits())
+
+    async def __aenter__(self) -> Server:
+        try:
+            await self.coordinator.start()
+        except BaseException:
+            await self.crash()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.coordinator.drain()
+        await self.crash()
+
+    async def crash(self) -> None:
+        """Gone without a word to anyone, and with whatever was going on."""
+        await self.thread.close()
+        self._audit.close()
+
+    @property
+    def phase(self) -> Phase:
+        return self.coordinator.state.phase
+
+    async def until(self, reached: Callable[[Coordinator], bool]) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                changed = self.coordinator.status_changed.upcoming()
+                if reached(self.coordinator):
+                    return
+                await changed.wait()
+
+    async def until_round(self, number: int) -> None:
+        await self.until(lambda c: c.state.round >= number and c.state.phase in (Phase.COLLECTING, Phase.EVALUATING))
+
+    async def until_over(self) -> None:
+        """Over, and everything that follows from it done."""
+        await self.until(lambda c: c.state.phase.is_final)
+        await self.settled()
+
+    async def settled(self) -> None:
+        async with asyncio.timeout(PATIENCE):
+            await self.coordinator._tasks.finish()
+
+
+def join_request(coordinator: Coordinator, client_id: int, *, previous: str = "") -> pb.JoinRequest:
+    counts = [5 if class_id in held_classes(client_id) else 0 for class_id in range(CLASSES)]
+    return pb.JoinRequest(
+        run_id=coordinator.run_id,
+        client_id=client_id,
+        previous_session=previous,
+        data=pb.DataSummary(label_counts=counts, test_samples=10),
+        capabilities=pb.Capabilities(architecture=f"net{client_id}", device="cpu"),
+    )
+
+
+@dataclass
+class Daemon:
+    """A client's side, as far as the server can tell."""
+
+    server: Server
+    client: Client
+    session: str
+
+    @classmethod
+    async def join(cls, server: Server, client_id: int, *, previous: str = "") -> Daemon:
+        request = join_request(server.coordinator, client_id, previous=previous)
+        client, session = await server.coordinator.join(request)
+        return cls(server, client, session)
+
+    @property
+    def client_id(self) -> int:
+        return self.client.client_id
+
+    def moved_to(self, server: Server) -> Daemon:
+        """The same daemon after the server was restarted: its session is still good."""
+        return Daemon(server, server.coordinator.sessions.by_session(self.session), self.session)
+
+    async def download(self, number: int) -> Payload:
+        encoded = await self.server.coordinator.download(self.client, number)
+        return decode(encoded.manifest, encoded.body())
+
+    async def report(self, number: int) -> None:
+        await self.server.coordinator.report_metrics(self.client, number, metrics(self.client_id, number))
+
+    async def upload(self, number: int, *, salt: int = 0) -> pb.UploadReceipt:
+        """Trains and sends, through every check a contribution meets."""
+        learnt = contribution(self.client_id, number, await self.download(number), salt=salt)
+        return await self.send(number, learnt)
+
+    async def send(self, number: int, encoded: Encoded) -> pb.UploadReceipt:
+        return await self.server.ingest.receive(
+            parts(self.session, number, encoded), self.server.coordinator.sessions.by_session
+        )
+
+    async def work(self, number: int) -> None:
+        await self.report(number)
+        await self.upload(number)
+
+
+async def parts(session: str, number: int, encoded: Encoded, *, chunk: int = 50) -> AsyncIterator[pb.UploadPart]:
+    yield pb.UploadPart(header=pb.UploadHeader(session=session, round=number, manifest=encoded.manifest))
+    body = encoded.body()
+    for start in range(0, len(body), chunk):
+        yield pb.UploadPart(chunk=pb.Chunk(data=body[start : start + chunk]))
+
+
+def accept(server: Server, daemon: Daemon, learnt: Encoded) -> Coroutine[None, None, pb.UploadReceipt]:
+    """Hands a contribution to round 0 to the coordinator as ingest does, but without its checks."""
+    body = learnt.body()
+    return server.coordinator.accept_upload(daemon.client, 0, learnt.manifest, body, decode(learnt.manifest, body))
+
+
+async def join_all(server: Server) -> list[Daemon]:
+    return [await Daemon.join(server, client_id) for client_id in range(CLIENTS)]
+
+
+async def whole_run(server: Server) -> None:
+    """Everyone joins, works through all rounds one after the other, and reports once more."""
+    daemons = await join_all(server)
+    for number in range(ROUNDS):
+        for daemon in daemons:
+            await daemon.work(number)
+        await server.until_round(number + 1)
+    for daemon in daemons:
+        await daemon.report(ROUNDS)
+    await server.until_over()
+
+
+def summary_of(directory: Path) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads((directory / "summary.json").read_text())
+    return summary
+
+
+def metrics_of(directory: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return sorted(lines, key=lambda line: (line["round"], line["client"]))

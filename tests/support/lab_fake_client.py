@@ -1,0 +1,77 @@
+"""Stands in for feddbp-client: takes part in a run without torch, and learns as fast as the test wants.
+
+FAKE_EPOCH_SECONDS: how long an epoch takes. FAKE_DEATH=ID,ROUND,CODE: client ID ends its process in that round.
+FAKE_HANG: ignores SIGTERM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_client.config import ClientConfig
+from feddbp_client.daemon.connection import Connection, ServerAwayError, upload_parts
+from feddbp_common.config.command_line import settings_from, settings_parser
+from feddbp_lab.light_client import LightClient
+
+EPOCHS = 5
+TEST_SAMPLES = 40
+
+
+class LearningClient(LightClient):
+    """A light client that says it gets better."""
+
+    async def _do_round(self, round_number: int, *, train: bool) -> None:
+        received = await self.download(round_number)
+        metrics = _metrics(round_number, self.client_id, trained=train)
+        metrics.bytes_down = received.message_bytes
+        if train:
+            await self._train(round_number)
+            contribution = self.contribution(round_number)
+            metrics.bytes_up = sum(part.ByteSize() for part in upload_parts(self.session, round_number, contribution))
+        await self._connection.report(pb.ReportRequest(session=self.session, round=round_number, metrics=metrics))
+        if train:
+            await self.upload(round_number, contribution)
+
+    async def _train(self, round_number: int) -> None:
+        for epoch in range(EPOCHS):
+            await asyncio.sleep(float(os.environ.get("FAKE_EPOCH_SECONDS", "0")) * (1 + self.client_id % 3))
+            self._die_if_told_to(round_number)
+            progress = pb.Progress(epochs_done=epoch + 1, epochs=EPOCHS)
+            await self._connection.report(pb.ReportRequest(session=self.session, round=round_number, progress=progress))
+
+    def _die_if_told_to(self, round_number: int) -> None:
+        if "FAKE_DEATH" in os.environ:
+            client, at_round, code = map(int, os.environ["FAKE_DEATH"].split(","))
+            if (client, at_round) == (self.client_id, round_number):
+                print(f"client {client} cannot go on: told to die", file=sys.stderr, flush=True)
+                os._exit(code)
+
+
+def _metrics(round_number: int, client_id: int, *, trained: bool) -> pb.RoundMetrics:
+    correct = int(TEST_SAMPLES * (1 - 0.8 ** (round_number + client_id / 4)))
+    losses = {"ce_shared": 2.0, "ce_decision": 1.6, "l_s": 0.05, "l_d": 1.2} if trained else {}
+    return pb.RoundMetrics(
+        accuracies=[pb.Accuracy(rule="head", correct=correct)],
+        inference="head",
+        test_samples=TEST_SAMPLES,
+        losses=[pb.LossTerm(name=name, value=value / (round_number + 1)) for name, value in losses.items()],
+    )
+
+
+async def _run(config: ClientConfig) -> None:
+    connection = Connection(config.identity.server)
+    try:
+        await asyncio.gather(*(LearningClient(number, connection).run() for number in config.identity.client_ids))
+    except ServerAwayError:
+        await asyncio.sleep(config.identity.patience.total_seconds())
+    await connection.close()
+
+
+if __name__ == "__main__":
+    if "FAKE_HANG" in os.environ:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    asyncio.run(_run(settings_from(ClientConfig, settings_parser("fake", "", ClientConfig).parse_args())))

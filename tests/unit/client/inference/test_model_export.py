@@ -1,0 +1,210 @@
+"""Exported clients: the same answers, in files of every format, where nothing of this project is installed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir
+import pytest
+import torch
+from onnx.reference import ReferenceEvaluator
+from torch import Tensor, nn
+from trained_samples import NAMES, as_arrays, checkpoint_of, random_pixels
+
+from feddbp_client.inference.model_export import FACTS_NAME, FORMATS, ExportError, export, facts_of
+from feddbp_client.inference.trained_client import TrainedClient
+from feddbp_common.config.catalog import MODEL_GROUPS
+from feddbp_common.errors import ConfigurationError
+
+MINI = MODEL_GROUPS["mini-8"].bodies
+READER = """
+import json, sys
+import numpy as np, torch
+assert not any(name.partition(".")[0].startswith("feddbp") for name in sys.modules)
+sys.modules.update(dict.fromkeys(("feddbp", "feddbp_client", "feddbp_common")))  # importing one now fails
+torch.set_num_threads(1)
+pixels = torch.from_numpy(np.load(sys.argv[1]))
+for path in sys.argv[2:]:
+    facts = {"feddbp.json": ""}
+    if path.endswith(".pt2"):
+        module = torch.export.load(path, extra_files=facts).module()
+    else:
+        module = torch.jit.load(path, _extra_files=facts)
+    with torch.no_grad():
+        print(json.dumps([path, json.loads(facts["feddbp.json"]), module(pixels).tolist()]))
+"""
+SUFFIXES = {"torch-export": ".pt2", "torchscript": ".pt"}
+
+
+def client_of(method: str = "feddbp", **options: Any) -> TrainedClient:
+    return TrainedClient(checkpoint_of(method, **options), device="cpu")
+
+
+def read_elsewhere(tmp_path: Path, pixels: Tensor, files: list[Path]) -> dict[str, tuple[dict[str, Any], Any]]:
+    """By file, the facts and the scores that a process without this project finds in it."""
+    np.save(tmp_path / "pixels.npy", pixels.numpy())
+    done = subprocess.run(
+        [sys.executable, "-c", READER, tmp_path / "pixels.npy", *files],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    return {Path(path).name: (facts, np.array(scores)) for path, facts, scores in answers}
+
+
+def assert_same(client: TrainedClient, pixels: Tensor, scores: Any) -> None:
+    """The scores lead to the very predictions of the client."""
+    for row, prediction in zip(scores, client.predict(as_arrays(pixels)), strict=True):
+        assert row.argmax() == prediction.best.class_id
+        if prediction.measure == "probability":
+            row = np.exp(row) / np.exp(row).sum()
+        expected = np.full(len(NAMES), np.inf)
+        for candidate in prediction.candidates:
+            expected[candidate.class_id] = candidate.value
+        np.testing.assert_allclose(row if prediction.measure == "probability" else -row, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("file_format", "architectures"),
+    # an exported program takes seconds to make, so only of those whose shapes are the most involved
+    [("torchscript", MINI), ("torch-export", ("mini_inception", "mini_mixer"))],
+)
+def test_architectures_answer_the_same_where_this_project_is_not(
+    file_format: str, architectures: tuple[str, ...], tmp_path: Path
+) -> None:
+    clients = {name: client_of(architecture=name) for name in architectures}
+    files = [tmp_path / f"{name}{SUFFIXES[file_format]}" for name in architectures]
+    for client, path in zip(clients.values(), files, strict=True):
+        export(client, path, file_format)
+    pixels = random_pixels(5, seed=3)
+    found = read_elsewhere(tmp_path, pixels, files)
+    for (name, client), path in zip(clients.items(), files, strict=True):
+        facts, scores = found[path.name]
+        assert (facts["architecture"], facts["class_names"]) == (name, list(NAMES))
+        assert_same(client, pixels, scores)
+        # TorchScript's records for debugging cannot be left out
+        assert file_format == "torchscript" or str(Path(__file__).parents[4]).encode() not in path.read_bytes()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.load:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("file_format", "methods"),
+    [
+        ("torchscript", ("local", "fpl", "lg-fedavg", "fedkd", "fedmrl", "fedproto")),
+        ("torch-export", ("fedkd",)),
+    ],
+)
+def test_every_way_to_predict_survives_export(file_format: str, methods: tuple[str, ...], tmp_path: Path) -> None:
+    clients = [client_of(name) for name in methods]
+    clients.append(client_of(image_shape=(3, 20, 16), inference="prototype"))
+    for client in clients:
+        path = tmp_path / f"client{SUFFIXES[file_format]}"
+        export(client, path, file_format)
+        module: Any = torch.jit.load(path) if file_format == "torchscript" else torch.export.load(path).module()
+        pixels = random_pixels(3, client.facts.image_shape)
+        assert_same(client, pixels, module(pixels).numpy())
+        # from 0 to 1 everything would look black
+        with pytest.raises(Exception, match=r"uint8|Byte"):
+            module(pixels / 255)
+
+
+def test_onnx_answers_the_same_by_its_own_reference(tmp_path: Path) -> None:
+    client, path, pixels = client_of(architecture="mini_mixer"), tmp_path / "client.onnx", random_pixels(5)
+    export(client, path, "onnx")
+    model = onnx.load(path)
+    onnx.checker.check_model(model, full_check=True)
+    (scores,) = ReferenceEvaluator(model).run(["scores"], {"images": pixels.numpy()})
+    assert_same(client, pixels, scores)
+    told = {entry.key: entry.value for entry in model.metadata_props}
+    assert json.loads(told[FACTS_NAME]) == json.loads(json.dumps(facts_of(client)))
+
+
+def test_an_onnx_file_that_answers_otherwise_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    convert = torch.onnx.export
+
+    def convert_with_a_fault(*args: Any, **options: Any) -> Any:
+        converted = convert(*args, **options)
+        assert converted is not None
+        for weights in converted.model.graph.initializers.values():
+            if weights.dtype == onnx_ir.DataType.FLOAT:
+                weights.const_value = onnx_ir.tensor(weights.const_value.numpy() + np.float32(0.1))
+        return converted
+
+    monkeypatch.setattr(torch.onnx, "export", convert_with_a_fault)
+    with pytest.raises(ExportError, match="mini_plain, once exported, gives other scores"):
+        export(client_of(), tmp_path / "client.onnx", "onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+class PoolsLikeGoogLeNet(nn.Module):
+    """Rounds up where there is nothing to round, which ONNX's reference gets wrong."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = nn.MaxPool2d(3, stride=1, padding=1, ceil_mode=True)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return torch.cat([images, self.pool(images)], dim=1).flatten(1)[:, -40:]
+
+
+def test_onnx_has_pools_that_round_up_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "made", lambda shape: PoolsLikeGoogLeNet(), raising=False)
+    client, path, pixels = client_of(architecture=f"{__name__}:made"), tmp_path / "client.onnx", random_pixels(5)
+    export(client, path, "onnx")
+    (scores,) = ReferenceEvaluator(onnx.load(path)).run(["scores"], {"images": pixels.numpy()})
+    assert_same(client, pixels, scores)
+
+
+def test_the_facts_say_what_the_scores_are() -> None:
+    assert facts_of(client_of())["scores"] == "minus the distance"
+    assert facts_of(client_of("fedproto"))["scores"] == "minus the squared distance"
+    assert facts_of(client_of("local"))["scores"] == "logits"
+
+
+class FixedBatch(nn.Module):
+    """Takes it for granted that there are as many images as there were when it was traced."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images.flatten().reshape(int(images.shape[0]), -1)[:, :40]
+
+
+class Undecided(nn.Module):
+    """Looks at the values to decide what to compute, which no graph can."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images.flatten(1)[:, :40] * (2 if float(images.sum()) > 0 else 3)
+
+
+@pytest.mark.parametrize(("body", "file_format"), [(FixedBatch, "torchscript"), (Undecided, "torch-export")])
+def test_a_model_that_cannot_be_exported_leaves_no_file(
+    body: type[nn.Module], file_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "made", lambda shape: body(), raising=False)
+    client = client_of(architecture=f"{__name__}:made")
+    with pytest.raises(ExportError, match="made") as raised:
+        export(client, tmp_path / "client", file_format)
+    assert "\n" not in str(raised.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"nowhere/client.pt cannot be written: No such file"):
+        export(client_of("local"), tmp_path / "nowhere" / "client.pt", "torchscript")
+
+
+def test_onnx_without_its_packages_says_how_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feddbp_common.optional_deps.find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match=r"ONNX needs onnx, onnxscript: pip install 'feddbp\[onnx\]'"):
+        export(client_of("local"), tmp_path / "client.onnx", "onnx")
+
+
+def test_these_are_the_formats() -> None:
+    assert set(FORMATS) == {*SUFFIXES, "onnx"}

@@ -1,0 +1,57 @@
+"""A client's own images, at the size the run asks for, and a client that comes back with others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_client.training.checkpoint import ClientDirectory
+from feddbp_client.training.setup import LocalOptions, Prepared, prepare, resume
+from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig, run_from_proto, run_to_proto
+from feddbp_common.errors import ConfigurationError
+
+
+def config(image_size: int | None = None) -> RunConfig:
+    return RunConfig(
+        method="local",
+        data=DataConfig(dataset="custom", class_names=("cat", "dog"), image_size=image_size),
+        training=TrainingConfig(feature_dim=16),
+    )
+
+
+def pictures(path: Path, side: int) -> Path:
+    for name in ("cat", "dog"):
+        folder = path / name
+        folder.mkdir(parents=True)
+        for number in range(6):
+            Image.fromarray(np.full((side, side, 3), 20 * number, np.uint8)).save(folder / f"{number}.png")
+    return path
+
+
+def prepared(data: Path, image_size: int | None = None) -> Prepared:
+    options = LocalOptions(data=data, data_dir=Path(), model=None, device=torch.device("cpu"), amp=False)
+    # as a client gets it
+    return prepare(run_from_proto(run_to_proto(config(image_size))), "run", 0, options)
+
+
+@pytest.mark.parametrize(("side", "asked_for", "taken"), [(20, None, 20), (100, None, 64), (20, 40, 40), (100, 96, 96)])
+def test_images_have_the_size_the_run_asks_for_or_else_their_own(
+    tmp_path: Path, side: int, asked_for: int | None, taken: int
+) -> None:
+    assert prepared(pictures(tmp_path, side), asked_for).data.image_shape == (3, taken, taken)
+
+
+def test_a_client_that_comes_back_with_images_of_another_size_is_told(tmp_path: Path) -> None:
+    directory = ClientDirectory(tmp_path / "state", "run", 0)
+    before = prepared(pictures(tmp_path / "before", 20))
+    before.checkpoint(0, pb.RoundMetrics()).save(directory.checkpoint)
+    assert resume(before, directory) is not None
+    after = prepared(pictures(tmp_path / "after", 24))
+    with pytest.raises(ConfigurationError, match=r"with images of shape \[3, 20, 20\], not \[3, 24, 24\];"):
+        resume(after, directory)
+    directory.close()

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+
+from feddbp_common.config.durations import Duration, format_duration, parse_duration
+
+
+class Nap(BaseModel):
+    length: Duration
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 90),
+        ("1.5", 1.5),
+        ("90s", 90),
+        ("1.5s", 1.5),
+        ("250ms", 0.25),
+        ("10m", 600),
+        ("1h30m", 5400),
+        ("1d2h3m4s5ms", 93784.005),
+        ("2d", 172_800),
+        (" 10M ", 600),
+        ("0", 0),
+    ],
+)
+def test_durations_are_read_as_people_write_them(text: str, seconds: float) -> None:
+    assert Nap(length=text).length == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-5s", "5 s", "5x", "s", "1h 30m", "1,5s", "ms5", "1..5s", "5ss", "1e3"])
+def test_anything_else_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ValidationError, match="is not a duration such as 90s, 10m or 1h30m"):
+        Nap(length=text)
+
+
+def test_a_duration_longer_than_time_can_be_counted_is_refused_like_any_other_mistake() -> None:
+    with pytest.raises(ValidationError):
+        Nap(length="99999999999d")
+
+
+def test_numbers_are_seconds() -> None:
+    assert Nap(length=90).length == timedelta(seconds=90)
+    assert parse_duration(timedelta(hours=1)) == timedelta(hours=1)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.timedeltas(timedelta(0), timedelta(days=400)))
+@example(timedelta(days=30))
+@example(timedelta(seconds=1_234_567))
+@example(timedelta(milliseconds=1_000_001))
+@example(timedelta(microseconds=1))
+def test_what_is_printed_can_be_read_again(duration: timedelta) -> None:
+    printed = Nap(length=duration).model_dump(mode="json")["length"]
+    assert printed == format_duration(duration)
+    assert parse_duration(printed) == duration

@@ -1,0 +1,406 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.config.catalog import DATASETS, MODEL_GROUPS
+from feddbp_common.config.run import (
+    DataConfig,
+    FisherForm,
+    RealType,
+    RunConfig,
+    TrainingConfig,
+    WireConfig,
+    run_from_proto,
+    run_to_proto,
+)
+from feddbp_common.errors import ConfigurationError
+from feddbp_common.methods import METHODS, method_named
+from feddbp_common.methods.feddbp import FedDBPSettings
+from feddbp_common.wire import PayloadRules, PrototypeRule, WireType
+
+positive = st.floats(1e-300, 1e300)
+
+
+@st.composite
+def data_configs(draw: st.DrawFn) -> DataConfig:
+    dataset = draw(st.sampled_from([*DATASETS, "custom"]))
+    classes = DATASETS[dataset].classes if dataset in DATASETS else draw(st.integers(2, 30))
+    named = classes <= 30 and draw(st.booleans())
+    names = draw(st.lists(st.text(min_size=1), min_size=classes, max_size=classes, unique=True)) if named else []
+    return DataConfig(dataset=dataset, alpha=draw(positive), classes=classes, class_names=tuple(names))
+
+
+feddbp_settings = st.builds(
+    FedDBPSettings,
+    lambda_1=st.floats(0, 1e300),
+    lambda_2=st.floats(0, 1e300),
+    lambda_3=st.floats(0, 1e300),
+    tau=positive,
+    k_top=st.integers(0, 2),
+    eta=st.floats(0, 1),
+    l_s_reduction=st.sampled_from(["mean", "sum"]),
+    l_d_form=st.sampled_from(["log", "ratio"]),
+    hard_negatives=st.sampled_from(["reweight", "printed", "boundary", "none"]),
+    branch=st.sampled_from(["linear", "relu", "mlp"]),
+    heads=st.sampled_from(["shared", "separate"]),
+    inference=st.sampled_from(["prototype_normalized", "prototype", "head"]),
+    without_share=st.booleans(),
+    without_personalisation=st.booleans(),
+)
+training_configs = st.builds(
+    TrainingConfig,
+    local_epochs=st.integers(1, 10**6),
+    batch_size=st.integers(2, 10**6),
+    learning_rate=positive,
+    momentum=st.floats(0, 1, exclude_max=True),
+    weight_decay=st.floats(0, 1e300),
+    model_group=st.sampled_from(list(MODEL_GROUPS)),
+    feature_dim=st.integers(2, 65_535),
+    htfllib_loader=st.booleans(),
+)
+
+
+@st.composite
+def run_configs(draw: st.DrawFn) -> RunConfig:
+    method = draw(st.sampled_from(["feddbp", "local"]))
+    return RunConfig(
+        method=method,
+        method_settings=draw(feddbp_settings).model_dump() if method == "feddbp" else {},
+        clients=draw(st.integers(1, 100_000)),
+        rounds=draw(st.integers(1, 10**6)),
+        seed=draw(st.integers(0, 2**32 - 1)),
+        data=draw(data_configs()),
+        training=draw(training_configs),
+        wire=WireConfig(
+            wire_dtype=draw(st.sampled_from(list(RealType))), fisher=draw(st.sampled_from(list(FisherForm)))
+        ),
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(run_configs())
+def test_a_run_reaches_clients_as_the_server_holds_it(run: RunConfig) -> None:
+    received = run_from_proto(pb.RunConfig.FromString(run_to_proto(run).SerializeToString()))
+    assert received == run
+    assert received.canonical_json() == run.canonical_json()
+    assert received.fingerprint == run.fingerprint
+
+
+def test_the_strategies_above_leave_no_setting_out() -> None:
+    """A field that is added later has to be added to the round trip as well."""
+    assert set(FedDBPSettings.model_fields) == {
+        "lambda_1",
+        "lambda_2",
+        "lambda_3",
+        "tau",
+        "k_top",
+        "eta",
+        "l_s_reduction",
+        "l_d_form",
+        "hard_negatives",
+        "branch",
+        "heads",
+        "inference",
+        "without_share",
+        "without_decision",
+        "without_personalisation",
+    }
+    assert {field.name for field in pb.TrainingConfig.DESCRIPTOR.fields} == set(TrainingConfig.model_fields)
+    assert {field.name for field in pb.DataConfig.DESCRIPTOR.fields} == set(DataConfig.model_fields)
+    assert {field.name for field in pb.RunConfig.DESCRIPTOR.fields} == set(RunConfig.model_fields)
+
+
+def _every_other_value() -> list[tuple[str, dict[str, Any]]]:
+    """For each option of a run, a run that differs from the default in it alone."""
+    return [
+        ("method", {"method": "local"}),
+        ("setting", {"method_settings": {"k_top": 29}}),
+        ("clients", {"clients": 19}),
+        ("rounds", {"rounds": 99}),
+        ("seed", {"seed": 1}),
+        ("dataset", {"data": DataConfig(dataset="cifar10")}),
+        ("alpha", {"data": DataConfig(alpha=0.2)}),
+        ("names", {"data": DataConfig(class_names=tuple("abcdefghij"))}),
+        ("epochs", {"training": TrainingConfig(local_epochs=9)}),
+        ("batch", {"training": TrainingConfig(batch_size=31)}),
+        ("rate", {"training": TrainingConfig(learning_rate=0.02)}),
+        ("momentum", {"training": TrainingConfig(momentum=0.5)}),
+        ("decay", {"training": TrainingConfig(weight_decay=0.5)}),
+        ("group", {"training": TrainingConfig(model_group="htfe-2")}),
+        ("width", {"training": TrainingConfig(feature_dim=64)}),
+        ("loader", {"training": TrainingConfig(htfllib_loader=True)}),
+        ("dtype", {"wire": WireConfig(wire_dtype=RealType.BFLOAT16)}),
+        ("fisher", {"wire": WireConfig(fisher=FisherForm.TOP_CHANNELS)}),
+    ]
+
+
+def test_every_option_of_a_run_is_part_of_its_fingerprint() -> None:
+    fingerprints = {name: RunConfig(**changed).fingerprint for name, changed in _every_other_value()}
+    fingerprints["default"] = RunConfig().fingerprint
+    assert len(set(fingerprints.values())) == len(fingerprints)
+
+
+def test_defaults_and_the_same_values_spelled_out_are_one_run() -> None:
+    spelled_out = RunConfig(
+        method_settings=FedDBPSettings().model_dump(), data=DataConfig(dataset="digits", classes=10), rounds=100
+    )
+    assert spelled_out.fingerprint == RunConfig().fingerprint
+    assert RunConfig(method_settings={"k_top": "7"}).fingerprint == RunConfig(method_settings={"k_top": 7}).fingerprint
+
+
+def test_a_run_is_described_by_its_own_record_and_not_by_the_defaults_of_the_day() -> None:
+    run = RunConfig(method_settings={"eta": 0.5})
+    assert run.method_settings == {**FedDBPSettings().model_dump(), "eta": 0.5}
+    assert json.loads(run.canonical_json())["method_settings"]["k_top"] == 30
+    assert run.settings == FedDBPSettings(eta=0.5)
+
+
+def test_the_papers_hyper_parameters_are_the_defaults() -> None:
+    run = RunConfig()
+    assert (run.method, run.clients, run.rounds) == ("feddbp", 20, 100)
+    assert (run.training.local_epochs, run.training.batch_size, run.training.learning_rate) == (10, 32, 0.01)
+    assert run.training.feature_dim == 512
+    settings = run.settings
+    assert isinstance(settings, FedDBPSettings)
+    assert (settings.lambda_1, settings.lambda_2, settings.lambda_3) == (1, 10, 1)
+    assert (settings.tau, settings.k_top, settings.eta) == (0.07, 30, 1.0)
+
+
+def test_the_run_says_what_may_travel() -> None:
+    run = RunConfig(
+        data=DataConfig(dataset="custom", classes=3),
+        training=TrainingConfig(feature_dim=8),
+        method_settings={"k_top": 5},
+        wire=WireConfig(wire_dtype=RealType.FLOAT16, fisher=FisherForm.TOP_CHANNELS),
+    )
+    assert run.wire_type is WireType.FLOAT16
+    assert run.method_spec.upload_rules(run.settings, run.exchange_shape) == PayloadRules(
+        prototypes=PrototypeRule(classes=3, width=8, counts=True), top_channels=5
+    )
+    assert run.method_spec.download_rules(run.settings, run.exchange_shape) == PayloadRules(
+        prototypes=PrototypeRule(classes=3, width=8), prototypes_required=False
+    )
+    in_full = run.model_copy(update={"wire": WireConfig()})
+    assert in_full.method_spec.upload_rules(in_full.settings, in_full.exchange_shape).fisher_scores
+
+
+def test_local_training_exchanges_nothing() -> None:
+    run = RunConfig(method="local")
+    assert run.method_spec.upload_rules(run.settings, run.exchange_shape) == PayloadRules()
+    assert run.method_spec.download_rules(run.settings, run.exchange_shape) == PayloadRules()
+
+
+# --- mistakes ---
+
+
+@pytest.mark.parametrize(
+    ("given_name", "answer"),
+    [
+        ("feddpb", "did you mean 'feddbp'?"),
+        ("FedDBP", "did you mean 'feddbp'?"),
+        ("fed_dbp", "did you mean 'feddbp'?"),
+        ("locale", "did you mean 'local'?"),
+        ("xyz", f"there are: {', '.join(METHODS)}"),
+    ],
+)
+def test_a_wrong_name_of_a_method_is_answered_with_the_right_one(given_name: str, answer: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        RunConfig(method=given_name)
+    assert str(caught.value) == f"no method is called {given_name!r}; {answer}"
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"data": {"dataset": "mnist"}}, "no data set is called 'mnist'; there are: digits, "),
+        ({"data": {"dataset": "custom"}}, "a custom data set needs --classes or --class-names"),
+        ({"data": {"dataset": "cifar10", "classes": 100}}, "cifar10 has 10 classes, not 100"),
+        ({"data": {"dataset": "custom", "classes": 3, "class_names": "a,b"}}, "2 class names for 3 classes"),
+        ({"data": {"dataset": "custom", "class_names": "a,b,a"}}, "a class name is given twice"),
+        ({"data": {"dataset": "cifar10", "image_size": 64}}, "cifar10 has images of side 32, not 64"),
+        (
+            {"method": "fedkd", "data": {"dataset": "custom", "classes": 3, "image_size": 8}},
+            "the network this method shares needs images with a side of 16 at least, not 8",
+        ),
+        ({"training": {"model_group": "htfe-88"}}, "no model group is called 'htfe-88'; there are: mini-8, "),
+        ({"method_settings": {"ktop": 3}}, "feddbp has no setting 'ktop'; did you mean 'k_top'? (it has: lambda_1, "),
+        ({"method": "local", "method_settings": {"k_top": 3}}, "local has no setting 'k_top' (it has: none)"),
+        ({"method_settings": {"eta": 2}}, "setting 'eta' of feddbp: input should be less than or equal to 1"),
+        ({"method_settings": {"branch": "deep"}}, "setting 'branch' of feddbp: input should be 'linear', "),
+        ({"method_settings": {"k_top": 513}}, "k_top is 513, but a prototype has 512 channels"),
+        ({"method_settings": {"without_share": 1, "without_decision": 1}}, "without_share and without_decision leave"),
+    ],
+)
+def test_a_combination_that_cannot_be_used_is_named_in_one_line(options: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        RunConfig.model_validate(options)
+    assert str(caught.value).startswith(complaint)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"clients": 0},
+        {"clients": 100_001},
+        {"rounds": 0},
+        {"seed": -1},
+        {"seed": 2**32},
+        {"data": {"alpha": 0}},
+        {"data": {"alpha": float("nan")}},
+        {"data": {"dataset": "custom", "classes": 1}},
+        {"training": {"local_epochs": 0}},
+        {"training": {"batch_size": 1}},
+        {"training": {"momentum": 1}},
+        {"training": {"learning_rate": -0.1}},
+        {"training": {"feature_dim": 65_536}},
+        {"wire": {"wire_dtype": "float64"}},
+        {"wire": {"fisher": "none"}},
+        {"run_time": 3},
+        {"data": {"beta": 3}},
+    ],
+)
+def test_a_value_out_of_bounds_or_unknown_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        RunConfig.model_validate(options)
+
+
+@pytest.mark.parametrize("option", ["rounds", "training.local_epochs", "training.batch_size"])
+def test_no_number_is_admitted_that_the_protocol_cannot_carry(option: str) -> None:
+    *table, name = option.split(".")
+    options: dict[str, Any] = {table[0]: {name: 2**32}} if table else {name: 2**32}
+    with pytest.raises(ValidationError):
+        RunConfig.model_validate(options)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+@pytest.mark.parametrize("setting", ["lambda_2", "tau"])
+def test_no_setting_is_admitted_that_is_not_a_finite_number(setting: str, value: float) -> None:
+    with pytest.raises(ConfigurationError):
+        RunConfig(method_settings={setting: value})
+
+
+def test_the_number_of_classes_follows_from_the_data_or_their_names() -> None:
+    assert {name: DataConfig(dataset=name).classes for name in DATASETS} == {
+        "digits": 10,
+        "cifar10": 10,
+        "cifar100": 100,
+        "flowers102": 102,
+        "tiny-imagenet": 200,
+    }
+    named = DataConfig(dataset="custom", class_names=" cat, dog ,,eel ")
+    assert (named.classes, named.class_names) == (3, ("cat", "dog", "eel"))
+
+
+# --- what a client makes of what the server says ---
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"method": "fedfuture"}, "fedfuture"),
+        ({"rounds": 0}, "rounds"),
+        ({"clients": 0}, "clients"),
+        ({"wire": pb.WireConfig(dtype=pb.DTYPE_FLOAT32)}, "wire"),
+        ({"wire": pb.WireConfig(fisher=pb.FISHER_FORM_SCORES)}, "wire"),
+        ({"wire": pb.WireConfig(dtype=pb.DTYPE_INT32, fisher=pb.FISHER_FORM_SCORES)}, "wire"),
+        ({"data": pb.DataConfig(dataset="fashion", classes=3, alpha=1)}, "fashion"),
+        ({"data": pb.DataConfig(dataset="cifar10", classes=3, alpha=1)}, "cifar10 has 10 classes"),
+        ({"data": pb.DataConfig(dataset="cifar10", classes=10, alpha=-1)}, "alpha"),
+        ({"training": pb.TrainingConfig()}, "model group"),
+    ],
+)
+def test_a_run_this_version_does_not_understand_is_refused_in_one_line(change: dict[str, Any], fault: str) -> None:
+    message = run_to_proto(RunConfig())
+    for name in change:
+        message.ClearField(name)
+    message.MergeFrom(pb.RunConfig(**change))
+    with pytest.raises(ConfigurationError) as caught:
+        run_from_proto(message)
+    assert "\n" not in str(caught.value)
+    assert fault in str(caught.value)
+
+
+def test_a_setting_of_a_later_version_is_refused_not_ignored() -> None:
+    message = run_to_proto(RunConfig())
+    message.method_settings.update({"quantum": True})
+    with pytest.raises(ConfigurationError, match="feddbp has no setting 'quantum'"):
+        run_from_proto(message)
+
+
+# --- the register of methods and groups ---
+
+
+def test_every_method_is_registered_under_its_own_name_with_both_halves() -> None:
+    for name, method in METHODS.items():
+        assert method.name == name
+        assert method_named(name) is method
+        assert method.strategy.startswith("feddbp_server.strategies.")
+        assert method.trainer.startswith("feddbp_client.methods.")
+        for setting, field in method.settings.model_fields.items():
+            assert field.description, setting
+            assert not field.is_required(), setting
+
+
+def test_every_method_has_its_half_on_the_server() -> None:
+    for method in METHODS.values():
+        assert method.load_strategy().__module__ == method.strategy.partition(":")[0]
+
+
+def test_architectures_are_dealt_out_by_client_id() -> None:
+    group = MODEL_GROUPS["htfe-8-htc-4"]
+    assert [group.body_of(client) for client in range(8)] == list(group.bodies)
+    assert group.body_of(8) == group.bodies[0]
+    assert [group.head_of(client) for client in range(5)] == [
+        "linear",
+        "hidden512",
+        "hidden256",
+        "hidden128",
+        "linear",
+    ]
+    transformers = MODEL_GROUPS["htm-10"]
+    assert [(transformers.body_of(client), transformers.head_of(client)) for client in (7, 8, 9, 10)] == [
+        ("resnet152", "linear"),
+        ("vit_b_16", "tanh768"),
+        ("vit_b_32", "tanh768"),
+        ("cnn4", "linear"),
+    ]
+
+
+PRESETS = [(name, preset) for name, method in METHODS.items() for preset in method.presets]
+
+
+@pytest.mark.parametrize(("method", "preset"), PRESETS)
+def test_a_preset_stands_for_its_settings(method: str, preset: str) -> None:
+    settings = dict(METHODS[method].presets[preset].settings)
+    short = RunConfig(method=f"{method}:{preset}")
+    assert short == RunConfig(method=method, method_settings=settings)
+    assert short.method == method
+    assert short != RunConfig(method=method), "it changes nothing"
+
+
+def test_a_setting_that_is_given_wins_over_the_preset() -> None:
+    (name, value), *rest = METHODS["feddbp"].presets["gentle"].settings.items()
+    run = RunConfig(method="feddbp:gentle", method_settings={name: 2 * value})
+    assert run.method_settings[name] == 2 * value
+    assert all(run.method_settings[other] == expected for other, expected in rest)
+
+
+@pytest.mark.parametrize(
+    ("method", "complaint"),
+    [
+        ("feddbp:gentel", "feddbp has no preset 'gentel'; it has: gentle"),
+        ("local:gentle", "local has no preset 'gentle'; it has none"),
+        ("fedpb:gentle", "no method is called 'fedpb'"),
+    ],
+)
+def test_an_unknown_preset_is_told_with_those_there_are(method: str, complaint: str) -> None:
+    with pytest.raises(ConfigurationError, match=complaint):
+        RunConfig(method=method)

@@ -1,0 +1,173 @@
+"""Whole federations of real processes, with a real server and clients that only pretend to train."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from processes import processes_naming
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp.v1 import federation_pb2_grpc as pb_grpc
+
+SUPPORT = Path(__file__).parents[3] / "support"
+PATIENCE = 60.0
+
+
+class Demo:
+    """`feddbp demo` as a process."""
+
+    def __init__(self, out: Path, *options: str, **environment: str) -> None:
+        self.out = out
+        path = os.pathsep.join((str(SUPPORT), *filter(None, (os.environ.get("PYTHONPATH"),))))
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "lab_fake_demo", "demo", "--out", str(out), "--processes", "2", *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path, **environment},
+        )
+
+    def end(self) -> tuple[int, str, str]:
+        output, errors = self.process.communicate(timeout=PATIENCE)
+        return self.process.returncode, output, errors
+
+    def descendants(self) -> list[int]:
+        """Processes that have the output directory on their command line, other than the demo itself."""
+        return [pid for pid in processes_naming(self.out) if pid != self.process.pid]
+
+    def wait_until_it_trains(self) -> None:
+        metrics = self.out / "server" / "metrics.jsonl"
+        wait_for(lambda: metrics.exists() and metrics.read_text())
+        assert len(self.descendants()) == 6  # the server, two client processes, and a guard for each
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Demo]]:
+    started: list[Demo] = []
+
+    def begin(*options: str, **environment: str) -> Demo:
+        started.append(Demo(tmp_path / "out", "--clients", "3", *options, **environment))
+        return started[-1]
+
+    yield begin
+    for demo in started:
+        demo.process.kill()
+        demo.process.communicate()
+
+
+def test_a_demo_tells_every_round_and_leaves_its_results(start: Callable[..., Demo]) -> None:
+    demo = start("--rounds", "3", FEDDBP_SET="tau=0.1", FEDDBP_ID="5")
+    code, output, errors = demo.end()
+    assert (code, errors) == (0, "")
+    rounds = [line for line in output.splitlines() if line.startswith("round ")]
+    assert [line.split()[1] for line in rounds] == ["1/3", "2/3", "3/3"]
+    assert "3 clients have joined" in output
+    summary = json.loads((demo.out / "summary.json").read_text())
+    assert summary["outcome"] == "finished"
+    assert summary["config"]["method_settings"]["tau"] == 0.1
+    assert f"accuracy  {100 * summary['accuracy']['last']['weighted']:.1f} %" in rounds[-1]
+    assert len((demo.out / "metrics.jsonl").read_text().splitlines()) == 3 * 4
+    assert (demo.out / "curves.png").stat().st_size > 10_000
+    assert {path.name for path in (demo.out / "logs").iterdir()} == {"server.log", "clients-0.log", "clients-1.log"}
+    assert demo.descendants() == []
+
+
+def test_json_is_all_there_is_on_standard_output(start: Callable[..., Demo]) -> None:
+    code, output, errors = start("--rounds", "1", "--json").end()
+    assert (code, errors) == (0, "")
+    summary: dict[str, Any] = json.loads(output)
+    assert summary["completed_rounds"] == 1
+
+
+def test_a_client_that_dies_ends_the_demo_with_its_cause(start: Callable[..., Demo]) -> None:
+    demo = start("--rounds", "50", FAKE_DEATH="1,2,7")
+    code, _, errors = demo.end()
+    assert code == 7
+    assert "client 1 cannot go on: told to die" in errors
+    assert errors.splitlines()[-1].startswith("feddbp demo: error: the process of client 1 ended with exit code 7")
+    assert demo.descendants() == []
+
+
+def test_a_server_that_dies_ends_the_demo_with_its_code(start: Callable[..., Demo]) -> None:
+    demo = start("--rounds", "500", FAKE_EPOCH_SECONDS="0.05")
+    demo.wait_until_it_trains()
+    endpoint = json.loads((demo.out / "server" / "endpoint.json").read_text())
+    os.kill(endpoint["pid"], signal.SIGKILL)
+    code, _, errors = demo.end()
+    assert code == 128 + signal.SIGKILL
+    assert "listening on 127.0.0.1" in errors
+    assert "the server ended with exit code 137" in errors
+    assert demo.descendants() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_demo_leaves_no_process(start: Callable[..., Demo], number: signal.Signals) -> None:
+    demo = start("--rounds", "500", FAKE_EPOCH_SECONDS="0.05")
+    demo.wait_until_it_trains()
+    demo.process.send_signal(number)
+    code, _, errors = demo.end()
+    assert code == 130
+    assert "interrupted, every process is stopped" in errors
+    assert demo.descendants() == []
+
+
+def test_a_second_signal_does_not_wait_for_processes_that_hang(start: Callable[..., Demo]) -> None:
+    demo = start("--rounds", "500", FAKE_EPOCH_SECONDS="0.05", FAKE_HANG="1")
+    demo.wait_until_it_trains()
+    demo.process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert demo.process.poll() is None
+    began = time.monotonic()
+    demo.process.send_signal(signal.SIGINT)
+    assert demo.end()[0] == 130
+    assert time.monotonic() - began < 5
+    wait_for(lambda: not demo.descendants())
+
+
+def test_no_process_survives_a_demo_that_is_killed(start: Callable[..., Demo]) -> None:
+    demo = start("--rounds", "500", FAKE_EPOCH_SECONDS="0.05")
+    demo.wait_until_it_trains()
+    demo.process.kill()
+    wait_for(lambda: not demo.descendants())
+
+
+def test_a_server_stopped_from_outside_is_not_taken_for_a_finished_run(start: Callable[..., Demo]) -> None:
+    demo = start("--rounds", "500", FAKE_EPOCH_SECONDS="0.05")
+    demo.wait_until_it_trains()
+    endpoint = json.loads((demo.out / "server" / "endpoint.json").read_text())
+    os.kill(endpoint["pid"], signal.SIGTERM)
+    code, _, errors = demo.end()
+    assert code == 5
+    assert "the server was stopped before the run was over" in errors
+    assert demo.descendants() == []
+
+
+def test_a_run_stopped_by_an_operator_is_reported_with_its_reason(start: Callable[..., Demo]) -> None:
+    demo = start("--rounds", "500", FAKE_EPOCH_SECONDS="5")
+    log = demo.out / "logs" / "server.log"
+    wait_for(lambda: log.exists() and "round 0 is open" in log.read_text())
+    port = json.loads((demo.out / "server" / "endpoint.json").read_text())["port"]
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        pb_grpc.ControlStub(channel).Stop(pb.StopRequest(reason="enough seen"))
+    code, output, _ = demo.end()
+    assert code == 5
+    assert "stopped: enough seen" in output
+    assert (demo.out / "curves.png").exists()
+    assert demo.descendants() == []

@@ -1,0 +1,103 @@
+"""`feddbp health`: what it says of servers that are well, unwell, silent or choosy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1.health import HealthServicer
+from grpc_health.v1.health_pb2 import HealthCheckResponse
+
+from feddbp_common.rpc.credentials import CertificateDirectory
+from feddbp_lab.cli import main
+from feddbp_lab.pki.parties import make_parties
+
+
+@contextmanager
+def serving(certs: Path | None = None, **services: int) -> Iterator[str]:
+    health = HealthServicer()
+    for name, status in services.items():
+        health.set(name, status)
+    server = grpc.server(ThreadPoolExecutor(max_workers=1))
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    if certs is None:
+        port = server.add_insecure_port("127.0.0.1:0")
+    else:
+        credentials = CertificateDirectory(certs).server_credentials(clients_have_certificates=True)
+        port = server.add_secure_port("127.0.0.1:0", credentials)
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(None).wait()
+
+
+@pytest.fixture(scope="module")
+def parties(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("parties")
+    make_parties(directory, hosts=["127.0.0.1"], ids=[0], lifetime=timedelta(days=1))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "told"),
+    [
+        (HealthCheckResponse.SERVING, 0, "serving\n"),
+        (HealthCheckResponse.NOT_SERVING, 1, "not serving\n"),
+    ],
+)
+def test_the_exit_code_says_whether_it_serves(
+    status: int, code: int, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(rounds=status) as address:
+        assert main(["health", "--server", address, "--service", "rounds"]) == code
+    assert capsys.readouterr().out == told
+
+
+def test_without_a_service_it_asks_after_the_server_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving() as address:
+        assert main(["health", "--server", address]) == 0
+    assert capsys.readouterr().out == "serving\n"
+
+
+def test_a_service_nobody_knows_is_not_well(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving() as address:
+        assert main(["health", "--server", address, "--service", "nothing"]) == 1
+    assert capsys.readouterr().out == "service unknown\n"
+
+
+def test_no_server_is_exit_code_3_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving() as address:
+        pass
+    assert main(["health", "--server", address]) == 3
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith(f"feddbp: error: no server answers at {address}")
+    assert told.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("party", ["server", "operator"])
+def test_where_clients_have_certificates_it_shows_one(
+    parties: Path, party: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(parties / "server") as address:
+        assert main(["health", "--server", address, "--certs", str(parties / party)]) == 0
+    assert capsys.readouterr().out == "serving\n"
+
+
+def test_without_a_certificate_it_does_not_pass(parties: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(parties / "server") as address:
+        # a client's directory has a certificate, but none that is for asking
+        assert main(["health", "--server", address, "--certs", str(parties / "client-0")]) == 3
+    assert capsys.readouterr().out == ""
+
+
+def test_another_machine_is_not_asked_without_encryption(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["health", "--server", "fl.example.org:50051"]) == 2
+    assert "give --certs, or say --insecure" in capsys.readouterr().err

@@ -1,0 +1,205 @@
+"""The command `feddbp` as far as nothing is started by it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from feddbp_common.config.command_line import settings_parser
+from feddbp_common.config.run import RunConfig
+from feddbp_common.config.sources import resolve
+from feddbp_common.errors import ConfigurationError
+from feddbp_common.methods import METHODS
+from feddbp_lab.cli import COMMANDS, main
+from feddbp_lab.commands.demo import output_directory
+from feddbp_lab.commands.options import DemoConfig, DemoRun, HereConfig, usable_cores
+from feddbp_lab.processes.federation import FederationOptions
+from feddbp_lab.processes.flags import arguments_for, clean_environment
+from feddbp_server.config import ServerConfig
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_help_lists_the_commands(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 0
+    told = capsys.readouterr().out
+    for name, command in COMMANDS.items():
+        assert f"{name}" in told
+        assert command.summary in told
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([name, "--help"])
+    assert left.value.code == 0
+    assert f"feddbp {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["dmeo"], "did you mean 'demo'?"),
+        (["zzz"], "no command is called 'zzz'; see feddbp --help"),
+        (["demo", "--method", "fedbdp"], "no method is called 'fedbdp'; did you mean 'feddbp'?"),
+        (["demo", "--set", "k_top=513"], "k_top is 513, but a prototype has 512 channels"),
+        (["demo", "--set", "nonsense=1"], "feddbp has no setting 'nonsense'"),
+        (["demo", "--dataset", "custom"], "the demo splits a public data set"),
+        (["demo", "--dataset", "mnist"], "no data set is called 'mnist'"),
+        (["demo", "--rounds", "0"], "--rounds: input should be greater than or equal to 1 (got '0')"),
+        (["demo", "--model-group", "mini"], "no model group is called 'mini'"),
+        (["demo", "--unknown"], "unrecognized arguments: --unknown; see feddbp demo --help"),
+        (["status", "--server", "10.1.2.3:50051"], "10.1.2.3 is not this machine"),
+        (["methods", "nothing"], "no method is called 'nothing'"),
+    ],
+)
+def test_a_mistake_gets_one_line_and_exit_code_2(
+    arguments: list[str],
+    complaint: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert complaint in told.err
+    assert told.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_directory_with_something_in_it_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "older").write_text("results")
+    assert main(["demo", "--out", str(tmp_path)]) == 2
+    assert f"{tmp_path} is not empty" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["older"]
+
+
+def test_an_output_directory_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match=r"--out: .*file"):
+        output_directory(DemoConfig(here=HereConfig(out=tmp_path / "file")))
+
+
+def test_default_directories_are_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = [str(output_directory(DemoConfig())) for _ in range(3)]
+    assert made == ["runs/demo-feddbp-digits", "runs/demo-feddbp-digits-2", "runs/demo-feddbp-digits-3"]
+
+
+def test_a_dry_run_prints_the_configuration_and_makes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demo.toml").write_text("[run]\nrounds = 3\n[run.training]\nbatch_size = 16\n")
+    assert main(["demo", "--config", "demo.toml", "--rounds", "4", "--dry-run"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["run"]["rounds"] == 4
+    assert told["run"]["training"]["batch_size"] == 16
+    assert [path.name for path in tmp_path.iterdir()] == ["demo.toml"]
+
+
+def test_the_servers_file_may_be_the_environments_file_of_every_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "server.toml"
+    file.write_text("[listen]\nport = 50051\n[rounds]\nmin_clients = 2\n[run]\nrounds = 3\nclients = 4\n")
+    monkeypatch.setenv("FEDDBP_CONFIG", str(file))
+    assert main(["demo", "--dry-run"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["run"]["rounds"], told["run"]["clients"]) == (3, 4)
+    assert main(["status", "--server", "127.0.0.1:1"]) == 3  # understood, and nobody is there
+    assert "no server answers" in capsys.readouterr().err
+
+
+def test_a_demo_is_a_run_like_any_other() -> None:
+    demo = DemoRun()
+    assert (demo.clients, demo.rounds, demo.method, demo.data.dataset) == (8, 10, "feddbp", "digits")
+    assert type(demo.as_run()) is RunConfig
+    assert demo.as_run().model_dump() == demo.model_dump()
+
+
+def test_clients_are_dealt_out_over_processes(tmp_path: Path) -> None:
+    options = FederationOptions(run=RunConfig(clients=5), directory=tmp_path, processes=2, data_dir=Path("data"))
+    assert options.dealt_ids() == [[0, 2, 4], [1, 3]]
+
+
+def test_there_are_never_more_processes_than_clients() -> None:
+    assert DemoConfig(run=DemoRun(clients=2), here=HereConfig(processes=9)).processes == 2
+    assert DemoConfig(run=DemoRun(clients=1000)).processes == usable_cores()
+
+
+def test_everyone_takes_part_and_nobody_is_hurried(tmp_path: Path) -> None:
+    options = FederationOptions(run=RunConfig(clients=5), directory=tmp_path, processes=2, data_dir=Path("data"))
+    policy = options.server_config().policy
+    assert policy.min_clients == 5
+    assert policy.deadline is None
+
+
+def test_a_command_line_leads_back_to_the_configuration_it_was_made_from(tmp_path: Path) -> None:
+    run = RunConfig.model_validate(
+        {
+            "method_settings": {"tau": 0.1, "without_share": True},
+            "clients": 3,
+            "seed": 7,
+            "data": {"alpha": 0.30000000000000004},
+            "wire": {"fisher": "top_channels"},
+            "training": {"learning_rate": 1e-05, "htfllib_loader": True},
+        }
+    )
+    config = FederationOptions(run=run, directory=tmp_path, processes=1, data_dir=Path("data")).server_config()
+    flags = settings_parser("server", "", ServerConfig).parse_args(arguments_for(config))
+    assert resolve(ServerConfig, flags, env_prefix="FEDDBP_", environ={}) == config
+
+
+def test_children_do_not_see_the_variables_meant_for_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDDBP_ROUNDS", "3")
+    monkeypatch.setenv("ELSE", "stays")
+    assert "FEDDBP_ROUNDS" not in clean_environment()
+    assert clean_environment()["ELSE"] == "stays"
+
+
+def test_the_command_starts_without_what_it_does_not_need() -> None:
+    heavy = ("torch", "matplotlib", "grpc", "numpy", "sklearn")
+    code = f"import feddbp_lab.cli, sys; print([name for name in {heavy} if name in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_the_commands_need_neither_torch_nor_matplotlib_to_be_understood() -> None:
+    modules = ", ".join(command.module for command in COMMANDS.values())
+    code = f"import {modules}, sys; print([name for name in ('torch', 'matplotlib') if name in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_methods_are_listed_with_their_titles(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["methods"]) == 0
+    told = capsys.readouterr().out
+    for method in METHODS.values():
+        assert method.name in told
+        assert method.title in told
+
+
+def test_a_method_tells_its_settings_with_default_and_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["methods", "feddbp"]) == 0
+    told = capsys.readouterr().out
+    assert "temperature of L_d" in told
+    row = next(line for line in told.splitlines() if line.split()[:1] == ["tau"])
+    assert row.split()[1] == "0.07"
+    assert "--method feddbp:gentle" in told
+
+
+def test_methods_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["methods", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [method["name"] for method in told] == list(METHODS)
+    assert main(["methods", "feddbp", "--json"]) == 0
+    one = json.loads(capsys.readouterr().out)
+    assert [preset["name"] for preset in one["presets"]] == list(METHODS["feddbp"].presets)
+    tau = next(setting for setting in one["settings"] if setting["name"] == "tau")
+    assert tau == {"name": "tau", "default": 0.07, "description": "temperature of L_d"}

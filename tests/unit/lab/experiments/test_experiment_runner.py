@@ -1,0 +1,381 @@
+"""Experiments as real processes, with real servers and clients that only pretend to train."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from experiment_samples import finish, planned, spec
+from lab_samples import printed
+from processes import Command, Federation, processes_naming, wait_until
+from rich.console import Console
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_lab.cli import main
+from feddbp_lab.experiments.cell import Cell
+from feddbp_lab.experiments.expansion import expand
+from feddbp_lab.experiments.options import ExperimentConfig, WhereConfig
+from feddbp_lab.experiments.run.cell_dir import CellState, Failure
+from feddbp_lab.experiments.run.display import LiveBars, Workload
+from feddbp_lab.experiments.run.leases import StillInUseError, held, is_held, until_free
+from feddbp_lab.experiments.run.output_dir import ExperimentStore
+from feddbp_lab.experiments.run.runner import Machine, Runner
+from feddbp_lab.experiments.spec import load_experiment
+
+SUPPORT = Path(__file__).parents[3] / "support"
+GRID = """
+title = "Two lengths"
+[base]
+clients = 2
+method = "fedproto"
+[axes]
+rounds = [{rounds}]
+"""
+Run = Callable[..., Command]
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def run(tmp_path: Path, out: Path, running_federation: Federation) -> Run:
+    """Starts `feddbp experiment run` on a grid of runs of the given lengths."""
+
+    def start(rounds: str, *options: str, **environment: str) -> Command:
+        path = tmp_path / "grid.toml"
+        path.write_text(GRID.format(rounds=rounds))
+        python_path = os.pathsep.join((str(SUPPORT), *filter(None, (os.environ.get("PYTHONPATH"),))))
+        return running_federation.start(
+            "lab_fake_demo",
+            "experiment",
+            "run",
+            path,
+            "--out",
+            out,
+            *options,
+            name="runner",
+            env={"PYTHONPATH": python_path, **environment},
+        )
+
+    return start
+
+
+def status(out: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    capsys.readouterr()
+    assert main(["experiment", "status", str(out), "--json"]) == 0
+    told: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return told
+
+
+def states(told: dict[str, Any]) -> list[str]:
+    return [cell["state"] for cell in told["cells"].values()]
+
+
+def training(out: Path) -> bool:
+    return any(path.stat().st_size for path in out.glob("cells/*/server/metrics.jsonl"))
+
+
+def test_cells_are_run_reported_and_not_run_again(run: Run, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = run("1, 2", "--jobs", "2")
+    first.expect_exit(0)
+    assert first.log.startswith("Two lengths: 2 cells; up to 2 at once")
+    assert first.log.count("\ndone    fedproto-digits-") == 2
+    assert (out / "report" / "index.html").exists()
+    told = status(out, capsys)
+    assert states(told) == ["done", "done"]
+    for name, cell in told["cells"].items():
+        summary = json.loads((out / "cells" / name / "summary.json").read_text())
+        assert cell["accuracy"] == summary["accuracy"]["best"]["weighted"]
+    for cell in (out / "cells").iterdir():
+        assert {path.name for path in cell.iterdir()} == {"config.json", "metrics.jsonl", "summary.json", "logs"}
+    again = run("1, 2, 3", "--keep-state")
+    again.expect_exit(0)
+    assert "3 cells, 2 of them done" in again.log
+    assert again.log.count("begin ") == 1
+    assert len(list(out.glob("cells/*/server"))) == 1
+    assert processes_naming(out) == []
+
+
+def test_a_cell_that_fails_does_not_stop_the_rest(run: Run, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    failing = run("1, 4, 2", "--jobs", "1", FAKE_DEATH="1,2,7")
+    failing.expect_exit(5)
+    assert "1 cell failed; feddbp experiment status" in failing.log
+    told = status(out, capsys)
+    assert states(told) == ["done", "failed", "done"]
+    (failure,) = (cell["failure"] for cell in told["cells"].values() if "failure" in cell)
+    assert failure["exit_code"] == 7
+    assert "client 1 cannot go on: told to die" in failure["last_lines"]
+    assert main(["experiment", "status", str(out)]) == 0
+    assert "told to die" in capsys.readouterr().out
+    assert "1 of 3 cells failed" in (out / "report" / "grid.md").read_text()
+
+
+def test_a_second_runner_is_refused_and_an_interrupted_one_stops_every_process_and_says_how_to_go_on(
+    run: Run, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    running = run("500", FAKE_EPOCH_SECONDS="0.05")
+    wait_until(lambda: training(out), "training")
+    told = status(out, capsys)
+    assert states(told) == ["running"]
+    (cell,) = told["cells"].values()
+    assert 0 <= cell["completed_rounds"] < cell["rounds"] == 500
+    assert main(["experiment", "status", str(out)]) == 0
+    assert "of 500 rounds" in capsys.readouterr().out
+    second = run("500")
+    second.expect_exit(2)
+    assert second.log == f"feddbp: error: another runner (process {running.process.pid}) is at work in {out}\n"
+    running.interrupt()
+    running.expect_exit(130)
+    assert "the same command goes on from here" in running.log
+    assert processes_naming(out) == []
+    assert states(status(out, capsys)) == ["interrupted"]
+
+
+def test_a_watched_experiment_is_told_until_its_runner_has_ended(
+    run: Run, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    running = run("40", FAKE_EPOCH_SECONDS="0.05")
+    wait_until(lambda: training(out), "training")
+    capsys.readouterr()
+    assert main(["experiment", "status", str(out), "--watch"]) == 0
+    running.expect_exit(0)
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].split()[-1] == "done"
+    assert told[-1].split() == ["grid", "1", "1"]
+
+
+def test_no_process_survives_a_runner_that_is_killed(run: Run, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    running = run("500", FAKE_EPOCH_SECONDS="0.05")
+    wait_until(lambda: training(out), "training")
+    assert len(processes_naming(out)) >= 5  # the runner, the server, a client process, and a guard for each
+    running.kill()
+    wait_until(lambda: not processes_naming(out), "the end of all processes")
+    assert states(status(out, capsys)) == ["interrupted"]
+
+
+class Notes:
+    """A display that remembers."""
+
+    def __init__(self) -> None:
+        self.causes: list[str] = []
+
+    def begin(self, cell: Cell) -> None: ...
+
+    def show(self, cell: Cell, status: pb.RunStatus) -> None: ...
+
+    def done(self, cell: Cell, summary: dict[str, Any]) -> None: ...
+
+    def end(self, cell: Cell) -> None: ...
+
+    def failed(self, cell: Cell, failure: Failure) -> None:
+        self.causes.append(failure.cause)
+
+
+async def test_a_cell_whose_folder_holds_another_run_is_left_alone(tmp_path: Path) -> None:
+    store, expanded = planned(tmp_path, axes={"method": ["fd"]}, report={})
+    (cell,) = expanded.cells.values()
+    config = cell.run.model_dump(mode="json")
+    config["training"]["learning_rate"] = 0.5
+    folder = store.folder(cell.id)
+    folder.path.mkdir(parents=True)
+    (folder.path / "config.json").write_text(json.dumps(config))
+    notes = Notes()
+    machine = Machine(jobs=2, cores=2, data_dir=tmp_path)
+    runner = Runner(store=store, cells=[cell], machine=machine, display=notes)
+    await runner.run()
+    assert runner.failed == [cell]
+    (cause,) = notes.causes
+    assert "training.learning_rate is 0.5 there and 0.01 here" in cause
+    assert folder.state is CellState.FAILED
+    assert json.loads((folder.path / "config.json").read_text()) == config
+
+
+async def test_a_cell_still_in_use_by_processes_of_a_killed_runner_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "daemon.lock"
+    path.touch()
+    lock = held(path)
+    lock.__enter__()
+    waiting = asyncio.create_task(until_free([path], timedelta(seconds=60)))
+    with pytest.raises(StillInUseError, match="a process of an earlier runner still uses"):
+        await until_free([path], timedelta(0))
+    assert not waiting.done()
+    lock.__exit__(None, None, None)
+    await asyncio.wait_for(waiting, timeout=60)
+
+
+def test_seeds_of_several_days_are_reported_together_but_profiles_do_not_mix(
+    tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "grid.toml"
+    path.write_text(GRID.format(rounds="1"))
+    store = ExperimentStore(out)
+    for seed in ("0", "4"):
+        for cell in expand(load_experiment(str(path)), seeds=(int(seed),)).cells.values():
+            finish(store, cell, lambda *_: 0.5)
+        assert main(["experiment", "run", str(path), "--out", str(out), "--seeds", seed]) == 0
+        assert "1 cell, 1 of them done" in capsys.readouterr().out
+    plan = store.plan("grid")
+    assert plan is not None
+    assert plan.seeds == (0, 4)
+    assert "over seeds 0, 4" in (out / "report" / "grid.md").read_text()
+    for other, told in (
+        (["--override", "clients=3"], "holds grid with overrides none, not clients=3"),
+        (["--profile", "quick"], "holds grid with profile none, not quick"),
+    ):
+        assert main(["experiment", "run", str(path), "--out", str(out), *other]) == 2
+        assert f"{told}; give the same, or another --out" in capsys.readouterr().err
+
+
+def test_a_grid_that_has_changed_is_told_of_what_is_no_longer_in_it(
+    tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "grid.toml"
+    for rounds in ("1", "2"):
+        path.write_text(GRID.format(rounds=rounds))
+        for cell in expand(load_experiment(str(path)), seeds=(0,)).cells.values():
+            finish(ExperimentStore(out), cell, lambda *_: 0.5)
+        assert main(["experiment", "run", str(path), "--out", str(out), "--seeds", "0"]) == 0
+        told = capsys.readouterr().out
+        assert ("grid has changed since it was run here last: 1 cell kept but no longer reported" in told) is (
+            rounds == "2"
+        )
+
+
+def test_a_seed_nothing_was_run_of_is_forgotten(tmp_path: Path, out: Path) -> None:
+    path = tmp_path / "grid.toml"
+    path.write_text(GRID.format(rounds="1"))
+    grid, store = load_experiment(str(path)), ExperimentStore(out)
+    store.keep(expand(grid, seeds=(0, 33)).plan)
+    for cell in expand(grid, seeds=(0,)).cells.values():
+        finish(store, cell, lambda *_: 0.5)
+    assert main(["experiment", "run", str(path), "--out", str(out), "--seeds", "0"]) == 0
+    plan = store.plan("grid")
+    assert plan is not None
+    assert plan.seeds == (0,)
+
+
+async def test_a_cell_whose_folder_cannot_be_made_does_not_stop_the_others(tmp_path: Path) -> None:
+    store, expanded = planned(tmp_path, axes={"method": ["fd", "fpl"]}, report={})
+    (tmp_path / "cells").write_text("not a directory")
+    notes = Notes()
+    runner = Runner(
+        store=store,
+        cells=[*expanded.cells.values()],
+        machine=Machine(jobs=1, cores=1, data_dir=tmp_path),
+        display=notes,
+    )
+    await runner.run()
+    assert len(runner.failed) == len(notes.causes) == 2
+
+
+def test_a_summary_that_was_lost_in_a_power_cut_is_made_again(tmp_path: Path) -> None:
+    store, expanded = planned(tmp_path)
+    cell = next(iter(expanded.cells.values()))
+    folder = store.folder(cell.id)
+    (folder.path / "server").mkdir(parents=True)
+    (folder.path / "server" / "summary.json").write_text("")
+    folder.begin(cell.run)
+    assert not (folder.path / "server").exists()
+
+
+def test_a_killed_runners_leftovers_are_removed_but_not_what_was_kept_on_purpose(tmp_path: Path) -> None:
+    store, expanded = planned(tmp_path)
+    folder = store.folder(next(iter(expanded.cells)))
+    with folder.hold():
+        assert folder.state is CellState.WAITING
+    (folder.path / "server").mkdir()
+    (folder.path / "summary.json").write_text("{}")
+    folder.tidy(keep_state=False)
+    assert [path.name for path in folder.path.iterdir()] == ["summary.json"]
+    (folder.path / "server").mkdir()
+    folder.tidy(keep_state=False)
+    assert (folder.path / "server").exists()
+
+
+def test_a_run_that_ended_badly_for_its_server_is_begun_again(tmp_path: Path) -> None:
+    store, expanded = planned(tmp_path)
+    cell = next(iter(expanded.cells.values()))
+    folder = store.folder(cell.id)
+    for outcome, kept in (("finished", True), ("failed", False)):
+        (folder.path / "server").mkdir(parents=True, exist_ok=True)
+        (folder.path / "server" / "summary.json").write_text(json.dumps({"outcome": outcome}))
+        folder.begin(cell.run)
+        assert (folder.path / "server").exists() is kept
+
+
+def test_a_lock_is_seen_by_others_only_while_it_is_held(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    assert not is_held(path)
+    with held(path):
+        assert is_held(path)
+    assert not is_held(path)
+
+
+@pytest.mark.parametrize(
+    ("machine", "cells", "devices", "processes"),
+    [
+        ({"jobs": 4, "cores": 4}, 9, ["cpu"] * 4, 1),
+        ({"jobs": 4, "cores": 4}, 2, ["cpu"] * 4, 2),
+        ({"jobs": 4, "cores": 4}, 1, ["cpu"] * 4, 4),
+        ({"jobs": 1, "cores": 4}, 9, ["cpu"], 4),
+        ({"jobs": 8, "cores": 4}, 9, ["cpu"] * 8, 1),
+        ({"jobs": 2, "cores": 8, "gpus": (0, 3)}, 9, ["cuda:0", "cuda:3"], 1),
+        ({"jobs": 3, "cores": 8, "gpus": (0, 3)}, 9, ["cuda:0", "cuda:3", "cuda:0"], 1),
+    ],
+)
+def test_cells_are_dealt_over_cores_and_gpus(
+    machine: dict[str, Any], cells: int, devices: list[str], processes: int
+) -> None:
+    made = Machine(data_dir=Path(), **machine)
+    assert made.devices() == devices
+    assert made.processes(cells) == processes
+
+
+def test_there_is_one_cell_at_a_time_on_a_gpu_unless_told_otherwise() -> None:
+    assert ExperimentConfig(where=WhereConfig(gpus=(0, 1, 2))).where.machine.jobs == 3
+    assert ExperimentConfig(where=WhereConfig(gpus=(0, 1, 2), jobs=6)).where.machine.jobs == 6
+
+
+def test_what_is_left_is_guessed_from_the_pace_of_what_was_done_here() -> None:
+    now = [0.0]
+    cells = list(
+        expand(spec(axes={"method": ["local", "fd", "fedproto", "feddbp"]}, report={}), seeds=(0,)).cells.values()
+    )
+    load = Workload(cells, clock=lambda: now[0])
+    assert str(load) == "0 of 4 cells, 0.0 s"
+    now[0] = 100.0
+    load.advance(cells[0], 0.5)  # taken up in the middle, where an earlier runner left it
+    assert load.seconds_left() is None
+    load.finish(cells[0])
+    assert load.seconds_left() == pytest.approx(600)  # half a cell took 100 s, three are left
+    load.give_up(cells[1])
+    assert load.seconds_left() == pytest.approx(400)
+    load.finish(cells[2])
+    load.finish(cells[3])
+    assert str(load) == "4 of 4 cells, 1 min 40 s"
+
+
+def test_a_terminal_has_a_bar_for_all_and_one_for_each_cell_that_runs() -> None:
+    cells = list(expand(spec(axes={"method": ["fd", "local"]}, report={}), seeds=(0,)).cells.values())
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    bars = LiveBars(workload=Workload(cells), console=console)
+    bars.begin(cells[0])
+    bars.show(cells[0], pb.RunStatus(phase=pb.PHASE_COLLECTING, round=1, rounds=2))
+    shown = printed(bars.bars, width=100)
+    assert "FD on digits, α 0.1, E 10, seed 0" in shown
+    assert "round 2 of 2" in shown
+    assert "0 of 2 cells" in shown
+    bars.failed(cells[0], Failure(cause="a bad day"))
+    bars.end(cells[0])
+    assert "FD on digits" not in printed(bars.bars, width=100)
+    assert "1 of 2 cells" in printed(bars.bars, width=100)
+    assert "a bad day" in console.file.getvalue()  # type: ignore[attr-defined]

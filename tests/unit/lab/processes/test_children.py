@@ -1,0 +1,170 @@
+"""Children end with their launcher: when told, when they refuse to, and when the launcher is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from feddbp_lab.processes.children import Child, Children
+
+IDLE = "import time; time.sleep(60)"
+STUBBORN = """
+import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+pathlib.Path(sys.argv[1]).write_text("ready")
+time.sleep(60)
+"""
+PARENT = """
+import pathlib, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", sys.argv[2], sys.argv[1] + ".child"])
+pathlib.Path(sys.argv[1]).write_text(str(child.pid))
+time.sleep(float(sys.argv[3]))
+"""
+LAUNCHER = """
+import asyncio, pathlib, sys
+from feddbp_lab.processes.children import Children
+
+async def main():
+    async with Children() as children:
+        here = pathlib.Path(sys.argv[1])
+        child = children.start("child", [sys.executable, "-c", sys.argv[2], str(here / "pid"), sys.argv[3], "60"], here / "log")
+        await child.ended
+
+asyncio.run(main())
+"""  # noqa: E501
+
+
+def python(code: str, *arguments: object) -> list[str]:
+    return [sys.executable, "-c", code, *map(str, arguments)]
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that nobody has collected yet does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 15.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+
+
+def text_of(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+async def written(path: Path) -> str:
+    for _ in range(750):
+        if text := text_of(path):
+            return text
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"{path} was not written")
+
+
+async def test_the_exit_code_and_the_output_of_a_command_are_kept(tmp_path: Path) -> None:
+    async with Children() as children:
+        child = children.start(
+            "speaker", python("print('first'); print('last'); raise SystemExit(7)"), tmp_path / "log"
+        )
+        assert await child.ended == 7
+    assert child.last_lines(1) == ["last"]
+    assert child.last_lines(5) == ["first", "last"]
+
+
+async def test_a_command_killed_by_a_signal_has_the_code_shells_give_it(tmp_path: Path) -> None:
+    async with Children() as children:
+        child = children.start("victim", python("import os; os.kill(os.getpid(), 9)"), tmp_path / "log")
+        assert await child.ended == 128 + signal.SIGKILL
+
+
+async def test_a_command_that_cannot_be_started_says_so_in_its_log(tmp_path: Path) -> None:
+    async with Children() as children:
+        child = children.start("nothing", ["/no/such/command"], tmp_path / "log")
+        assert await child.ended == 127
+    assert "cannot start /no/such/command" in child.last_lines(1)[0]
+
+
+async def test_children_are_stopped_on_leaving(tmp_path: Path) -> None:
+    async with Children() as children:
+        child = children.start("idle", python(IDLE), tmp_path / "log")
+        assert children.running == [child]
+    assert child.ended.done()
+    assert not alive(child.pid)
+
+
+async def test_a_child_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
+    async with Children(grace=timedelta(seconds=0.3)) as children:
+        child = children.start("stubborn", python(STUBBORN, tmp_path / "ready"), tmp_path / "log")
+        await written(tmp_path / "ready")
+    assert child.ended.result() == 128 + signal.SIGKILL
+    assert not alive(child.pid)
+
+
+async def test_grandchildren_that_ignore_sigterm_are_gone_as_well(tmp_path: Path) -> None:
+    async with Children(grace=timedelta(seconds=0.3)) as children:
+        children.start("parent", python(PARENT, tmp_path / "pid", STUBBORN, 60), tmp_path / "log")
+        grandchild = int(await written(tmp_path / "pid"))
+        await written(tmp_path / "pid.child")
+        assert alive(grandchild)
+    wait_for(lambda: not alive(grandchild))
+
+
+async def test_what_a_child_leaves_behind_ends_with_it(tmp_path: Path) -> None:
+    async with Children() as children:
+        child = children.start("parent", python(PARENT, tmp_path / "pid", STUBBORN, 0), tmp_path / "log")
+        assert await child.ended == 0
+        grandchild = int(await written(tmp_path / "pid"))
+        wait_for(lambda: not alive(grandchild))
+
+
+async def test_a_second_interruption_does_not_wait_for_the_grace(tmp_path: Path) -> None:
+    started: list[Child] = []
+
+    async def session() -> None:
+        async with Children(grace=timedelta(minutes=5)) as children:
+            started.append(children.start("stubborn", python(STUBBORN, tmp_path / "ready"), tmp_path / "log"))
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(session())
+    await written(tmp_path / "ready")
+    task.cancel()
+    await asyncio.sleep(0.1)
+    assert started[0].running
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await asyncio.wait_for(started[0].ended, 10) == 128 + signal.SIGKILL
+
+
+async def test_the_environment_is_the_one_given(tmp_path: Path) -> None:
+    async with Children() as children:
+        show = "import os; print(os.environ.get('SEEN'), os.environ.get('HIDDEN'))"
+        child = children.start("env", python(show), tmp_path / "log", environment={"SEEN": "yes"})
+        await child.ended
+    assert child.last_lines(1) == ["yes None"]
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_nothing_survives_a_launcher_that_is_killed(tmp_path: Path, how: signal.Signals) -> None:
+    launcher = subprocess.Popen(python(LAUNCHER, tmp_path, PARENT, IDLE))
+    wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+    grandchild = int((tmp_path / "pid").read_text())
+    group = os.getpgid(grandchild)
+    os.kill(launcher.pid, how)
+    launcher.wait()
+    wait_for(lambda: not alive(grandchild))
+    wait_for(lambda: not alive(group))

@@ -1,0 +1,27 @@
+"""A configuration told to a child process on its command line arrives there unchanged."""
+
+from __future__ import annotations
+
+import pytest
+
+from feddbp_common.config.command_line import settings_from, settings_parser
+from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
+from feddbp_common.methods import METHODS
+from feddbp_lab.processes.flags import arguments_for
+from feddbp_server.config import ServerConfig
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_with_its_defaults(method: str) -> None:
+    told = ServerConfig(run=RunConfig(method=method, clients=3, training=TrainingConfig(local_epochs=2)))
+    flags = settings_parser("server", "", ServerConfig).parse_args(arguments_for(told))
+    assert settings_from(ServerConfig, flags) == told
+
+
+def test_names_and_settings_that_differ_from_the_defaults() -> None:
+    run = RunConfig(
+        method_settings={"tau": 0.5, "hard_negatives": "none", "without_share": True},
+        data=DataConfig(dataset="custom", class_names=("cat", "dog")),
+    )
+    flags = settings_parser("server", "", ServerConfig).parse_args(arguments_for(ServerConfig(run=run)))
+    assert settings_from(ServerConfig, flags).run == run

@@ -1,0 +1,145 @@
+"""Shapes that no rule can know and all clients must have alike: the first upload of a run decides them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from coordinator_runs import CLASSES, CLIENTS, Server, join_all, parts
+from run_machine import ids
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
+from feddbp_common.wire import Encoded, Payload, encode
+from feddbp_common.wire.svd import compress
+from feddbp_server.rpc.refusals import RefusedError
+from feddbp_server.store import MemoryStore
+
+WIDTH = 6
+
+
+def run(method: str, **settings: Any) -> RunConfig:
+    return RunConfig(
+        method=method,
+        method_settings=settings,
+        clients=CLIENTS,
+        rounds=2,
+        data=DataConfig(dataset="custom", classes=CLASSES),
+        training=TrainingConfig(feature_dim=WIDTH),
+    )
+
+
+def small_model(*, channels: int = 1, side: int = 1, head: int = WIDTH) -> dict[str, Any]:
+    """Of clients whose images have so many channels, and so large a last feature map."""
+    shapes = {
+        "conv1.weight": (32, channels, 5, 5),
+        "conv1.bias": (32,),
+        "conv2.weight": (64, 32, 5, 5),
+        "conv2.bias": (64,),
+        "fc.weight": (512, 64 * side * side),
+        "fc.bias": (512,),
+        "head.weight": (CLASSES, head),
+        "head.bias": (CLASSES,),
+    }
+    return {name: np.full(shape, 0.5, dtype=np.float32) for name, shape in shapes.items()}
+
+
+def contribution(*, compressed: bool = False, **images: int) -> Encoded:
+    tensors = small_model(**images)
+    return encode(Payload(tensors=compress(tensors, 0.9) if compressed else tensors))
+
+
+async def upload(server: Server, session: str, encoded: Encoded, number: int = 0) -> None:
+    await server.ingest.receive(parts(session, number, encoded, chunk=1 << 18), server.coordinator.sessions.by_session)
+
+
+async def refusal(server: Server, session: str, encoded: Encoded, number: int = 0) -> RefusedError:
+    with pytest.raises(RefusedError) as refused:
+        await upload(server, session, encoded, number)
+    return refused.value
+
+
+async def test_a_client_with_other_images_is_refused_and_the_run_goes_on(tmp_path: Path) -> None:
+    async with Server(MemoryStore(), tmp_path, config=run("fedmrl", small_dim=WIDTH)) as server:
+        first, second, third = await join_all(server)
+        await upload(server, first.session, contribution())
+        refused = await refusal(server, second.session, contribution(channels=3))
+        assert str(refused) == "conv1.weight: has shape [32, 3, 5, 5], for other clients [32, 1, 5, 5]"
+        assert refused.details.reason == pb.REFUSAL_REASON_INVALID_PAYLOAD
+        assert refused.details.field == "conv1.weight"
+        assert server.coordinator.state.uploaded == ids(0)
+        for daemon in (second, third):
+            await upload(server, daemon.session, contribution())
+        await server.until_round(1)
+
+
+async def test_where_the_size_of_images_is_known_being_first_decides_nothing(tmp_path: Path) -> None:
+    config = run("fedmrl", small_dim=WIDTH)
+    config = config.model_copy(update={"data": DataConfig(dataset="custom", classes=CLASSES, image_size=16)})
+    async with Server(MemoryStore(), tmp_path, config=config) as server:
+        first, second, _ = await join_all(server)
+        assert str(await refusal(server, first.session, contribution(side=2))).startswith("fc.weight: ")
+        await upload(server, second.session, contribution(side=1))
+
+
+async def test_it_is_refused_on_its_header_before_a_byte_is_buffered(tmp_path: Path) -> None:
+    async def endless(session: str) -> Any:
+        manifest = contribution(side=2).manifest
+        yield pb.UploadPart(header=pb.UploadHeader(session=session, round=0, manifest=manifest))
+        raise AssertionError("the body was asked for")
+
+    async with Server(MemoryStore(), tmp_path, config=run("fedmrl", small_dim=WIDTH)) as server:
+        first, second, _ = await join_all(server)
+        await upload(server, first.session, contribution())
+        with pytest.raises(RefusedError, match=r"fc\.weight"):
+            await server.ingest.receive(endless(second.session), server.coordinator.sessions.by_session)
+
+
+async def test_the_form_a_tensor_travels_in_does_not_matter(tmp_path: Path) -> None:
+    async with Server(MemoryStore(), tmp_path, config=run("fedkd")) as server:
+        first, second, third = await join_all(server)
+        await upload(server, first.session, contribution(compressed=True))
+        assert (await refusal(server, second.session, contribution(compressed=True, side=2))).details.field == (
+            "fc.weight"
+        )
+        await upload(server, second.session, contribution())
+        await upload(server, third.session, contribution(compressed=True))
+        await server.until_round(1)
+
+
+async def test_a_tensor_that_is_there_in_no_form_or_in_both_is_refused(tmp_path: Path) -> None:
+    dense, factors = small_model(), compress(small_model(), 0.9)
+    assert "conv1.weight.u" in factors
+    without = {name: tensor for name, tensor in dense.items() if name != "fc.weight"}
+    async with Server(MemoryStore(), tmp_path, config=run("fedkd")) as server:
+        first, *_ = await join_all(server)
+        for tensors, reason in ((without, "is missing"), ({**dense, **factors}, "comes beside conv1.weight itself")):
+            refused = await refusal(server, first.session, encode(Payload(tensors=tensors)))
+            assert reason in str(refused)
+
+
+@pytest.mark.parametrize("completed", [0, 1])
+async def test_what_was_decided_outlives_the_server(tmp_path: Path, completed: int) -> None:
+    """Also in the moment when the open round has no upload yet."""
+    store, config = MemoryStore(), run("fedmrl", small_dim=WIDTH)
+    async with Server(store, tmp_path, config=config) as server:
+        daemons = await join_all(server)
+        for daemon in daemons if completed else daemons[:1]:
+            await upload(server, daemon.session, contribution())
+        await server.until_round(completed)
+        await server.settled()
+    async with Server(store, tmp_path, config=config) as server:
+        for daemon in daemons[1:]:
+            assert "for other clients" in str(
+                await refusal(server, daemon.session, contribution(channels=3), completed)
+            )
+        for daemon in daemons if completed else daemons[1:]:
+            await upload(server, daemon.session, contribution(), completed)
+        await server.until_round(completed + 1)
+
+
+async def test_methods_that_agree_by_their_rules_alone_have_nothing_to_decide(tmp_path: Path) -> None:
+    async with Server(MemoryStore(), tmp_path, config=run("feddbp", k_top=2)) as server:
+        assert server.coordinator.aggregator.check_layout(pb.Manifest()) == {}

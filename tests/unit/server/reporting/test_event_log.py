@@ -1,0 +1,158 @@
+"""What people are told of a run: in the log, in the audit log, and as incidents."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_server.reporting.audit import Audit
+from feddbp_server.reporting.event_log import Chronicle
+from feddbp_server.rpc.refusals import RefusedError
+from feddbp_server.run.sessions import Client
+from feddbp_server.run.state_machine import CloseRound, MembersDropped, Phase
+
+REFUSAL = RefusedError(pb.REFUSAL_REASON_WRONG_ROUND, "the run is in round 3", field="round")
+
+
+class Changes:
+    """Counts how often whoever watches was told."""
+
+    count = 0
+
+    def __call__(self) -> None:
+        self.count += 1
+
+
+@pytest.fixture
+def changes() -> Changes:
+    return Changes()
+
+
+@pytest.fixture
+def chronicle(tmp_path: Path, changes: Changes) -> Iterator[Chronicle]:
+    audit = Audit(tmp_path, clock=lambda: 0.0)  # time stands still, so what may be written is not renewed
+    yield Chronicle(audit, changed=changes)
+    audit.close()
+
+
+def audited(directory: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (directory / "audit.jsonl").read_text().splitlines()]
+
+
+def test_a_flood_of_refusals_hides_nothing_else(chronicle: Chronicle, changes: Changes) -> None:
+    for _ in range(1000):
+        chronicle.refused("Upload", REFUSAL, peer="ipv4:127.0.0.1:5")
+    chronicle.incident(3, "something that matters")
+    told = changes.count
+    for _ in range(1000):
+        chronicle.refused("Upload", REFUSAL, peer="ipv4:127.0.0.1:5")
+    assert chronicle.incidents[-1].message == "something that matters"
+    assert changes.count == told
+    assert chronicle.audit.refusals == {"wrong_round": 2000}
+
+
+def a_client(client_id: int) -> Client:
+    return Client(
+        client_id=client_id,
+        epoch=1,
+        session_sha256=b"",
+        data=pb.DataSummary(),
+        capabilities=pb.Capabilities(),
+        last_seen=0.0,
+    )
+
+
+def test_a_client_in_a_loop_is_counted_but_does_not_fill_the_disk(
+    chronicle: Chronicle, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        for number in range(500):
+            chronicle.joined(a_client(1))
+            chronicle.failed(a_client(1), number, "out of memory")
+            chronicle.left(a_client(1), "for now")
+    assert len(caplog.messages) == 3 * 20
+    chronicle.joined(a_client(2))
+    chronicle.audit.close()
+    lines = audited(tmp_path)
+    written = Counter((line["what"], line["client"]) for line in lines)
+    assert written == {("joined", 1): 20, ("failed", 1): 20, ("left", 1): 20, ("joined", 2): 1, ("flood", 1): 3}
+    floods = [line for line in lines if line["what"] == "flood"]
+    assert [flood.get(what) for flood, what in zip(floods, ("joined", "failed", "left"), strict=True)] == [480] * 3
+    assert (chronicle.audit.noted["joined"], chronicle.audit.noted["failed"]) == (501, 500)
+
+
+def test_what_a_client_does_is_written_down_again_as_time_passes(tmp_path: Path) -> None:
+    now = 0.0
+    audit = Audit(tmp_path, clock=lambda: now)
+    for _ in range(50):
+        audit.note_of_client("failed", client=1)
+    now = 10.0
+    assert audit.note_of_client("failed", client=1)
+    assert not audit.note_of_client("failed", client=1)
+    audit.close()
+    *_, flood, failed, last = audited(tmp_path)
+    assert (flood["what"], flood["failed"], failed["what"]) == ("flood", 30, "failed")
+    assert (last["what"], last["failed"]) == ("flood", 1)
+
+
+def test_one_client_does_not_push_the_others_out_of_sight(chronicle: Chronicle) -> None:
+    chronicle.incident(None, "the disk is full")
+    chronicle.failed(a_client(2), 3, "its own trouble")
+    for number in range(500):
+        chronicle.incident(1, f"trouble {number}")
+    assert [(incident.client_id, incident.message) for incident in chronicle.incidents] == [
+        (None, "the disk is full"),
+        (2, "could not do round 3: its own trouble"),
+        *((1, f"trouble {number}") for number in range(497, 500)),
+    ]
+
+
+def test_a_round_that_closes_without_somebody_is_an_incident(chronicle: Chronicle, tmp_path: Path) -> None:
+    chronicle.effect(CloseRound(round=4, missing=frozenset()))
+    assert not chronicle.incidents
+    chronicle.effect(CloseRound(round=4, missing=frozenset({7, 2})))
+    assert [incident.message for incident in chronicle.incidents] == ["round 4 closed without client 2, client 7"]
+    (noted,) = audited(tmp_path)
+    assert (noted["what"], noted["round"], noted["clients"]) == ("closed_without", 4, [2, 7])
+
+
+def test_who_was_dropped_is_in_the_audit_log(chronicle: Chronicle, tmp_path: Path) -> None:
+    chronicle.effect(MembersDropped(frozenset({5})))
+    (noted,) = audited(tmp_path)
+    assert (noted["what"], noted["clients"]) == ("dropped", [5])
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "what"),
+    [
+        (Phase.COLLECTING, Phase.PAUSED, ["paused"]),
+        (Phase.PAUSED, Phase.COLLECTING, ["resumed"]),
+        (Phase.COLLECTING, Phase.EVALUATING, []),
+        (Phase.PAUSED, Phase.FAILED, []),
+    ],
+)
+def test_only_pauses_and_their_ends_are_an_operators(
+    before: Phase, now: Phase, what: list[str], chronicle: Chronicle, tmp_path: Path
+) -> None:
+    chronicle.phase(before, now)
+    assert [line["what"] for line in audited(tmp_path)] == what
+
+
+def test_trouble_with_the_storage_is_told_and_so_is_its_end(
+    chronicle: Chronicle, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        chronicle.storage("the disk is full")
+        chronicle.storage("")
+    assert [incident.message for incident in chronicle.incidents] == ["the disk is full"]
+    assert caplog.messages == [
+        "the disk is full; nothing is accepted until it can be",
+        "the state directory can be used again",
+    ]

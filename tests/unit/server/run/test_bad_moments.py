@@ -1,0 +1,389 @@
+"""A run whose disk fails it, and one whose clock is set: nothing is lost, nothing hangs, and it goes on by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from coordinator_runs import CLIENTS, PATIENCE, ROUNDS, Daemon, Server, join_all, metrics_of, summary_of, whole_run
+from run_machine import ids
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_server.reporting.audit import Audit
+from feddbp_server.reporting.metrics_log import Results
+from feddbp_server.rpc.refusals import as_refusal
+from feddbp_server.rpc.status_reply import status_of
+from feddbp_server.run.state_machine import PauseAsked, Phase
+from feddbp_server.store import MemoryStore, SqliteStore, StoreError, StoreThread, WatchedStore
+
+
+class FullDisk(MemoryStore):
+    """Keeps nothing of what it is told not to have room for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.full: set[str] = set()
+
+    def _check(self, what: str) -> None:
+        if what in self.full or "everything" in self.full:
+            raise sqlite3.OperationalError("database or disk is full")
+
+    def touch(self) -> None:
+        self._check("touch")
+
+    def save_progress(self, progress: str) -> None:
+        self._check("progress")
+        super().save_progress(progress)
+
+    def save_client(self, record: Any) -> None:
+        self._check("client")
+        super().save_client(record)
+
+    def save_upload(self, record: Any, body: bytes) -> None:
+        self._check("upload")
+        super().save_upload(record, body)
+
+    def save_report(self, record: Any) -> bool:
+        self._check("report")
+        return super().save_report(record)
+
+    def save_aggregate(self, record: Any) -> None:
+        self._check("aggregate")
+        super().save_aggregate(record)
+
+    def uploads(self, round_number: int) -> Any:
+        self._check("read")
+        return super().uploads(round_number)
+
+
+@pytest.fixture
+def disk() -> FullDisk:
+    return FullDisk()
+
+
+@pytest.fixture
+async def server(disk: FullDisk, tmp_path: Path) -> AsyncIterator[Server]:
+    async with Server(disk, tmp_path) as started:
+        started.coordinator._store._pause = timedelta(milliseconds=10)
+        yield started
+
+
+async def until_mended(server: Server) -> None:
+    async with asyncio.timeout(PATIENCE):
+        await server.coordinator._store.mended()
+
+
+@pytest.fixture(scope="module")
+def untroubled(tmp_path_factory: pytest.TempPathFactory) -> str:
+    directory = tmp_path_factory.mktemp("untroubled")
+
+    async def run() -> None:
+        async with Server(MemoryStore(), directory) as started:
+            await whole_run(started)
+
+    asyncio.run(run())
+    sha256: str = summary_of(directory)["prototypes_sha256"]
+    return sha256
+
+
+# --- a full disk ---
+
+
+async def test_an_upload_that_cannot_be_kept_is_refused_and_may_be_sent_again(server: Server, disk: FullDisk) -> None:
+    daemons = await join_all(server)
+    disk.full = {"upload", "touch"}
+    with pytest.raises(Exception, match="disk is full; try again later") as refusal:
+        await daemons[0].upload(0)
+    assert refusal.value.details.reason == pb.REFUSAL_REASON_STORAGE  # type: ignore[attr-defined]
+    assert server.coordinator.state.uploaded == ids()
+    disk.full = set()
+    await until_mended(server)
+    assert not (await daemons[0].upload(0)).duplicate
+
+
+async def test_while_nothing_can_be_kept_uploads_are_refused_on_their_header(server: Server, disk: FullDisk) -> None:
+    daemons = await join_all(server)
+    disk.full = {"upload", "touch"}
+    with pytest.raises(Exception, match="disk is full"):
+        await daemons[0].upload(0)
+    with pytest.raises(StoreError, match="disk is full"):
+        server.coordinator.admit_upload(daemons[1].client, 0)
+
+
+async def test_the_status_says_that_nothing_can_be_kept_until_it_can(server: Server, disk: FullDisk) -> None:
+    daemons = await join_all(server)
+    disk.full = {"report", "touch"}
+    with pytest.raises(StoreError):
+        await daemons[0].report(0)
+    status = status_of(server.coordinator)
+    assert status.reason == "the state directory cannot be used: database or disk is full"
+    assert [incident.message for incident in status.incidents] == [status.reason]
+    disk.full = set()
+    await until_mended(server)
+    assert status_of(server.coordinator).reason == ""
+
+
+async def test_trouble_is_noted_once_however_many_calls_meet_it(server: Server, disk: FullDisk) -> None:
+    daemons = await join_all(server)
+    disk.full = {"report", "touch"}
+    for _ in range(5):
+        with pytest.raises(StoreError):
+            await daemons[0].report(0)
+    assert len(server.coordinator.chronicle.incidents) == 1
+
+
+async def test_a_join_that_cannot_be_kept_leaves_the_id_free(server: Server, disk: FullDisk) -> None:
+    disk.full = {"progress"}
+    with pytest.raises(StoreError):
+        await Daemon.join(server, 0)
+    disk.full = set()
+    await until_mended(server)
+    assert (await Daemon.join(server, 0)).client_id == 0
+    assert server.coordinator.state.members == ids(0)
+
+
+@pytest.mark.parametrize("what", ["aggregate", "progress", "read"])
+async def test_a_round_that_cannot_be_closed_closes_when_there_is_room_again(
+    what: str, server: Server, disk: FullDisk, tmp_path: Path, untroubled: str
+) -> None:
+    daemons = await join_all(server)
+    for daemon in daemons[:-1]:
+        await daemon.work(0)
+    disk.full = {what, "touch"}
+    await daemons[-1].work(0)
+    await server.until(lambda coordinator: bool(coordinator.storage_trouble))
+    assert (server.phase, server.coordinator.state.round) == (Phase.AGGREGATING, 0)
+    disk.full = set()
+    await server.until_round(1)
+    for daemon in daemons:
+        await daemon.work(1)
+    await server.until_round(2)
+    for daemon in daemons:
+        await daemon.report(2)
+    await server.until_over()
+    assert summary_of(tmp_path)["prototypes_sha256"] == untroubled
+
+
+async def test_contributions_that_can_never_be_read_again_fail_the_run(
+    server: Server, disk: FullDisk, tmp_path: Path
+) -> None:
+    daemons = await join_all(server)
+    disk.full = {"read"}  # writing works: the disk is not full, the file is damaged
+    for daemon in daemons:
+        await daemon.work(0)
+    await server.until_over()
+    assert server.phase is Phase.FAILED
+    assert "round 0 could not be closed" in summary_of(tmp_path)["reason"]
+
+
+async def test_a_deadline_that_comes_while_the_disk_is_full_is_kept_later(disk: FullDisk, tmp_path: Path) -> None:
+    async with Server(disk, tmp_path, min_clients=1, deadline=0.2) as server:
+        server.coordinator._store._pause = timedelta(milliseconds=10)
+        await Daemon.join(server, 0)
+        disk.full = {"progress", "touch"}
+        await server.until(lambda coordinator: bool(coordinator.storage_trouble))
+        assert server.coordinator.state.extensions == 0
+        disk.full = set()
+        await server.until(lambda coordinator: coordinator.state.extensions >= 1)
+
+
+async def test_a_server_that_goes_away_does_not_wait_for_room(disk: FullDisk, tmp_path: Path, untroubled: str) -> None:
+    async with asyncio.timeout(PATIENCE):
+        async with Server(disk, tmp_path) as server:
+            daemons = await join_all(server)
+            disk.full = {"aggregate", "touch"}
+            for daemon in daemons:
+                await daemon.work(0)
+            await server.until(lambda coordinator: bool(coordinator.storage_trouble))
+        disk.full = set()
+        async with Server(disk, tmp_path) as another:
+            daemons = [daemon.moved_to(another) for daemon in daemons]
+            await another.until_round(1)
+            for daemon in daemons:
+                await daemon.work(1)
+            await another.until_round(2)
+            for daemon in daemons:
+                await daemon.report(2)
+            await another.until_over()
+    assert summary_of(tmp_path)["prototypes_sha256"] == untroubled
+
+
+async def test_an_upload_that_was_kept_but_never_noted_counts_when_it_comes_again(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemons = await join_all(server)
+    note = server.coordinator.chronicle.audit.note
+
+    def broken(what: str, **facts: Any) -> None:
+        if what == "accepted":
+            raise RuntimeError("between the commit and its consequences")
+        note(what, **facts)
+
+    monkeypatch.setattr(server.coordinator.chronicle.audit, "note", broken)
+    with pytest.raises(RuntimeError):
+        await daemons[0].upload(0)
+    monkeypatch.undo()
+    assert (await daemons[0].upload(0)).duplicate
+    assert server.coordinator.state.uploaded == ids(0)
+
+
+async def test_an_operator_is_told_that_nothing_can_be_kept(server: Server, disk: FullDisk) -> None:
+    disk.full = {"progress", "touch"}
+    with pytest.raises(StoreError) as error:
+        await server.coordinator.operate(PauseAsked())
+    assert as_refusal(error.value).details.reason == pb.REFUSAL_REASON_STORAGE
+    assert server.phase is not Phase.PAUSED
+
+
+async def test_only_the_disk_is_to_blame_for_trouble(tmp_path: Path) -> None:
+    """A statement that is wrong is a mistake of ours, and says nothing about the next one."""
+    thread = StoreThread(SqliteStore(tmp_path))
+    watched = WatchedStore(thread, changed=lambda: None)
+    for broken, kind in ((ZeroDivisionError(), ZeroDivisionError), (sqlite3.IntegrityError(), sqlite3.IntegrityError)):
+
+        def fail(_: object, error: Exception = broken) -> None:
+            raise error
+
+        with pytest.raises(kind):
+            await watched.run(fail)
+        assert watched.trouble == ""
+    await watched.give_up()
+    await thread.close()
+
+
+async def test_a_database_that_vanishes_takes_nothing_more(tmp_path: Path) -> None:
+    """The file would go on taking writes, and be gone with the process."""
+    async with Server(SqliteStore(tmp_path), tmp_path) as server:
+        daemons = await join_all(server)
+        (tmp_path / "run.sqlite3").rename(tmp_path / "elsewhere")
+        with pytest.raises(Exception, match=r"run\.sqlite3: No such file or directory"):
+            await daemons[0].upload(0)
+        (tmp_path / "elsewhere").rename(tmp_path / "run.sqlite3")
+        await until_mended(server)
+        assert not (await daemons[0].upload(0)).duplicate
+
+
+# --- files beside the database ---
+
+
+async def test_results_and_audit_that_cannot_be_written_fail_no_call(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    daemons = await join_all(server)
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.unlink()
+    metrics.mkdir()
+    for number in range(ROUNDS):
+        for daemon in daemons:
+            await daemon.work(number)
+        await server.until_round(number + 1)
+    metrics.rmdir()
+    for daemon in daemons:
+        await daemon.report(ROUNDS)
+    await server.until_over()
+    assert len(metrics_of(tmp_path)) == CLIENTS * (ROUNDS + 1)  # what was missing was added at the end
+    assert caplog.text.count("metrics.jsonl cannot be written") == 1
+
+
+def test_a_line_is_in_the_audit_log_whole_or_not_at_all(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    audit = Audit(tmp_path)
+    audit.note("joined", client=1)
+    audit._file.close()
+    audit._file = (tmp_path / "audit.jsonl").open("rb", buffering=0)  # as on a disk that became read-only
+    audit.note("left", client=1)
+    audit.note("left", client=2)
+    audit._file = (tmp_path / "audit.jsonl").open("ab", buffering=0)
+    audit.note("joined", client=3)
+    audit.close()
+    lines = (tmp_path / "audit.jsonl").read_text().splitlines()
+    assert [line.partition('"client": ')[2] for line in lines] == ["1}", "3}"]
+    assert caplog.text.count("cannot be written") == 1
+    assert "2 entries are missing" in caplog.text
+
+
+async def test_a_summary_that_cannot_be_written_is_written_by_the_next_start(tmp_path: Path) -> None:
+    store = MemoryStore()
+    (tmp_path / "summary.json").mkdir()
+    async with Server(store, tmp_path) as server:
+        await whole_run(server)
+        assert server.phase is Phase.FINISHED
+    (tmp_path / "summary.json").rmdir()
+    async with Server(store, tmp_path):
+        pass
+    assert summary_of(tmp_path)["outcome"] == "finished"
+
+
+# --- a clock that jumps ---
+
+
+class WallClock:
+    """Stands in for `time.time`; whoever sets it sets it for the whole process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.offset = 0.0
+        real = time.time
+        monkeypatch.setattr(time, "time", lambda: real() + self.offset)
+
+    def jump(self, jump: timedelta) -> None:
+        self.offset += jump.total_seconds()
+
+
+@pytest.fixture
+def wall_clock(monkeypatch: pytest.MonkeyPatch) -> WallClock:
+    return WallClock(monkeypatch)
+
+
+@pytest.mark.parametrize("jump", [timedelta(days=400), timedelta(days=-400)], ids=["forward", "back"])
+async def test_a_deadline_comes_neither_sooner_nor_later_when_the_clock_is_set(
+    jump: timedelta, wall_clock: WallClock, tmp_path: Path
+) -> None:
+    async with Server(MemoryStore(), tmp_path, min_clients=1, deadline=60) as server:
+        await Daemon.join(server, 0)
+        wall_clock.jump(jump)
+        left = status_of(server.coordinator).time_left.ToTimedelta()
+        assert timedelta(seconds=30) < left <= timedelta(seconds=60)
+        await asyncio.sleep(0.05)
+        assert server.coordinator.state.extensions == 0
+    async with Server(MemoryStore(), tmp_path, min_clients=1, deadline=0.05) as hasty:
+        await Daemon.join(hasty, 0)
+        wall_clock.jump(-jump)
+        await hasty.until(lambda coordinator: coordinator.state.extensions >= 1)
+
+
+@pytest.mark.parametrize("jump", [timedelta(days=400), timedelta(days=-400)], ids=["forward", "back"])
+async def test_no_lease_ends_and_nobody_is_dropped_when_the_clock_is_set(
+    jump: timedelta, wall_clock: WallClock, tmp_path: Path
+) -> None:
+    async with Server(MemoryStore(), tmp_path) as server:
+        daemons = await join_all(server)
+        wall_clock.jump(jump)
+        with pytest.raises(Exception, match="client 0 is in use by another daemon"):
+            await Daemon.join(server, 0)
+        for daemon in daemons:
+            await daemon.work(0)
+        await server.until_round(1)
+        assert server.coordinator.state.members == ids(0, 1, 2)
+
+
+async def test_a_run_over_a_clock_that_is_set_back_has_a_summary_that_makes_sense(
+    wall_clock: WallClock, tmp_path: Path, untroubled: str
+) -> None:
+    async with Server(MemoryStore(), tmp_path) as server:
+        wall_clock.jump(timedelta(days=-400))
+        await whole_run(server)
+    summary = summary_of(tmp_path)
+    assert summary["prototypes_sha256"] == untroubled
+    assert summary["seconds"] >= 0
+
+
+def test_results_are_complete_only_once(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    results.restore([])
+    results.complete([])  # nothing was missing: the file is left alone
+    assert (tmp_path / "metrics.jsonl").read_text() == ""

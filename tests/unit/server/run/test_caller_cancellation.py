@@ -1,0 +1,113 @@
+"""Calls whose caller goes away while the store is at work: what becomes durable has all its consequences."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from coordinator_runs import PATIENCE, Daemon, Server, join_all, metrics_of
+from run_machine import ids
+
+from feddbp_server.run.state_machine import PauseAsked, Phase
+from feddbp_server.store import MemoryStore
+
+
+class SlowDisk(MemoryStore):
+    """Takes its time over one kind of record, until it is let go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slow_at = ""
+        self.reached = threading.Event()
+        self.go_on = threading.Event()
+
+    def _wait(self, what: str) -> None:
+        if what == self.slow_at:
+            self.reached.set()
+            assert self.go_on.wait(PATIENCE)
+
+    def save_progress(self, progress: str) -> None:
+        self._wait("progress")
+        super().save_progress(progress)
+
+    def save_client(self, record: Any) -> None:
+        self._wait("client")
+        super().save_client(record)
+
+    def save_upload(self, record: Any, body: bytes) -> None:
+        self._wait("upload")
+        super().save_upload(record, body)
+
+    def save_report(self, record: Any) -> bool:
+        self._wait("report")
+        return super().save_report(record)
+
+
+@pytest.fixture
+def disk() -> SlowDisk:
+    return SlowDisk()
+
+
+@pytest.fixture
+async def server(disk: SlowDisk, tmp_path: Path) -> AsyncIterator[Server]:
+    async with Server(disk, tmp_path) as started:
+        yield started
+
+
+async def cancelled(server: Server, disk: SlowDisk, what: str, call: Coroutine[Any, Any, Any]) -> None:
+    """Makes a call, gives it up while the store is at `what`, and waits for whatever still follows."""
+    disk.slow_at = what
+    calling = asyncio.create_task(call)
+    assert await asyncio.to_thread(disk.reached.wait, PATIENCE)
+    calling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await calling
+    disk.slow_at = ""
+    disk.go_on.set()
+    await server.settled()
+
+
+async def test_results_count_although_nobody_waits_for_the_answer(
+    server: Server, disk: SlowDisk, tmp_path: Path
+) -> None:
+    daemon, *_ = await join_all(server)
+    await cancelled(server, disk, "report", daemon.report(0))
+    assert server.coordinator.state.reported == ids(0)
+    assert [line["client"] for line in metrics_of(tmp_path)] == [0]
+    assert server.coordinator.results.traffic.up == 100
+    await daemon.report(0)  # it does not know, and says it again
+    assert len(metrics_of(tmp_path)) == 1
+
+
+async def test_a_contribution_counts_although_nobody_waits_for_its_receipt(
+    server: Server, disk: SlowDisk, tmp_path: Path
+) -> None:
+    daemon, *_ = await join_all(server)
+    await cancelled(server, disk, "upload", daemon.upload(0))
+    assert server.coordinator.state.uploaded == ids(0)
+    assert '"accepted"' in (tmp_path / "audit.jsonl").read_text()
+    assert (await daemon.upload(0)).duplicate
+
+
+@pytest.mark.parametrize("what", ["client", "progress"])
+async def test_a_session_nobody_holds_does_not_block_its_id(server: Server, disk: SlowDisk, what: str) -> None:
+    await cancelled(server, disk, what, Daemon.join(server, 0))
+    daemon = await Daemon.join(server, 0)
+    assert server.coordinator.sessions.is_current(daemon.client)
+
+
+async def test_whoever_leaves_without_waiting_has_left(server: Server, disk: SlowDisk) -> None:
+    daemon, *_ = await join_all(server)
+    await cancelled(server, disk, "client", server.coordinator.leave(daemon.client, "enough"))
+    assert 0 not in server.coordinator.state.members
+    assert not server.coordinator.sessions.is_current(daemon.client)
+
+
+async def test_memory_and_disk_agree_on_what_an_operator_asked_for(server: Server, disk: SlowDisk) -> None:
+    await join_all(server)
+    await cancelled(server, disk, "progress", server.coordinator.operate(PauseAsked()))
+    assert server.phase is Phase.PAUSED
