@@ -8,9 +8,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from feddbp_common.config.durations import Duration
-from feddbp_common.config.ids import parse_ids
-from feddbp_common.config.types import Frozen
+from feddbp_common.config.types import Duration, Frozen, parse_ids
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.rpc.credentials import Access, check_address, check_exposure
 

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from feddbp_common.methods.fedproto import AlignmentDistance
+
 Reduction = Literal["mean", "sum"]
 ContrastiveForm = Literal["log", "ratio"]
 HardNegatives = Literal["reweight", "printed", "boundary", "none"]
@@ -150,3 +152,34 @@ def _squares_of_differences(a: Tensor, b: Tensor) -> Tensor:
 def _has_float64(tensor: Tensor) -> bool:
     """Apple's GPUs have none."""
     return tensor.device.type != "mps"
+
+
+_ON_PROTOTYPE: Final = 1e-12
+"""A feature closer to its prototype than the root of this counts as being on it."""
+
+
+def alignment(z: Tensor, prototypes: Tensor, labels: Tensor, known: Tensor, distance: AlignmentDistance) -> Tensor:
+    """Distance of every feature to the prototype of its class, averaged over the batch."""
+    if distance != "euclidean":
+        return prototype_alignment(z, prototypes, labels, known, "mean" if distance == "mse" else "sum")
+    squares = (z - prototypes[labels]).square().sum(dim=1)
+    apart = known[labels] & (squares > _ON_PROTOTYPE)
+    # the root is never taken of what is masked out: an infinite slope times zero would be NaN
+    return (torch.where(apart, squares, 1.0).sqrt() * apart).sum() / len(z)
+
+
+def angular_contrast(
+    z: Tensor, prototype_directions: Tensor, prototype_classes: Tensor, labels: Tensor, *, tau: float
+) -> Tensor:
+    """-log of the share that prototypes of the own class have in the sum of exp(cosine / tau) over all prototypes.
+
+    Prototypes come as rows of length one, any number of them per class. With one per class it is the cross-entropy of
+    the cosines.
+    """
+    with torch.autocast(z.device.type, enabled=False):  # half precision is too coarse for what is divided by tau
+        cosines = torch.mm(directions(z), prototype_directions.T) / tau
+    own = prototype_classes == labels.unsqueeze(1)
+    # finite, so that a row without any prototype of its own is harmless too
+    positives = cosines.masked_fill(~own, torch.finfo(cosines.dtype).min).logsumexp(dim=1)
+    losses = (cosines.logsumexp(dim=1) - positives).where(own.any(dim=1), 0.0)
+    return (losses.sum() / len(z)).to(torch.promote_types(z.dtype, torch.float32))

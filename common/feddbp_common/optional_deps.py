@@ -1,9 +1,10 @@
-"""Packages that only some commands need: asked for before the work begins, and by the name of the extra."""
+"""Optional dependencies: which are missing, and how to install them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from importlib.util import find_spec
+from typing import Final
 
 from feddbp_common.errors import ConfigurationError
 
@@ -12,3 +13,10 @@ def require(who: str, modules: Iterable[str], *, extra: str) -> None:
     missing = [name for name in modules if find_spec(name) is None]
     if missing:
         raise ConfigurationError(f"{who} needs {', '.join(missing)}: pip install 'feddbp[{extra}]'")
+
+
+_NEEDED: Final = ("torch", "torchvision", "sklearn", "safetensors", "matplotlib")
+
+
+def check_installed(who: str) -> None:
+    require(who, _NEEDED, extra="lab")

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Final
 
 from feddbp_common.config.command_line import run_command
-from feddbp_common.config.hints import did_you_mean
+from feddbp_common.config.diagnostics import did_you_mean
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.version import VERSION
 

@@ -15,9 +15,8 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_common.errors import ExitCode, FedDBPError
 from feddbp_common.rpc.credentials import OPERATOR, Access
-from feddbp_common.rpc.errors import FOR_NOW, refusal_in
+from feddbp_common.rpc.failures import FOR_NOW, refusal_in, told_by, why_unanswered
 from feddbp_common.rpc.keepalive import DEFAULT_LEASE, keepalive_options
-from feddbp_common.rpc.unanswered import told_by, why_unanswered
 
 FINAL_PHASES: Final = (pb.PHASE_FINISHED, pb.PHASE_FAILED, pb.PHASE_STOPPED)
 CALL_SECONDS: Final = 5.0

@@ -8,9 +8,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from feddbp_common.config.durations import Duration, format_duration
 from feddbp_common.config.run import RunConfig
-from feddbp_common.config.types import Frozen
+from feddbp_common.config.types import Duration, Frozen, format_duration
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.rpc.credentials import check_exposure
 from feddbp_common.rpc.keepalive import DEFAULT_LEASE

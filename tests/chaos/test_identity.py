@@ -26,7 +26,7 @@ from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_client.daemon.connection import Connection, ServerAwayError, upload_parts
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.rpc.credentials import OPERATOR, PROBE, SERVER, Access, CertificateDirectory, client_subject
-from feddbp_common.rpc.errors import refusal_in
+from feddbp_common.rpc.failures import refusal_in
 from feddbp_lab.light_client import LightClient
 from feddbp_lab.pki.certificates import Authority, write_secret
 

@@ -13,7 +13,7 @@ from processes import Federation, GaveUpError, federation
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.daemon.connection import upload_parts
 from feddbp_common.errors import ExitCode
-from feddbp_common.rpc.errors import refusal_in
+from feddbp_common.rpc.failures import refusal_in
 
 
 def run_of(clients: int, *, rounds: int, quorum: int, deadline: str, extensions: int = 60) -> tuple[object, ...]:

@@ -18,7 +18,7 @@ from server_state import peak_resident_bytes, resident_bytes
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.daemon.connection import Connection, upload_parts
-from feddbp_common.rpc.errors import refusal_in
+from feddbp_common.rpc.failures import refusal_in
 from feddbp_common.wire import BodyAssembler
 from feddbp_lab.light_client import LightClient
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import grpc
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_common.rpc.errors import refusal_in
+from feddbp_common.rpc.failures import refusal_in
 
 HalfOpen: TypeAlias = "grpc.aio.StreamUnaryCall[bytes, bytes]"
 ANSWER_WITHIN = 60.0

@@ -17,9 +17,8 @@ from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_common.errors import ExitCode, FedDBPError, PayloadError
 from feddbp_common.fault_injection import reach
 from feddbp_common.rpc.credentials import Access, client_subject
-from feddbp_common.rpc.errors import FOR_NOW, refusal_in
+from feddbp_common.rpc.failures import FOR_NOW, refusal_in, why_unanswered
 from feddbp_common.rpc.keepalive import DEFAULT_LEASE, keepalive_options
-from feddbp_common.rpc.unanswered import why_unanswered
 from feddbp_common.version import VERSION
 from feddbp_common.wire import (
     BodyAssembler,

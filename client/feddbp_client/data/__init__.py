@@ -2,13 +2,12 @@
 
 from feddbp_client.data.batches import batches
 from feddbp_client.data.dataset_cache import SharedLoad, forget_loaded
-from feddbp_client.data.errors import DataError
-from feddbp_client.data.images import ImageParts, LabelledImages
+from feddbp_client.data.datasets import load_dataset
+from feddbp_client.data.images import DataError, ImageParts, LabelledImages
 from feddbp_client.data.partition import dirichlet_split, least_samples, train_test_split
 from feddbp_client.data.private import load_private_data
 from feddbp_client.data.readers.download import download
 from feddbp_client.data.shard import ClientData, private_shard, shard_of
-from feddbp_client.data.sources import load_dataset
 
 __all__ = [
     "ClientData",

@@ -1,8 +1,15 @@
-"""The order in which a client sees its training samples."""
+"""Batches: the order of samples in an epoch, and pixels as a network sees them."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import numpy as np
 import torch
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
 
 _FEWEST_IN_BATCH = 2
 """Batch normalisation has no variance to divide by with a single sample."""
@@ -22,3 +29,13 @@ def batches(
     order = torch.arange(samples) if htfllib_loader else torch.randperm(samples, generator=generator)
     fewest = batch_size if htfllib_loader else min(_FEWEST_IN_BATCH, batch_size)
     return [batch for batch in torch.split(order, batch_size) if len(batch) >= fewest]
+
+
+def channels_first(images: npt.NDArray[np.uint8]) -> torch.Tensor:
+    """[N, H, W, C] as uint8 [N, C, H, W]."""
+    return torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
+
+
+def scaled(images: torch.Tensor) -> torch.Tensor:
+    """uint8 as float32 with mean and deviation 0.5 in every channel, that is 0..255 to -1..1."""
+    return images.float().div_(127.5).sub_(1)

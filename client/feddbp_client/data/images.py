@@ -12,10 +12,15 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps
 
-from feddbp_client.data.errors import DataError
+from feddbp_common.errors import FedDBPError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+
+class DataError(FedDBPError):
+    """Data that cannot be found, fetched, read or split; the text names the file and the fault."""
+
 
 _CHANNELS = (1, 3)
 Picture: TypeAlias = Path | bytes | Image.Image | npt.NDArray[np.uint8]

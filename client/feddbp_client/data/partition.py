@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from feddbp_client.data.errors import DataError
+from feddbp_client.data.images import DataError
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from feddbp_client.data.dataset_cache import remember_last
-from feddbp_client.data.errors import DataError
-from feddbp_client.data.images import ImageParts, LabelledImages, resized
+from feddbp_client.data.images import DataError, ImageParts, LabelledImages, resized
 from feddbp_client.data.readers.image_folder import read_folder
 from feddbp_client.data.readers.npz import read_npz
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from feddbp_client.data.batches import channels_first, scaled
 from feddbp_client.data.dataset_cache import remember_last
-from feddbp_client.data.errors import DataError
+from feddbp_client.data.images import DataError
 from feddbp_client.data.partition import (
     FEWEST_TO_TRAIN,
     dirichlet_split,
@@ -17,7 +18,6 @@ from feddbp_client.data.partition import (
     shuffled,
     train_test_split,
 )
-from feddbp_client.data.pixels import channels_first, scaled
 
 if TYPE_CHECKING:
     import numpy.typing as npt

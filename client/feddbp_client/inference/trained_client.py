@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Final, Self, TypeAlias
+from typing import Final, Literal, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,15 +19,66 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from feddbp_client.data.batches import channels_first, scaled
 from feddbp_client.data.images import Picture, fitted
-from feddbp_client.data.pixels import channels_first, scaled
-from feddbp_client.inference.prediction import Prediction, prediction_of
 from feddbp_client.inference.restore import read_checkpoint, restored_method
 from feddbp_client.methods.base import LocalMethod
-from feddbp_client.methods.scores import Scores
+from feddbp_client.methods.scores import ScoreKind, Scores
 from feddbp_client.training.checkpoint import Checkpoint
 from feddbp_client.training.devices import choose_device
 from feddbp_common.errors import ConfigurationError
+
+Measure: TypeAlias = Literal["distance", "squared distance", "probability"]
+_MEASURES: Final[dict[ScoreKind, Measure]] = {
+    ScoreKind.DISTANCE: "distance",
+    ScoreKind.SQUARED_DISTANCE: "squared distance",
+    ScoreKind.LOGIT: "probability",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A class an image may belong to."""
+
+    class_id: int
+    name: str
+    value: float
+    """How far its prototype is, or how probable it is: what the prediction's `measure` says."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """The classes an image may belong to, the likeliest first."""
+
+    measure: Measure
+    candidates: tuple[Candidate, ...]
+    """There is always one. A class the client knows no prototype of is not among them."""
+
+    @property
+    def best(self) -> Candidate:
+        return self.candidates[0]
+
+    @property
+    def name(self) -> str:
+        """Of the class that is predicted."""
+        return self.best.name
+
+
+def prediction_of(scores: Tensor, kind: ScoreKind, class_names: tuple[str, ...], *, top: int | None) -> Prediction:
+    """The best `top` classes of a row of scores [C], or all that can be predicted."""
+    row = scores.cpu().double()  # in this order: Apple's GPUs have no float64
+    values = row.softmax(dim=0) if kind is ScoreKind.LOGIT else -row
+    # stable: of equals the lower id comes first, as it does in a method's own predictions
+    order = torch.sort(row, descending=True, stable=True).indices[:top]
+    return Prediction(
+        measure=_MEASURES[kind],
+        candidates=tuple(
+            Candidate(class_id=class_id, name=class_names[class_id], value=float(values[class_id]))
+            for class_id in order.tolist()
+            if row[class_id] != -torch.inf
+        ),
+    )
+
 
 ImageLike: TypeAlias = str | Picture
 """A path, the content of a file, a Pillow image, or pixels as uint8 [H, W] or [H, W, 1 or 3]."""

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from feddbp_client.losses import directions
+from feddbp_client.losses import angular_contrast, directions
 from feddbp_client.methods.prototype_model import PrototypeModel
-from feddbp_client.prototype_losses import angular_contrast
 from feddbp_common.methods.fedproc import FedProcSettings
 from feddbp_common.wire import Payload, PrototypeSet
 

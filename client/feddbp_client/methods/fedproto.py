@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from feddbp_client.losses import alignment
 from feddbp_client.methods.prototype_model import PrototypeModel
 from feddbp_client.methods.received import ClassTable
 from feddbp_client.methods.scores import Scores
-from feddbp_client.prototype_losses import alignment
 from feddbp_common.methods.fedproto import FedProtoSettings
 from feddbp_common.wire import Payload
 

@@ -9,11 +9,10 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from feddbp_client.losses import directions
+from feddbp_client.losses import alignment, angular_contrast, directions
 from feddbp_client.methods.prototype_model import PrototypeModel
 from feddbp_client.methods.received import ClassTable
 from feddbp_client.methods.scores import Scores
-from feddbp_client.prototype_losses import alignment, angular_contrast
 from feddbp_common.errors import refuse
 from feddbp_common.methods.fpl import CLUSTER_CLASSES, CLUSTER_PROTOTYPES, FPLSettings
 from feddbp_common.wire import Payload

@@ -1,11 +1,35 @@
-"""Classification heads by kind."""
+"""What every model has in common: the shape of its images, the width of its feature, its head, its error."""
 
 from __future__ import annotations
 
-from torch import nn
+from typing import TypeAlias
 
-from feddbp_client.models.errors import ModelError
+import torch.nn.functional as F
+from torch import Tensor, nn
+
 from feddbp_common.config.catalog import FEATURE_DIM
+from feddbp_common.errors import ConfigurationError
+
+
+class ModelError(ConfigurationError):
+    """An architecture that does not exist, or does not fit the images."""
+
+
+ImageShape: TypeAlias = tuple[int, int, int]
+"""(channels, height, width)."""
+
+
+class FeaturePool(nn.Module):
+    """Adaptive average pooling over the feature axis: no parameters, and nothing to learn before features agree."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    def forward(self, features: Tensor) -> Tensor:
+        if features.shape[1] == self.width:
+            return features
+        return F.adaptive_avg_pool1d(features.unsqueeze(1), self.width).squeeze(1)
 
 
 def build_head(kind: str, classes: int, *, feature_dim: int = FEATURE_DIM) -> nn.Module:

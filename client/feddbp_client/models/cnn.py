@@ -6,8 +6,7 @@ from typing import Final
 
 from torch import nn
 
-from feddbp_client.models.errors import ModelError
-from feddbp_client.models.shapes import ImageShape
+from feddbp_client.models.blocks import ImageShape, ModelError
 from feddbp_common.methods.small_model import flattened_width
 
 _SMALLEST: Final = 16

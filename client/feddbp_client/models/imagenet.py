@@ -8,8 +8,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from feddbp_client.models.errors import ModelError
-from feddbp_client.models.shapes import ImageShape
+from feddbp_client.models.blocks import ImageShape, ModelError
 from feddbp_client.models.torchvision_compat import torchvision
 
 _DROPOUT: Final = 0.2

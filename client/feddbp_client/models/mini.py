@@ -16,7 +16,7 @@ from torch.nn import functional
 from feddbp_common.config.catalog import FEATURE_DIM
 
 if TYPE_CHECKING:
-    from feddbp_client.models.shapes import ImageShape
+    from feddbp_client.models.blocks import ImageShape
 
 _STEM = 32
 """Channels after the stem, which leaves a map of about 8 x 8."""

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from torch import nn
 
+from feddbp_client.models.blocks import ImageShape
 from feddbp_client.models.imagenet import with_channels
-from feddbp_client.models.shapes import ImageShape
 from feddbp_client.models.torchvision_compat import torchvision
 
 

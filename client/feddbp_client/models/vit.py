@@ -8,9 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from feddbp_client.models.errors import ModelError
+from feddbp_client.models.blocks import ImageShape, ModelError
 from feddbp_client.models.imagenet import with_channels
-from feddbp_client.models.shapes import ImageShape
 from feddbp_client.models.torchvision_compat import torchvision
 
 

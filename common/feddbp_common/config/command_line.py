@@ -11,7 +11,7 @@ from typing import NoReturn, TypeVar
 
 from pydantic import BaseModel
 
-from feddbp_common.config.hints import did_you_mean
+from feddbp_common.config.diagnostics import did_you_mean
 from feddbp_common.config.sources import build_parser, resolve
 from feddbp_common.errors import ConfigurationError, ExitCode, FedDBPError
 from feddbp_common.version import VERSION

@@ -12,8 +12,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.catalog import CUSTOM_DATASET, DATASETS, FEATURE_DIM, MODEL_GROUPS
-from feddbp_common.config.errors import Complaint
-from feddbp_common.config.hints import did_you_mean
+from feddbp_common.config.diagnostics import Complaint, did_you_mean
 from feddbp_common.config.types import Frozen
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.methods import ExchangeShape, Method, MethodSettings, method_named, split_preset

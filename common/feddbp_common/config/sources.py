@@ -20,10 +20,9 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from feddbp_common.config.durations import format_duration
-from feddbp_common.config.errors import validated
-from feddbp_common.config.hints import did_you_mean, suggestion
+from feddbp_common.config.diagnostics import did_you_mean, suggestion, validated
 from feddbp_common.config.nested import Location, get, leaves, put
+from feddbp_common.config.types import format_duration
 from feddbp_common.errors import ConfigurationError
 
 ModelT = TypeVar("ModelT", bound=BaseModel)

@@ -1,11 +1,59 @@
-"""The base of everything that is configured."""
+"""Base types of configurations: a frozen model, durations, lists of client ids."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+import re
+from datetime import timedelta
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
+
+from feddbp_common.errors import ConfigurationError
 
 
 class Frozen(BaseModel):
     """Checked fields and no others, numbers that are finite, and no change once it is made."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_PIECE = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd])")
+
+
+def parse_duration(value: Any) -> Any:
+    """Seconds as a number, or pieces with units; anything that is not text is left to pydantic."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip().lower()
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        text += "s"
+    pieces = _PIECE.findall(text)
+    if not pieces or "".join(number + unit for number, unit in pieces) != text:
+        raise ValueError(f"{value!r} is not a duration such as 90s, 10m or 1h30m")
+    try:
+        return timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in pieces))
+    except OverflowError:
+        raise ValueError(f"{value!r} is too long") from None
+
+
+def format_duration(duration: timedelta) -> str:
+    """Exact, and fit to be read again by `parse_duration`."""
+    return f"{duration.total_seconds():.6f}".rstrip("0").rstrip(".") + "s"
+
+
+Duration = Annotated[timedelta, BeforeValidator(parse_duration), PlainSerializer(format_duration, when_used="json")]
+
+
+def parse_ids(text: str) -> tuple[int, ...]:
+    """Client ids from a list of numbers and ranges."""
+    ids: set[int] = set()
+    for piece in text.split(","):
+        first, dash, last = piece.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise ConfigurationError(f"--ids: {text!r} is not a list such as 0-19 or 0,3,5-7")
+        low, high = int(first), int(last) if dash else int(first)
+        if high < low or high - low > 10_000:
+            raise ConfigurationError(f"--ids: {piece.strip()!r} is not a range of clients")
+        ids.update(range(low, high + 1))
+    return tuple(sorted(ids))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from feddbp_common.config.hints import did_you_mean
+from feddbp_common.config.diagnostics import did_you_mean
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings
 from feddbp_common.methods.fd import FD

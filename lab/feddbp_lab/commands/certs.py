@@ -7,8 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from feddbp_common.config.command_line import Parser
-from feddbp_common.config.durations import parse_duration
-from feddbp_common.config.ids import parse_ids
+from feddbp_common.config.types import parse_duration, parse_ids
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.rpc.credentials import OPERATOR, PROBE, client_subject
 from feddbp_lab.pki.certificates import PARTY_LIFETIME, Authority, new_token, write_secret

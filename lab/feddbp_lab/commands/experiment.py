@@ -13,16 +13,16 @@ from rich.text import Text
 
 from feddbp_common.config.command_line import Parser, add_settings, settings_from
 from feddbp_common.errors import ExitCode
+from feddbp_common.optional_deps import check_installed
+from feddbp_lab.experiments.config import ExperimentConfig
 from feddbp_lab.experiments.expansion import expand, seeds_of
-from feddbp_lab.experiments.options import ExperimentConfig
 from feddbp_lab.experiments.profiles import PROFILES
-from feddbp_lab.experiments.report.writer import write_report
+from feddbp_lab.experiments.report.build import write_report
 from feddbp_lab.experiments.run.campaign import run_campaign
 from feddbp_lab.experiments.run.cell_table import as_dict, print_status, watch_status
 from feddbp_lab.experiments.run.output_dir import ExperimentStore
 from feddbp_lab.experiments.spec import BUILT_IN, load_experiment
-from feddbp_lab.needs import check_installed
-from feddbp_lab.terminal.plain_table import plain_table
+from feddbp_lab.terminal.format import plain_table
 
 PROG: Final = "feddbp experiment"
 

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from feddbp_common.config.command_line import settings_from
 from feddbp_common.errors import ConfigurationError, ExitCode
-from feddbp_lab.commands.checkpoint import Options, checkpoint_parser, load_client
+from feddbp_lab.commands.options import Options, checkpoint_parser, load_client
 from feddbp_lab.terminal.format import human_bytes
 
 PROG: Final = "feddbp export"

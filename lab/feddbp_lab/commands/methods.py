@@ -18,8 +18,7 @@ from feddbp_common.config.run import MAX_CLASSES, MAX_CLIENTS
 from feddbp_common.errors import ExitCode
 from feddbp_common.methods import METHODS, PRESET_MARK, ExchangeShape, Method, method_named
 from feddbp_common.methods.payload_size import Cargo, ImageShape
-from feddbp_lab.terminal.format import NOTHING
-from feddbp_lab.terminal.plain_table import plain_table
+from feddbp_lab.terminal.format import NOTHING, plain_table
 
 PROG: Final = "feddbp methods"
 

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from feddbp_common.config.catalog import CUSTOM_DATASET, DATASETS
+from feddbp_common.config.command_line import Parser, import_from_working_directory, settings_parser
 from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
 from feddbp_common.config.types import Frozen
 from feddbp_common.errors import ConfigurationError
+from feddbp_common.optional_deps import require
 from feddbp_common.rpc.credentials import Access, check_address, check_exposure
+
+if TYPE_CHECKING:
+    from feddbp_client.inference.trained_client import TrainedClient
+
 
 _HIDDEN: dict[str, Any] = {"hidden": True}
 
@@ -123,3 +129,35 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+_NEEDED: Final = ("torch", "safetensors", "PIL")
+
+
+class Options(Frozen):
+    """Options of a command that uses a trained client."""
+
+
+def checkpoint_parser(prog: str, others: str, description: str, model: type[Options]) -> Parser:
+    """The parser of a command whose first argument is a checkpoint; `others` names those that follow it."""
+    parser = settings_parser(prog, description, model)
+    parser.usage = f"{prog} CHECKPOINT {others} [options]"
+    parser.add_argument(
+        "checkpoint",
+        type=Path,
+        metavar="CHECKPOINT",
+        help="a client's directory in its --state-dir, STATE_DIR/RUN/client-ID, or the file in it",
+    )
+    return parser
+
+
+def load_client(path: Path, *, who: str, device: str) -> TrainedClient:
+    require(who, _NEEDED, extra="client")
+    # torch takes a second to import: mistakes in the flags are told before that
+    from feddbp_client.inference.restore import read_checkpoint
+    from feddbp_client.inference.trained_client import TrainedClient
+
+    checkpoint = read_checkpoint(path)
+    if ":" in checkpoint.architecture:
+        import_from_working_directory()
+    return TrainedClient(checkpoint, device=device)

@@ -11,12 +11,11 @@ from pydantic import Field
 
 from feddbp_common.config.command_line import settings_from
 from feddbp_common.errors import ExitCode
-from feddbp_lab.commands.checkpoint import Options, checkpoint_parser, load_client
+from feddbp_lab.commands.options import Options, checkpoint_parser, load_client
 from feddbp_lab.terminal.format import percent
 
 if TYPE_CHECKING:
-    from feddbp_client.inference.prediction import Candidate, Prediction
-    from feddbp_client.inference.trained_client import TrainedClient
+    from feddbp_client.inference.trained_client import Candidate, Prediction, TrainedClient
 
 PROG: Final = "feddbp predict"
 

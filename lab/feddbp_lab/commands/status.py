@@ -20,10 +20,8 @@ from feddbp_common.config.command_line import settings_from, settings_parser
 from feddbp_common.errors import ExitCode, FedDBPError
 from feddbp_lab.commands.options import StatusConfig, ViewConfig
 from feddbp_lab.control_client import get_status, watch_status
-from feddbp_lab.terminal.history import trained_accuracy
-from feddbp_lab.terminal.live import mean_accuracy
-from feddbp_lab.terminal.status_table import StatusView
-from feddbp_lab.terminal.watched_status import WatchedStatus
+from feddbp_lab.terminal.live import mean_accuracy, trained_accuracy
+from feddbp_lab.terminal.status_table import StatusView, WatchedStatus
 
 PROG: Final = "feddbp status"
 _PATIENCE: Final = timedelta(seconds=30)

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from pydantic import ValidationError
 
 from feddbp_common.config.catalog import CUSTOM_DATASET
-from feddbp_common.config.errors import Complaint
-from feddbp_common.config.hints import did_you_mean
+from feddbp_common.config.diagnostics import Complaint, did_you_mean
 from feddbp_common.config.nested import dotted, undotted
 from feddbp_common.config.run import RunConfig
 from feddbp_common.config.sources import options_of
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.methods import split_preset
 from feddbp_lab.experiments.cell import Cell
-from feddbp_lab.experiments.labels import axis_title, value_label
-from feddbp_lab.experiments.plan import Axis, Part, Plan, Point, Value
+from feddbp_lab.experiments.plan import Axis, Part, Plan, Point, Value, axis_title, value_label
 from feddbp_lab.experiments.profiles import Profile, profile_named
 from feddbp_lab.experiments.spec import ExperimentSpec, PartSpec
 
@@ -218,3 +216,21 @@ def _scaling_note(spec: ExperimentSpec, profile: Profile | None) -> str:
         return ""
     told = "/".join(map(str, scaled)), "/".join(map(str, printed))
     return f"Local epochs are scaled to this profile: {told[0]} stand for the paper's {told[1]}."
+
+
+def selected(cells: Iterable[Cell], only: Sequence[str]) -> list[Cell]:
+    """Cells that every entry of `only` finds; an entry may name several words, any of which will do."""
+    chosen = list(cells)
+    for entry in only:
+        words = [word.strip() for word in entry.split(",") if word.strip()]
+        found = [set(_found(word, chosen)) for word in words]
+        chosen = [cell for cell in chosen if any(cell.id in ids for ids in found)]
+        if not chosen:
+            raise ConfigurationError(f"--only {entry}: no cell of the experiment has this in its name")
+    return chosen
+
+
+def _found(word: str, cells: Sequence[Cell]) -> list[str]:
+    """Cells with the very word, if there are any: whoever says cifar10 does not mean cifar100."""
+    exact = [cell.id for cell in cells if word in cell.words]
+    return exact or [cell.id for cell in cells if word in cell.id]

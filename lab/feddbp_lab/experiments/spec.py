@@ -11,8 +11,7 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from feddbp_common.config.errors import Complaint
-from feddbp_common.config.hints import did_you_mean
+from feddbp_common.config.diagnostics import Complaint, did_you_mean
 from feddbp_common.config.nested import dotted
 from feddbp_common.config.types import Frozen
 from feddbp_common.errors import ConfigurationError

@@ -1,6 +1,9 @@
-"""Numbers as people read them."""
+"""Numbers, units and tables as text."""
 
 from __future__ import annotations
+
+from rich import box
+from rich.table import Table
 
 NOTHING = "–"
 """Shown where there is no value yet."""
@@ -49,3 +52,19 @@ _TICKS = "▁▂▃▄▅▆▇█"
 def sparkline(shares: list[float], width: int) -> str:
     """The newest `width` values between 0 and 1, one character each."""
     return "".join(_TICKS[min(int(share * len(_TICKS)), len(_TICKS) - 1)] for share in shares[-width:])
+
+
+def plain_table(*columns: str, title: str | None = None) -> Table:
+    """Columns that are more than a name are added to it afterwards."""
+    table = Table(
+        title=title,
+        title_style="bold",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1),
+        pad_edge=False,
+        show_edge=False,
+    )
+    for column in columns:
+        table.add_column(column)
+    return table

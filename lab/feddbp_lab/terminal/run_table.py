@@ -11,8 +11,7 @@ from rich.text import Text
 
 from feddbp_common.methods import method_named
 from feddbp_lab.results.run_results import CURVES_NAME, METRICS_NAME, SUMMARY_NAME, RunResults
-from feddbp_lab.terminal.format import NOTHING, human_bytes, human_seconds, percent
-from feddbp_lab.terminal.plain_table import plain_table
+from feddbp_lab.terminal.format import NOTHING, human_bytes, human_seconds, percent, plain_table
 
 
 def report(results: RunResults, directory: Path) -> RenderableType:

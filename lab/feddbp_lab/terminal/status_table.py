@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Final
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_lab.terminal.format import NOTHING, human_bytes, human_seconds, listed, percent
-from feddbp_lab.terminal.history import trained_accuracy
-from feddbp_lab.terminal.live import doing, facts, round_text
-from feddbp_lab.terminal.plain_table import plain_table
+from feddbp_common.errors import FedDBPError
+from feddbp_lab.terminal.format import NOTHING, human_bytes, human_seconds, listed, percent, plain_table
+from feddbp_lab.terminal.live import doing, facts, round_text, trained_accuracy
 
 _SHOWN_INCIDENTS: Final = 5
 _WIDE: Final = 110
@@ -108,3 +109,35 @@ def _incidents(status: pb.RunStatus, now: float) -> Iterable[Text]:
         who = f"client {incident.client_id}: " if incident.HasField("client_id") else ""
         ago = _ago(now - incident.at.ToNanoseconds() / 1e9)
         yield Text.assemble((f"{ago}: ", "dim"), (f"{who}{incident.message}", "yellow"))
+
+
+class WatchedStatus:
+    """What was heard last, and since when nothing is."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._status: pb.RunStatus | None = None
+        self._heard = clock()
+        self._trouble: FedDBPError | None = None
+
+    def show(self, status: pb.RunStatus) -> None:
+        self._status, self._heard, self._trouble = status, self._clock(), None
+
+    def lose(self, trouble: FedDBPError) -> None:
+        self._trouble = trouble
+
+    def __rich__(self) -> RenderableType:
+        if self._status is None:
+            return Text()
+        silent = self._clock() - self._heard
+        status = pb.RunStatus()
+        status.CopyFrom(self._status)
+        if status.HasField("time_left"):
+            left = status.time_left.ToTimedelta() - timedelta(seconds=silent)
+            status.time_left.FromTimedelta(max(left, timedelta(0)))
+        # as of when it was heard: clients that were there then have not been heard of since
+        view = StatusView(status=status, now=self._heard)
+        if self._trouble is None:
+            return view
+        told = f"no answer for {human_seconds(silent)}, trying again: {self._trouble}"
+        return Group(view, Text(told, style="bold red"))

@@ -17,9 +17,9 @@ from prometheus_client.utils import floatToGoString
 
 from feddbp_common.version import VERSION
 from feddbp_server.metrics.calls import RECEIVED, SENT, MethodCalls
-from feddbp_server.rpc.refusals import REASON_NAMES
 from feddbp_server.rpc.status_reply import ACTIVITY_NAMES, activity_of, mean_accuracy
 from feddbp_server.run.coordinator import Coordinator
+from feddbp_server.run.refusals import REASON_NAMES
 from feddbp_server.run.state_machine import Phase
 from feddbp_server.run.timing import Durations
 

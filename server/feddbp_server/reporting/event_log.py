@@ -11,7 +11,7 @@ from typing import Final
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_server.reporting.audit import Audit
-from feddbp_server.rpc.refusals import RefusedError
+from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.sessions import Client
 from feddbp_server.run.state_machine import (
     CloseRound,

@@ -9,7 +9,7 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from feddbp_common.config.run import RunConfig
-from feddbp_server.reporting.reports import Report
+from feddbp_server.reporting.metrics_log import Report
 from feddbp_server.run.sessions import Client
 from feddbp_server.run.state_machine import Phase
 

@@ -11,10 +11,10 @@ import grpc
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_server.rpc.auth import Identity, operator_may
-from feddbp_server.rpc.errors import answers, streams
-from feddbp_server.rpc.refusals import RefusedError
+from feddbp_server.rpc.status_codes import answers, streams
 from feddbp_server.rpc.status_reply import status_of
 from feddbp_server.run.coordinator import Coordinator
+from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.state_machine import PauseAsked, ResumeAsked, StopAsked
 from feddbp_server.run.validation import one_line
 

@@ -15,10 +15,10 @@ from feddbp_common.fault_injection import reach
 from feddbp_common.rpc.keepalive import DEFAULT_LEASE, keepalive_options
 from feddbp_common.wire import chunked
 from feddbp_server.rpc.auth import Identity, client_may
-from feddbp_server.rpc.errors import answers, streams
-from feddbp_server.rpc.refusals import RefusedError
+from feddbp_server.rpc.status_codes import answers, streams
 from feddbp_server.rpc.upload import Ingest
 from feddbp_server.run.coordinator import Coordinator
+from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.sessions import Client
 
 Context = grpc.aio.ServicerContext[Any, Any]

@@ -16,9 +16,9 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_server.rpc.errors import Context, refuse_call
-from feddbp_server.rpc.refusals import RefusedError
+from feddbp_server.rpc.status_codes import Context, refuse_call
 from feddbp_server.run.coordinator import Coordinator
+from feddbp_server.run.refusals import RefusedError
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 

@@ -14,8 +14,8 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.errors import PayloadError
 from feddbp_common.fault_injection import reach
 from feddbp_common.wire import BodyAssembler, Payload, check_manifest, check_values, decode, digest_of
-from feddbp_server.rpc.refusals import RefusedError, as_refusal
 from feddbp_server.run.coordinator import Coordinator
+from feddbp_server.run.refusals import RefusedError, as_refusal
 from feddbp_server.run.sessions import Client
 from feddbp_server.store import StoreError
 

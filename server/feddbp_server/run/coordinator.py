@@ -11,10 +11,10 @@ from typing import Final
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.fault_injection import reach
 from feddbp_common.wire import Encoded, Payload, PayloadRules
-from feddbp_server.reporting.reports import Report
-from feddbp_server.rpc.refusals import RefusedError
+from feddbp_server.reporting.metrics_log import Report
 from feddbp_server.run.client_events import event_for
 from feddbp_server.run.engine import DurableRun
+from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.sessions import Client
 from feddbp_server.run.state_machine import Connected, Disconnected, Event, Joined, Left, Reported, Uploaded
 from feddbp_server.run.validation import (

@@ -24,13 +24,10 @@ from feddbp_common.fault_injection import reach
 from feddbp_server.aggregation.aggregator import Aggregator, Knowledge
 from feddbp_server.reporting.audit import Audit
 from feddbp_server.reporting.event_log import Chronicle
-from feddbp_server.reporting.metrics_log import Results
-from feddbp_server.reporting.reports import Report
+from feddbp_server.reporting.metrics_log import Report, Results
 from feddbp_server.reporting.summary import summarise
-from feddbp_server.run.alarm import Alarm
-from feddbp_server.run.broadcast import Broadcast
 from feddbp_server.run.client_events import changes_announcements
-from feddbp_server.run.scheduling import Tasks
+from feddbp_server.run.scheduling import Alarm, Broadcast, Tasks
 from feddbp_server.run.sessions import Sessions
 from feddbp_server.run.snapshot import Progress, differs
 from feddbp_server.run.state_machine import (

@@ -1,11 +1,43 @@
-"""Work that goes on whoever waits for it: what follows from events, and from calls whose caller is gone."""
+"""Timers, wake-ups and background tasks of a run."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
+
+
+class Alarm:
+    """Rings once at the moment it was last set to; set to none, it does not ring."""
+
+    def __init__(self, ring: Callable[[], None], clock: Callable[[], float]) -> None:
+        self._ring = ring
+        self._clock = clock
+        self._handle: asyncio.TimerHandle | None = None
+
+    def set(self, moment: float | None) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+        if moment is not None:
+            delay = max(0.0, moment - self._clock())
+            self._handle = asyncio.get_running_loop().call_later(delay, self._ring)
+
+
+class Broadcast:
+    """Take `upcoming()` before looking at the state and wait for it after: no change in between is missed."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def publish(self) -> None:
+        self._event.set()
+        self._event = asyncio.Event()
+
+    def upcoming(self) -> asyncio.Event:
+        return self._event
+
 
 T = TypeVar("T")
 log = logging.getLogger("feddbp.server")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_server.rpc.refusals import RefusedError
+from feddbp_server.run.refusals import RefusedError
 from feddbp_server.store import ClientRecord
 
 

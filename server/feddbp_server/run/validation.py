@@ -8,7 +8,7 @@ from typing import Final
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.run import RunConfig
-from feddbp_server.rpc.refusals import RefusedError
+from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.state_machine import Phase, RunState
 
 _MAX_TEXT: Final = 256

@@ -1,7 +1,7 @@
 """What outlives the server: one interface, SQLite behind it, and a store without memory for tests."""
 
 from feddbp_server.store.availability import Jobs, WatchedStore
-from feddbp_server.store.base import (
+from feddbp_server.store.interface import (
     AggregateRecord,
     ClientRecord,
     ReportRecord,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Protocol, TypeVar
 
-from feddbp_server.store.base import Store, StoreError
+from feddbp_server.store.interface import Store, StoreError
 from feddbp_server.store.writer import StoreThread
 
 T = TypeVar("T")

@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 
-from feddbp_server.store.base import AggregateRecord, ClientRecord, ReportRecord, Store, UploadRecord
-from feddbp_server.store.mismatch import refuse_other_run
+from feddbp_server.store.interface import (
+    AggregateRecord,
+    ClientRecord,
+    ReportRecord,
+    Store,
+    UploadRecord,
+    refuse_other_run,
+)
 
 
 class MemoryStore(Store):

@@ -12,8 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from feddbp_server.store.base import AggregateRecord, ClientRecord, ReportRecord, Store, StoreError, UploadRecord
-from feddbp_server.store.mismatch import refuse_other_run
+from feddbp_server.store.interface import (
+    AggregateRecord,
+    ClientRecord,
+    ReportRecord,
+    Store,
+    StoreError,
+    UploadRecord,
+    refuse_other_run,
+)
 
 DATABASE_NAME: Final = "run.sqlite3"
 _LOCK_NAME: Final = "server.lock"

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from feddbp_server.store.base import Store, StoreError
+from feddbp_server.store.interface import Store, StoreError
 
 T = TypeVar("T")
 log = logging.getLogger("feddbp.server")

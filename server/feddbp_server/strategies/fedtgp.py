@@ -14,7 +14,7 @@ from feddbp_common.wire import Payload, PrototypeSet
 from feddbp_common.wire.payload import FloatArray
 from feddbp_server.strategies.averaging import PrototypeMean, uploaded_prototypes
 from feddbp_server.strategies.base import Strategy, Upload
-from feddbp_server.strategies.distances import squared_distances
+from feddbp_server.strategies.numerics import squared_distances
 from feddbp_server.strategies.prototype_network import ClassIds, PrototypeNetwork
 
 log = logging.getLogger("feddbp.server")

@@ -1,13 +1,23 @@
-"""First weights of what the server hands out, in the distributions torch would use but without torch."""
+"""Numerics that strategies share: distances between rows, initial weights as torch draws them but without torch."""
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from feddbp_common.methods.linear_head import HEAD_BIAS, HEAD_WEIGHT
 from feddbp_common.seeding import derive_seed
-from feddbp_common.wire.payload import FloatArray
+from feddbp_common.wire.payload import AnyArray, FloatArray
 from feddbp_server.strategies.base import RunFacts
+
+Wide = npt.NDArray[np.float64]
+
+
+def squared_distances(a: AnyArray, b: AnyArray) -> Wide:
+    """|a_i - b_j|^2 as [n, m]. By a product, which subtracts numbers that nearly cancel: hence in float64."""
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    squares: Wide = np.square(a).sum(axis=1)[:, None] + np.square(b).sum(axis=1) - 2.0 * (a @ b.T)
+    return np.maximum(squares, 0.0)
 
 
 def linear_layer(random: np.random.Generator, *, inputs: int, outputs: int) -> tuple[FloatArray, FloatArray]:

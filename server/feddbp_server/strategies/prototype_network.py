@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feddbp_common.wire.payload import AnyArray, FloatArray
-from feddbp_server.strategies.distances import Wide, squared_distances
-from feddbp_server.strategies.numerics import linear_layer
+from feddbp_server.strategies.numerics import Wide, linear_layer, squared_distances
 
 ClassIds = npt.NDArray[np.intp]
 

@@ -13,7 +13,7 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.atomic_files import replace_text
 from feddbp_common.errors import ConfigurationError, ExitCode, FedDBPError, PayloadError, PayloadTooLargeError
 from feddbp_common.logs import configure_logging
-from feddbp_common.rpc.errors import REFUSAL_METADATA_KEY, refusal_in
+from feddbp_common.rpc.failures import REFUSAL_METADATA_KEY, refusal_in
 
 
 @pytest.fixture

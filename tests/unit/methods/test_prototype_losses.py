@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from feddbp_client.losses import directions
-from feddbp_client.prototype_losses import alignment, angular_contrast
+from feddbp_client.losses import alignment, angular_contrast, directions
 from feddbp_common.methods.fedproto import AlignmentDistance
 
 DISTANCES: tuple[AlignmentDistance, ...] = ("mse", "squared", "euclidean")

@@ -7,7 +7,7 @@ import zipfile
 import zlib
 from typing import TYPE_CHECKING
 
-from feddbp_client.data.errors import DataError
+from feddbp_client.data.images import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

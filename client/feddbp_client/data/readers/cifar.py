@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from feddbp_client.data.errors import DataError
-from feddbp_client.data.images import LabelledImages, labelled
+from feddbp_client.data.images import DataError, LabelledImages, labelled
 from feddbp_client.data.readers.archives import tar_members
 
 if TYPE_CHECKING:

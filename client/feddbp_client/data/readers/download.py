@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import IO, TYPE_CHECKING
 
-from feddbp_client.data.errors import DataError
+from feddbp_client.data.images import DataError
 from feddbp_client.data.readers.shared_files import exclusive
 from feddbp_common.atomic_files import settle
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from feddbp_client.data.class_names import FLOWERS102_CLASSES
-from feddbp_client.data.errors import DataError
-from feddbp_client.data.images import LabelledImages, decode, labelled
+from feddbp_client.data.images import DataError, LabelledImages, decode, labelled
 from feddbp_client.data.readers.archives import tar_members
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from feddbp_client.data.errors import DataError
-from feddbp_client.data.images import ImageParts, LabelledImages, decode, decode_all, labelled
+from feddbp_client.data.images import DataError, ImageParts, LabelledImages, decode, decode_all, labelled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from feddbp_client.data.errors import DataError
-from feddbp_client.data.images import ImageParts, LabelledImages, decode_all, labelled
+from feddbp_client.data.images import DataError, ImageParts, LabelledImages, decode_all, labelled
 from feddbp_client.data.readers.shared_files import replacing
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from feddbp_client.data.errors import DataError
-from feddbp_client.data.images import LabelledImages, decode_all, labelled
+from feddbp_client.data.images import DataError, LabelledImages, decode_all, labelled
 from feddbp_client.data.readers.archives import ZipMembers
 
 if TYPE_CHECKING:

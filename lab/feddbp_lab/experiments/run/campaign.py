@@ -10,18 +10,17 @@ from typing import Any, Final
 from rich.console import Console
 
 from feddbp_common.errors import ConfigurationError, ExitCode
+from feddbp_common.optional_deps import check_installed
 from feddbp_lab.experiments.cell import Cell
-from feddbp_lab.experiments.expansion import expand, seeds_of
-from feddbp_lab.experiments.options import ExperimentConfig
+from feddbp_lab.experiments.config import ExperimentConfig
+from feddbp_lab.experiments.expansion import expand, seeds_of, selected
 from feddbp_lab.experiments.plan import Plan
-from feddbp_lab.experiments.report.writer import write_report
+from feddbp_lab.experiments.report.build import write_report
 from feddbp_lab.experiments.run.cell_dir import CellState
 from feddbp_lab.experiments.run.display import LiveBars, PlainLines, Workload
 from feddbp_lab.experiments.run.output_dir import ExperimentStore
 from feddbp_lab.experiments.run.runner import Runner
-from feddbp_lab.experiments.selection import selected
 from feddbp_lab.experiments.spec import BUILT_IN, ExperimentSpec, load_experiment
-from feddbp_lab.needs import check_installed
 from feddbp_lab.processes.signals import on_stop_signals
 
 PROG: Final = "feddbp experiment run"

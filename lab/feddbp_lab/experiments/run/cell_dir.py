@@ -23,7 +23,7 @@ from feddbp_common.config.nested import dotted
 from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import FedDBPError
 from feddbp_lab.experiments.run.leases import held, is_held
-from feddbp_lab.processes.federation import ProcessDiedError
+from feddbp_lab.processes.local_federation import ProcessDiedError
 from feddbp_lab.results.run_results import METRICS_NAME, SUMMARY_NAME, MetricsTail, RunResults, weighted_accuracy
 
 _CONFIG_NAME: Final = "config.json"

@@ -14,8 +14,7 @@ from rich.text import Text
 
 from feddbp_lab.experiments.run.cell_dir import CellFolder, CellState, DamagedError, Failure
 from feddbp_lab.experiments.run.output_dir import ExperimentStore
-from feddbp_lab.terminal.format import percent
-from feddbp_lab.terminal.plain_table import plain_table
+from feddbp_lab.terminal.format import percent, plain_table
 
 _WATCH_SECONDS: Final = 2.0
 

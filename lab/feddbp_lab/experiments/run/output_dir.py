@@ -10,7 +10,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from feddbp_common.atomic_files import replace_text
-from feddbp_common.config.errors import Complaint
+from feddbp_common.config.diagnostics import Complaint
 from feddbp_common.errors import ConfigurationError
 from feddbp_lab.experiments.plan import Plan
 from feddbp_lab.experiments.run.cell_dir import CellFolder

@@ -17,8 +17,8 @@ from feddbp_lab.experiments.run.cell_dir import Failure
 from feddbp_lab.experiments.run.display import Display
 from feddbp_lab.experiments.run.leases import until_free
 from feddbp_lab.experiments.run.output_dir import ExperimentStore
-from feddbp_lab.processes.federation import Federation, FederationOptions
 from feddbp_lab.processes.guard import GRACE_SECONDS
+from feddbp_lab.processes.local_federation import Federation, FederationOptions
 
 _LEAVING: Final = timedelta(seconds=3 * GRACE_SECONDS)
 """How long processes of a runner that was killed may take to be gone."""

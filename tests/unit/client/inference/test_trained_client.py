@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from trained_samples import GREY, NAMES, as_arrays, checkpoint_of, random_pixels
 
 from feddbp_client.data import DataError
-from feddbp_client.data.pixels import scaled
+from feddbp_client.data.batches import scaled
 from feddbp_client.inference.restore import restored_method
 from feddbp_client.inference.trained_client import TrainedClient
 from feddbp_client.training.checkpoint import CHECKPOINT_NAME, Checkpoint

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from feddbp_client.models import ModelError, build_backbone, build_head
-from feddbp_client.models.pooling import FeaturePool
-from feddbp_client.models.registry import _BUILDERS
+from feddbp_client.models.backbones import _BUILDERS
+from feddbp_client.models.blocks import FeaturePool
 from feddbp_common.config.catalog import MODEL_GROUPS
 
 BODY_PARAMETERS = {

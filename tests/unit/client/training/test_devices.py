@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from feddbp_client.inference.prediction import prediction_of
+from feddbp_client.inference.trained_client import prediction_of
 from feddbp_client.methods.scores import ScoreKind
 from feddbp_client.training.devices import choose_device
 from feddbp_common.errors import ConfigurationError

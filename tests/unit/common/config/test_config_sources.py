@@ -13,8 +13,8 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
 from feddbp_common.config.command_line import Parser, run_command, settings_from, settings_parser
-from feddbp_common.config.durations import Duration
 from feddbp_common.config.sources import build_parser, options_of, resolve
+from feddbp_common.config.types import Duration
 from feddbp_common.errors import ConfigurationError, ExitCode, FedDBPError
 from feddbp_server.config import ServerConfig
 

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from feddbp_common.config.durations import Duration, format_duration, parse_duration
+from feddbp_common.config.types import Duration, format_duration, parse_duration
 
 
 class Nap(BaseModel):

@@ -14,12 +14,11 @@ from lab_samples import client, printed, run_status
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
-from feddbp_common.rpc.errors import REFUSAL_METADATA_KEY
+from feddbp_common.rpc.failures import REFUSAL_METADATA_KEY
 from feddbp_lab.cli import main
 from feddbp_lab.commands.status import as_dict
 from feddbp_lab.control_client import NoServerError, NotAnsweredError, ask, get_status, watch_status
-from feddbp_lab.terminal.status_table import StatusView
-from feddbp_lab.terminal.watched_status import WatchedStatus
+from feddbp_lab.terminal.status_table import StatusView, WatchedStatus
 
 NOW = 1_000_090.0
 

@@ -11,9 +11,8 @@ from experiment_samples import SMALL, spec
 from feddbp_common.errors import ConfigurationError
 from feddbp_lab.cli import main
 from feddbp_lab.experiments.cell import Cell
-from feddbp_lab.experiments.expansion import Expanded, expand, seeds_of
+from feddbp_lab.experiments.expansion import Expanded, expand, seeds_of, selected
 from feddbp_lab.experiments.profiles import PROFILES
-from feddbp_lab.experiments.selection import selected
 from feddbp_lab.experiments.spec import BUILT_IN, load_experiment
 
 

@@ -20,8 +20,8 @@ from rich.console import Console
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_lab.cli import main
 from feddbp_lab.experiments.cell import Cell
+from feddbp_lab.experiments.config import ExperimentConfig, WhereConfig
 from feddbp_lab.experiments.expansion import expand
-from feddbp_lab.experiments.options import ExperimentConfig, WhereConfig
 from feddbp_lab.experiments.run.cell_dir import CellState, Failure
 from feddbp_lab.experiments.run.display import LiveBars, Workload
 from feddbp_lab.experiments.run.leases import StillInUseError, held, is_held, until_free

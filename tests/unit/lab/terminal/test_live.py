@@ -6,8 +6,7 @@ import pytest
 from lab_samples import client, printed, run_status
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_lab.terminal.history import History
-from feddbp_lab.terminal.live import Snapshot
+from feddbp_lab.terminal.live import History, Snapshot
 
 
 def drawn(status: pb.RunStatus, *, width: int = 80, height: int = 24, now: float = 0.0) -> str:

@@ -14,7 +14,7 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
 from feddbp_common.wire import Encoded, Payload, encode
 from feddbp_common.wire.svd import compress
-from feddbp_server.rpc.refusals import RefusedError
+from feddbp_server.run.refusals import RefusedError
 from feddbp_server.store import MemoryStore
 
 WIDTH = 6

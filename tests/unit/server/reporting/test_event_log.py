@@ -14,7 +14,7 @@ import pytest
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_server.reporting.audit import Audit
 from feddbp_server.reporting.event_log import Chronicle
-from feddbp_server.rpc.refusals import RefusedError
+from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.sessions import Client
 from feddbp_server.run.state_machine import CloseRound, MembersDropped, Phase
 

@@ -10,8 +10,7 @@ import pytest
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.run import RunConfig
-from feddbp_server.reporting.metrics_log import Results, Traffic
-from feddbp_server.reporting.reports import Report
+from feddbp_server.reporting.metrics_log import Report, Results, Traffic
 from feddbp_server.reporting.summary import RoundAccuracy, Tally, summarise
 from feddbp_server.run.sessions import Client
 from feddbp_server.run.state_machine import Phase

@@ -19,8 +19,8 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.run import RealType, WireConfig
 from feddbp_common.wire import Encoded, Payload, PrototypeSet, decode, digest_of, encode
 from feddbp_server.reporting.audit import Audit
-from feddbp_server.rpc.refusals import RefusedError
 from feddbp_server.rpc.upload import Ingest, UploadLimits
+from feddbp_server.run.refusals import RefusedError
 from feddbp_server.store import MemoryStore
 
 Parts = AsyncIterator[pb.UploadPart]

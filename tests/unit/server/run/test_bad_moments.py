@@ -17,8 +17,8 @@ from run_machine import ids
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_server.reporting.audit import Audit
 from feddbp_server.reporting.metrics_log import Results
-from feddbp_server.rpc.refusals import as_refusal
 from feddbp_server.rpc.status_reply import status_of
+from feddbp_server.run.refusals import as_refusal
 from feddbp_server.run.state_machine import PauseAsked, Phase
 from feddbp_server.store import MemoryStore, SqliteStore, StoreError, StoreThread, WatchedStore
 

@@ -32,10 +32,10 @@ from run_machine import ids
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.wire import Payload
-from feddbp_server.rpc.refusals import RefusedError
 from feddbp_server.rpc.status_reply import status_of
-from feddbp_server.run.broadcast import Broadcast
 from feddbp_server.run.coordinator import Coordinator
+from feddbp_server.run.refusals import RefusedError
+from feddbp_server.run.scheduling import Broadcast
 from feddbp_server.run.state_machine import PauseAsked, Phase, ResumeAsked, StopAsked
 from feddbp_server.store import MemoryStore, RunMismatchError, SqliteStore
 

@@ -17,8 +17,9 @@ from run_machine import ids, policy
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.run import DataConfig, RunConfig
 from feddbp_common.errors import PayloadError, PayloadTooLargeError
-from feddbp_server.rpc.refusals import STATUS_OF, RefusedError, as_refusal
+from feddbp_server.rpc.status_codes import STATUS_OF
 from feddbp_server.run.client_events import changes_announcements, event_for
+from feddbp_server.run.refusals import REASON_NAMES, RefusedError, as_refusal
 from feddbp_server.run.snapshot import Progress, differs
 from feddbp_server.run.state_machine import Phase, RunState
 from feddbp_server.run.validation import (
@@ -229,7 +230,7 @@ def test_every_reason_of_the_protocol_has_a_status() -> None:
     assert reasons == set(STATUS_OF)
     assert grpc.StatusCode.OK not in STATUS_OF.values()
     for reason in reasons:
-        assert RefusedError(reason, "no").status is STATUS_OF[reason]
+        assert RefusedError(reason, "no").reason_name in REASON_NAMES
 
 
 def test_the_statuses_the_design_names_are_those_used() -> None:

@@ -14,7 +14,8 @@ from coordinator_runs import PATIENCE, Server, join_all
 from run_machine import ids
 from store_records import CONFIG, RUN_ID, upload_record, uploaded_clients
 
-from feddbp_server.rpc.refusals import RefusedError
+from feddbp_server.rpc.status_codes import STATUS_OF
+from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.state_machine import Phase
 from feddbp_server.store import SqliteStore, Store, StoreError, StoreThread, WatchedStore
 
@@ -134,7 +135,7 @@ async def test_a_run_outlives_a_full_disk(tmp_path: Path) -> None:
         assert "full" in server.coordinator.storage_trouble
         with pytest.raises(RefusedError) as refusal:
             await daemons[1].upload(0)
-        assert refusal.value.status is grpc.StatusCode.UNAVAILABLE
+        assert STATUS_OF[refusal.value.details.reason] is grpc.StatusCode.UNAVAILABLE
         assert server.coordinator.state.uploaded == ids(0)
         await disk.empty(server.thread)
         await asyncio.wait_for(server.coordinator._store.mended(), timeout=PATIENCE)

@@ -10,11 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from feddbp_client.models import cnn, imagenet, mini, resnet_small, vit
-from feddbp_client.models.errors import ModelError
-from feddbp_client.models.pooling import FeaturePool
-from feddbp_client.models.shapes import ImageShape
+from feddbp_client.models.blocks import FeaturePool, ImageShape, ModelError
 from feddbp_common.config.catalog import FEATURE_DIM
-from feddbp_common.config.hints import did_you_mean
+from feddbp_common.config.diagnostics import did_you_mean
 
 Builder = Callable[[ImageShape], nn.Module]
 """Builds a body that turns [B, channels, height, width] into [B, any width]."""

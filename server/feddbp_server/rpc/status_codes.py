@@ -1,20 +1,37 @@
-"""Turns what a servicer's method raises into a gRPC status, in one place for unary and streaming calls alike."""
+"""One table from refusals to status codes, and the calls that answer by it."""
 
 from __future__ import annotations
 
 import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 import grpc
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.errors import PayloadError
-from feddbp_common.rpc.errors import REFUSAL_METADATA_KEY
-from feddbp_server.rpc.refusals import RefusedError, as_refusal
+from feddbp_common.rpc.failures import REFUSAL_METADATA_KEY
 from feddbp_server.run.coordinator import Coordinator
+from feddbp_server.run.refusals import RefusedError, as_refusal
 from feddbp_server.store import StoreError
+
+STATUS_OF: Final = {
+    pb.REFUSAL_REASON_OTHER_RUN: grpc.StatusCode.FAILED_PRECONDITION,
+    pb.REFUSAL_REASON_UNKNOWN_CLIENT: grpc.StatusCode.INVALID_ARGUMENT,
+    pb.REFUSAL_REASON_ID_IN_USE: grpc.StatusCode.ALREADY_EXISTS,
+    pb.REFUSAL_REASON_STALE_SESSION: grpc.StatusCode.UNAUTHENTICATED,
+    pb.REFUSAL_REASON_WRONG_ROUND: grpc.StatusCode.FAILED_PRECONDITION,
+    pb.REFUSAL_REASON_NOT_SELECTED: grpc.StatusCode.FAILED_PRECONDITION,
+    pb.REFUSAL_REASON_ALREADY_UPLOADED: grpc.StatusCode.ALREADY_EXISTS,
+    pb.REFUSAL_REASON_INVALID_PAYLOAD: grpc.StatusCode.INVALID_ARGUMENT,
+    pb.REFUSAL_REASON_TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    pb.REFUSAL_REASON_BUSY: grpc.StatusCode.UNAVAILABLE,
+    pb.REFUSAL_REASON_RUN_ENDED: grpc.StatusCode.FAILED_PRECONDITION,
+    pb.REFUSAL_REASON_INVALID_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
+    pb.REFUSAL_REASON_NOT_AUTHORISED: grpc.StatusCode.PERMISSION_DENIED,
+    pb.REFUSAL_REASON_STORAGE: grpc.StatusCode.UNAVAILABLE,
+}
 
 log = logging.getLogger("feddbp.server")
 
@@ -69,7 +86,7 @@ async def refuse_call(
         refusal.client_id = _whose(coordinator, request)
     coordinator.chronicle.refused(call, refusal, peer=context.peer())
     details: Any = ((REFUSAL_METADATA_KEY, refusal.details.SerializeToString()),)
-    await context.abort(refusal.status, str(refusal), trailing_metadata=details)
+    await context.abort(STATUS_OF[refusal.details.reason], str(refusal), trailing_metadata=details)
 
 
 def _whose(coordinator: Coordinator, request: object) -> int | None:

@@ -6,8 +6,9 @@ place: it is traced by leaving out what was given, piece by piece, until nobody 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -17,6 +18,7 @@ from feddbp_common.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from feddbp_common.config.sources import Option
+
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -94,3 +96,13 @@ def _complaint(model: type[BaseModel], given: Tree) -> str | None:
     except ConfigurationError as error:
         return str(error)
     return None
+
+
+def did_you_mean(name: str, known: Iterable[str], *, most: int = 1) -> str:
+    """The end of a complaint, `; did you mean 'this'?`, or nothing if no known name is near."""
+    return suggestion(get_close_matches(name, list(known), n=most))
+
+
+def suggestion(names: Iterable[str]) -> str:
+    listed = " or ".join(map(repr, names))
+    return f"; did you mean {listed}?" if listed else ""

@@ -9,14 +9,11 @@ from typing import Final
 from feddbp_common.atomic_files import replace_text
 from feddbp_lab.experiments.plan import Part, Plan
 from feddbp_lab.experiments.report.captions import caption_of, facts_of, gaps_of
-from feddbp_lab.experiments.report.figures import draw_panels
-from feddbp_lab.experiments.report.lines import panels_of
-from feddbp_lab.experiments.report.long_form import as_csv
+from feddbp_lab.experiments.report.figures import draw_panels, panels_of
 from feddbp_lab.experiments.report.outcomes import Outcomes
 from feddbp_lab.experiments.report.page import Section, embedded, page
-from feddbp_lab.experiments.report.render import as_html, as_latex, as_markdown
-from feddbp_lab.experiments.report.sheet import sheet_of
-from feddbp_lab.experiments.report.tables import table_of
+from feddbp_lab.experiments.report.render import as_csv, as_html, as_latex, as_markdown
+from feddbp_lab.experiments.report.tables import sheet_of, table_of
 from feddbp_lab.experiments.run.output_dir import ExperimentStore
 
 PAGE_NAME: Final = "index.html"

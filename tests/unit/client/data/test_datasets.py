@@ -23,8 +23,8 @@ from data_samples import (
 )
 from scipy.io import savemat
 
-from feddbp_client.data import DataError, forget_loaded, load_dataset, sources
-from feddbp_client.data.sources import SOURCES, PublishedFile
+from feddbp_client.data import DataError, datasets, forget_loaded, load_dataset
+from feddbp_client.data.datasets import SOURCES, PublishedFile
 from feddbp_common.config.catalog import DATASETS
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def publish(
         PublishedFile(url=f"{url}/{file.name}", digest=md5(content), size=len(content))
         for file, content in zip(SOURCES[name].files, contents, strict=True)
     )
-    monkeypatch.setattr(sources, "SOURCES", {**SOURCES, name: replace(SOURCES[name], files=files)})
+    monkeypatch.setattr(datasets, "SOURCES", {**SOURCES, name: replace(SOURCES[name], files=files)})
     return files
 
 

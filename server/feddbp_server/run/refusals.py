@@ -1,38 +1,21 @@
-"""Refusals: the one exception calls are turned away with, and the one table that maps it to gRPC."""
+"""Refusals: a call that the server turns away, with the reason for a program and the text for a person."""
 
 from __future__ import annotations
 
 from typing import Final, Self
 
-import grpc
-
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.errors import FedDBPError, PayloadError, PayloadTooLargeError
 from feddbp_server.store import StoreError
-
-STATUS_OF: Final = {
-    pb.REFUSAL_REASON_OTHER_RUN: grpc.StatusCode.FAILED_PRECONDITION,
-    pb.REFUSAL_REASON_UNKNOWN_CLIENT: grpc.StatusCode.INVALID_ARGUMENT,
-    pb.REFUSAL_REASON_ID_IN_USE: grpc.StatusCode.ALREADY_EXISTS,
-    pb.REFUSAL_REASON_STALE_SESSION: grpc.StatusCode.UNAUTHENTICATED,
-    pb.REFUSAL_REASON_WRONG_ROUND: grpc.StatusCode.FAILED_PRECONDITION,
-    pb.REFUSAL_REASON_NOT_SELECTED: grpc.StatusCode.FAILED_PRECONDITION,
-    pb.REFUSAL_REASON_ALREADY_UPLOADED: grpc.StatusCode.ALREADY_EXISTS,
-    pb.REFUSAL_REASON_INVALID_PAYLOAD: grpc.StatusCode.INVALID_ARGUMENT,
-    pb.REFUSAL_REASON_TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    pb.REFUSAL_REASON_BUSY: grpc.StatusCode.UNAVAILABLE,
-    pb.REFUSAL_REASON_RUN_ENDED: grpc.StatusCode.FAILED_PRECONDITION,
-    pb.REFUSAL_REASON_INVALID_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
-    pb.REFUSAL_REASON_NOT_AUTHORISED: grpc.StatusCode.PERMISSION_DENIED,
-    pb.REFUSAL_REASON_STORAGE: grpc.StatusCode.UNAVAILABLE,
-}
 
 
 def reason_name(reason: pb.RefusalReason.ValueType) -> str:
     return pb.RefusalReason.Name(reason).removeprefix("REFUSAL_REASON_").lower()
 
 
-REASON_NAMES: Final = tuple(map(reason_name, STATUS_OF))
+REASON_NAMES: Final = tuple(
+    reason_name(reason) for reason in pb.RefusalReason.values() if reason != pb.REFUSAL_REASON_UNSPECIFIED
+)
 """As they are counted and written down."""
 
 
@@ -50,10 +33,6 @@ class RefusedError(FedDBPError):
         """The same refusal, with whose call it was."""
         self.client_id = client_id
         return self
-
-    @property
-    def status(self) -> grpc.StatusCode:
-        return STATUS_OF[self.details.reason]
 
     @property
     def reason_name(self) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from feddbp_client.data.class_names import CIFAR10_CLASSES, CIFAR100_CLASSES, FLOWERS102_CLASSES
 from feddbp_client.data.dataset_cache import remember_last
-from feddbp_client.data.errors import DataError
+from feddbp_client.data.images import DataError
 from feddbp_client.data.readers.cifar import read_cifar10, read_cifar100
 from feddbp_client.data.readers.digits import read_digits
 from feddbp_client.data.readers.download import download as fetch

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from feddbp_common.errors import ConfigurationError, FedDBPError
 
@@ -139,3 +140,19 @@ class Store(ABC):
 
     @abstractmethod
     def close(self) -> None: ...
+
+
+def refuse_other_run(*, stored: str, given: str) -> NoReturn:
+    differences = "; ".join(_differences(json.loads(stored), json.loads(given)))
+    raise RunMismatchError(
+        f"the state directory holds another run ({differences}); give the same options, or another --state-dir"
+    )
+
+
+def _differences(stored: Mapping[str, Any], given: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key in sorted({*stored, *given}):
+        old, new = stored.get(key), given.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            yield from _differences(old, new, f"{prefix}{key}.")
+        elif old != new:
+            yield f"{prefix}{key} is {old!r} there and {new!r} here"
