@@ -14,7 +14,7 @@ from feddbp_common.config.run import DataConfig, RunConfig
 from feddbp_common.wire import decode, encode
 from feddbp_lab.light_client import made_up_payload
 from feddbp_server.aggregation.aggregator import Aggregator
-from feddbp_server.store import SqliteStore, Store, StoreThread, UploadRecord
+from feddbp_server.store import SqliteStore, Store, StoreWriter, UploadRecord
 
 CLIENTS = 1000
 
@@ -40,7 +40,7 @@ def measure() -> list[Measurement]:
             total += upload
 
     with tempfile.TemporaryDirectory() as directory, asyncio.Runner() as runner:
-        thread = StoreThread(SqliteStore(Path(directory)))
+        thread = StoreWriter(SqliteStore(Path(directory)))
         runner.run(thread.run(fill))
         serving, restarted = Aggregator(config, thread), Aggregator(config, thread)
         for client in range(CLIENTS):

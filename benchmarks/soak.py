@@ -29,7 +29,7 @@ from benchmarks.servers import RunningServer, running_server
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.daemon.connection import Connection
 from feddbp_common.config.run import DataConfig, RunConfig
-from feddbp_common.rpc.credentials import Access
+from feddbp_common.rpc.credentials import ClientCredentials
 from feddbp_common.wire import Encoded
 from feddbp_lab.light_client import LightClient
 
@@ -99,7 +99,7 @@ class Sample:
 # --- clients ---
 
 
-class _OwnConnection(Access):
+class _OwnConnection(ClientCredentials):
     """Channels to one address share a connection unless they are told not to."""
 
     def channel(self, address: str, subject: str, options: Sequence[tuple[str, int]] = ()) -> grpc.aio.Channel:

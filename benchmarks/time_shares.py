@@ -19,7 +19,7 @@ from benchmarks.measurement import interleaved_ratio
 from benchmarks.workload import CLASSES, IMAGE_SHAPE, batch, global_prototypes
 from feddbp_client.data import ClientData
 from feddbp_client.training.setup import build_method
-from feddbp_client.training.trainer import PASS_BATCH, LocalRun
+from feddbp_client.training.trainer import PASS_BATCH, LocalTrainer
 from feddbp_common.config.catalog import MODEL_GROUPS
 from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
 from feddbp_common.wire import Payload
@@ -31,7 +31,7 @@ METHODS = ("local", "fedproto", "feddbp")
 LARGE = "resnet18"
 
 
-def _client(method: str, architecture: str) -> LocalRun:
+def _client(method: str, architecture: str) -> LocalTrainer:
     torch.set_num_threads(1)
     config = RunConfig(method=method, data=DataConfig(dataset="cifar100"), training=TrainingConfig(local_epochs=EPOCHS))
     images, labels = batch(TRAINING_SAMPLES)
@@ -45,10 +45,10 @@ def _client(method: str, architecture: str) -> LocalRun:
         class_names=(),
     )
     trained = build_method(config, 0, architecture, "linear", IMAGE_SHAPE)
-    return LocalRun(method=trained, data=data, config=config, client_id=0, device=torch.device("cpu"))
+    return LocalTrainer(method=trained, data=data, config=config, client_id=0, device=torch.device("cpu"))
 
 
-def _round_of(client: LocalRun, received: Payload) -> Callable[[], object]:
+def _round_of(client: LocalTrainer, received: Payload) -> Callable[[], object]:
     return lambda: client.train(received, 1, lambda *_: None)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from feddbp_client.daemon.connection import LATE, Download, RefusedError
+from feddbp_client.daemon.connection import LATE_REASONS, CallRefusedError, Download
 from feddbp_lab.light_client import LightClient
 
 _PATIENCE_SECONDS = 30.0
@@ -16,7 +16,7 @@ async def download_once_open(client: LightClient, number: int) -> Download:
         while True:
             try:
                 return await client.download(number)
-            except RefusedError as refusal:
-                if refusal.reason not in LATE:
+            except CallRefusedError as refusal:
+                if refusal.reason not in LATE_REASONS:
                     raise
                 await asyncio.sleep(0.05)

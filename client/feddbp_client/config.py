@@ -8,12 +8,12 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from feddbp_common.config.types import Duration, Frozen, parse_ids
+from feddbp_common.config.types import Duration, FrozenModel, parse_ids
 from feddbp_common.errors import ConfigurationError
-from feddbp_common.rpc.credentials import Access, check_address, check_exposure
+from feddbp_common.rpc.credentials import ClientCredentials, check_address, check_exposure
 
 
-class IdentityConfig(Frozen):
+class IdentityConfig(FrozenModel):
     """Client: who it is and where the server is."""
 
     id: int | None = Field(None, ge=0, description="this client's id")
@@ -40,15 +40,15 @@ class IdentityConfig(Frozen):
         return self
 
     @property
-    def access(self) -> Access:
-        return Access(certs=self.certs, token_file=self.token_file)
+    def access(self) -> ClientCredentials:
+        return ClientCredentials(certs=self.certs, token_file=self.token_file)
 
     @property
     def client_ids(self) -> tuple[int, ...]:
         return (self.id,) if self.id is not None else parse_ids(self.ids or "")
 
 
-class ComputeConfig(Frozen):
+class ComputeConfig(FrozenModel):
     """Computing: device, threads and precision."""
 
     gpu: int | None = Field(None, ge=0, description="train on this CUDA device")
@@ -59,7 +59,7 @@ class ComputeConfig(Frozen):
     amp: bool = Field(False, description="mixed precision")
 
 
-class SourceConfig(Frozen):
+class SourceConfig(FrozenModel):
     """Data and model: what this client learns from and with."""
 
     data: Path | None = Field(None, description="private data, not split: an image folder or an npz file")
@@ -67,7 +67,7 @@ class SourceConfig(Frozen):
     model: str | None = Field(None, description="architecture by name, or package.module:function for your own")
 
 
-class ClientConfig(Frozen):
+class ClientConfig(FrozenModel):
     """All options of `feddbp-client`."""
 
     identity: IdentityConfig = Field(default_factory=lambda: IdentityConfig())

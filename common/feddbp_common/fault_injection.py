@@ -16,7 +16,7 @@ _point, _, _count = os.environ.get(VARIABLE, "").partition("@")
 _left = int(_count) if _count.isdecimal() else 1
 
 
-def reach(point: str) -> None:
+def fault_point(point: str) -> None:
     """Says that the process is at a point where a crash would be interesting."""
     global _left
     if point != _point:

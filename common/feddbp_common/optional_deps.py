@@ -18,5 +18,5 @@ def require(who: str, modules: Iterable[str], *, extra: str) -> None:
 _NEEDED: Final = ("torch", "torchvision", "sklearn", "safetensors", "matplotlib")
 
 
-def check_installed(who: str) -> None:
+def require_lab(who: str) -> None:
     require(who, _NEEDED, extra="lab")

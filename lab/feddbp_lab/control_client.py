@@ -14,15 +14,15 @@ import grpc
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_common.errors import ExitCode, FedDBPError
-from feddbp_common.rpc.credentials import OPERATOR, Access
-from feddbp_common.rpc.failures import FOR_NOW, refusal_in, told_by, why_unanswered
+from feddbp_common.rpc.credentials import OPERATOR, ClientCredentials
+from feddbp_common.rpc.failures import TRANSIENT_REASONS, describe_failure, refusal_in, status_text
 from feddbp_common.rpc.keepalive import DEFAULT_LEASE, keepalive_options
 
 FINAL_PHASES: Final = (pb.PHASE_FINISHED, pb.PHASE_FAILED, pb.PHASE_STOPPED)
 CALL_SECONDS: Final = 5.0
 _FIRST_DELAY: Final = 0.1
 _LONGEST_DELAY: Final = 2.0
-_OPEN: Final = Access()
+_OPEN: Final = ClientCredentials()
 # a server that vanished without a word is noticed, and a proxy of the environment is none of our business
 CHANNEL_OPTIONS: Final = (*keepalive_options(DEFAULT_LEASE), ("grpc.enable_http_proxy", 0))
 _ANSWERS_NO: Final = (
@@ -53,11 +53,11 @@ class NotAnsweredError(FedDBPError):
 Request: TypeAlias = pb.GetStatusRequest | pb.PauseRequest | pb.ResumeRequest | pb.StopRequest
 
 
-async def get_status(address: str, access: Access = _OPEN) -> pb.RunStatus:
+async def get_status(address: str, access: ClientCredentials = _OPEN) -> pb.RunStatus:
     return await ask(pb.GetStatusRequest(), address, access)
 
 
-async def ask(request: Request, address: str, access: Access = _OPEN) -> pb.RunStatus:
+async def ask(request: Request, address: str, access: ClientCredentials = _OPEN) -> pb.RunStatus:
     """Makes the call a request is named after; every one is answered with where the run stands then."""
     async with access.channel(address, OPERATOR, CHANNEL_OPTIONS) as channel:
         stub: pb_grpc.ControlAsyncStub = pb_grpc.ControlStub(channel)
@@ -71,7 +71,7 @@ async def ask(request: Request, address: str, access: Access = _OPEN) -> pb.RunS
 
 async def watch_status(
     address: str,
-    access: Access = _OPEN,
+    access: ClientCredentials = _OPEN,
     *,
     patience: timedelta,
     on_trouble: Callable[[FedDBPError], None] = lambda _: None,
@@ -100,7 +100,7 @@ async def watch_status(
         delay = min(2 * delay, _LONGEST_DELAY)
 
 
-async def _one_stream(address: str, access: Access) -> AsyncGenerator[pb.RunStatus, None]:
+async def _one_stream(address: str, access: ClientCredentials) -> AsyncGenerator[pb.RunStatus, None]:
     # A new channel every time: the old one would keep to its own, longer, pauses before it connects again.
     async with access.channel(address, OPERATOR, CHANNEL_OPTIONS) as channel:
         stub: pb_grpc.ControlAsyncStub = pb_grpc.ControlStub(channel)
@@ -111,7 +111,7 @@ async def _one_stream(address: str, access: Access) -> AsyncGenerator[pb.RunStat
 def translated(error: grpc.aio.AioRpcError, address: str, *, with_certificate: bool = False) -> FedDBPError:
     refusal = refusal_in(error)
     if error.code() in _ANSWERS_NO or refusal is not None:
-        passing = refusal is not None and refusal.reason in FOR_NOW
-        return NotAnsweredError(f"the server at {address} refuses to answer: {told_by(error)}", passing=passing)
-    cause = why_unanswered(error, with_certificate=with_certificate).lower()
+        passing = refusal is not None and refusal.reason in TRANSIENT_REASONS
+        return NotAnsweredError(f"the server at {address} refuses to answer: {status_text(error)}", passing=passing)
+    cause = describe_failure(error, with_certificate=with_certificate).lower()
     return NoServerError(f"no server answers at {address}: {cause}")

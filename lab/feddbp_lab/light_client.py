@@ -17,15 +17,15 @@ import numpy as np
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.daemon.backoff import Backoff
 from feddbp_client.daemon.connection import (
-    LATE,
-    PASSING,
+    LATE_REASONS,
+    REJOIN_REASONS,
+    CallRefusedError,
     Connection,
     Download,
-    RefusedError,
-    ServerAwayError,
+    ServerUnavailableError,
     upload_parts,
 )
-from feddbp_client.daemon.event_stream import Inbox
+from feddbp_client.daemon.event_stream import EventStream
 from feddbp_common.config.run import RunConfig, run_from_proto
 from feddbp_common.seeding import derive_seed
 from feddbp_common.wire import Encoded, FisherScores, Payload, PayloadRules, PrototypeSet, TopChannels, encode
@@ -95,7 +95,7 @@ class LightClient:
                 await on_event(event)
             return await self._act(event)
 
-        async with Inbox(self._connection.follow(self.session)) as inbox:
+        async with EventStream(self._connection.follow(self.session)) as inbox:
             while (ended := await inbox.act_on_newest(act)) is None:
                 pass
         return ended
@@ -117,10 +117,10 @@ class LightClient:
         while True:
             try:
                 return await self.run(acted)
-            except (ServerAwayError, RefusedError) as error:
-                if isinstance(error, RefusedError) and error.reason == pb.REFUSAL_REASON_RUN_ENDED:
+            except (ServerUnavailableError, CallRefusedError) as error:
+                if isinstance(error, CallRefusedError) and error.reason == pb.REFUSAL_REASON_RUN_ENDED:
                     return None
-                passing = isinstance(error, ServerAwayError) or error.reason in PASSING
+                passing = isinstance(error, ServerUnavailableError) or error.reason in REJOIN_REASONS
                 delay = backoff.next_delay() if passing else None
                 if delay is None:
                     raise
@@ -164,8 +164,8 @@ class LightClient:
     async def _do_round(self, round_number: int, *, train: bool) -> None:
         try:
             await self._work(round_number, train=train)
-        except RefusedError as error:
-            if error.reason not in LATE:
+        except CallRefusedError as error:
+            if error.reason not in LATE_REASONS:
                 raise
             log.warning("client %d is too late for round %d: %s", self.client_id, round_number, error)
         else:

@@ -24,14 +24,14 @@ from feddbp_common.rpc.credentials import CertificateDirectory, is_loopback
 from feddbp_server.config import ServerConfig
 from feddbp_server.reporting.audit import Audit
 from feddbp_server.reporting.metrics_log import Results
-from feddbp_server.rpc.auth import AnyoneMay, CertificateNames, Identity, TokenOpens
+from feddbp_server.rpc.auth import CertificateAuth, Identity, NoAuth, TokenAuth
 from feddbp_server.rpc.control import ControlService
 from feddbp_server.rpc.federation import FederationService, server_options
 from feddbp_server.rpc.interceptors import RequestGuard
-from feddbp_server.rpc.upload import Ingest, UploadLimits
+from feddbp_server.rpc.upload import UploadLimits, UploadReceiver
 from feddbp_server.run.coordinator import Coordinator
 from feddbp_server.run.state_machine import Phase
-from feddbp_server.store import SqliteStore, StoreError, StoreThread
+from feddbp_server.store import SqliteStore, StoreError, StoreWriter
 
 if TYPE_CHECKING:
     from feddbp_server.metrics import Monitor
@@ -51,7 +51,7 @@ class Server:
         self._config = config
         self._stop_signal: int | None = None
         self._stopping = asyncio.Event()
-        self._store = StoreThread(SqliteStore(config.listen.state_dir))
+        self._store = StoreWriter(SqliteStore(config.listen.state_dir))
         self._audit = Audit(config.listen.state_dir)
         self.coordinator = Coordinator(
             config=config.run,
@@ -90,7 +90,7 @@ class Server:
     async def _listen(self) -> None:
         identity = self._identity()
         federation = FederationService(
-            self.coordinator, identity=identity, ingest=Ingest(self.coordinator, self._upload_limits())
+            self.coordinator, identity=identity, ingest=UploadReceiver(self.coordinator, self._upload_limits())
         )
         pb_grpc.add_FederationServicer_to_server(federation, self._grpc)
         pb_grpc.add_ControlServicer_to_server(ControlService(self.coordinator, identity=identity), self._grpc)
@@ -138,8 +138,8 @@ class Server:
     def _identity(self) -> Identity:
         listen = self._config.listen
         if listen.token_file is not None:
-            return TokenOpens.from_file(listen.token_file)
-        return CertificateNames() if listen.certs is not None else AnyoneMay()
+            return TokenAuth.from_file(listen.token_file)
+        return CertificateAuth() if listen.certs is not None else NoAuth()
 
     def _add_port(self, address: str) -> int:
         listen = self._config.listen

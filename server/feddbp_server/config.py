@@ -9,14 +9,14 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from feddbp_common.config.run import RunConfig
-from feddbp_common.config.types import Duration, Frozen, format_duration
+from feddbp_common.config.types import Duration, FrozenModel, format_duration
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.rpc.credentials import check_exposure
 from feddbp_common.rpc.keepalive import DEFAULT_LEASE
 from feddbp_server.run.state_machine import RoundPolicy
 
 
-class ListenConfig(Frozen):
+class ListenConfig(FrozenModel):
     """Server: where it listens and where its state lives."""
 
     host: str = Field("127.0.0.1", description="address to listen on; anything but loopback needs --certs")
@@ -47,7 +47,7 @@ class ListenConfig(Frozen):
         return self
 
 
-class RoundsConfig(Frozen):
+class RoundsConfig(FrozenModel):
     """Rounds: when they open and close."""
 
     min_clients: int = Field(1, ge=1, description="clients that must join before round 0, and upload by a deadline")
@@ -77,7 +77,7 @@ class RoundsConfig(Frozen):
         return self.lease or min(DEFAULT_LEASE, self.round_deadline or DEFAULT_LEASE)
 
 
-class LimitsConfig(Frozen):
+class LimitsConfig(FrozenModel):
     """Limits: how much of the server uploads may take."""
 
     max_upload_bytes: int = Field(64 << 20, ge=1, description="largest upload that is admitted")
@@ -103,7 +103,7 @@ class LimitsConfig(Frozen):
         return self
 
 
-class ServerConfig(Frozen):
+class ServerConfig(FrozenModel):
     """All options of `feddbp-server`."""
 
     listen: ListenConfig = ListenConfig()

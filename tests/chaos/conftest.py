@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from light_runs import LIGHT_RUN, Outcome, undisturbed_outcome
 
-from feddbp_common.rpc.credentials import OPERATOR, Access, client_subject
+from feddbp_common.rpc.credentials import OPERATOR, ClientCredentials, client_subject
 from feddbp_lab.pki.certificates import Authority
 
 
@@ -29,6 +29,6 @@ def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def access(certs: Path) -> Access:
+def access(certs: Path) -> ClientCredentials:
     """What a party with a certificate reaches the server by."""
-    return Access(certs=certs)
+    return ClientCredentials(certs=certs)

@@ -23,9 +23,16 @@ from processes import Federation, GaveUpError, federation
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
-from feddbp_client.daemon.connection import Connection, ServerAwayError, upload_parts
+from feddbp_client.daemon.connection import Connection, ServerUnavailableError, upload_parts
 from feddbp_common.errors import ConfigurationError
-from feddbp_common.rpc.credentials import OPERATOR, PROBE, SERVER, Access, CertificateDirectory, client_subject
+from feddbp_common.rpc.credentials import (
+    OPERATOR,
+    PROBE,
+    SERVER,
+    CertificateDirectory,
+    ClientCredentials,
+    client_subject,
+)
 from feddbp_common.rpc.failures import refusal_in
 from feddbp_lab.light_client import LightClient
 from feddbp_lab.pki.certificates import Authority, write_secret
@@ -67,7 +74,7 @@ async def stale(call: Awaitable[object]) -> str:
 class Caller:
     """Somebody who makes calls, under whatever name and with whatever credentials."""
 
-    def __init__(self, stub: pb_grpc.FederationAsyncStub, access: Access) -> None:
+    def __init__(self, stub: pb_grpc.FederationAsyncStub, access: ClientCredentials) -> None:
         self._stub = stub
         self._options: dict[str, Any] = {"timeout": SECONDS, "metadata": access.metadata()}
 
@@ -107,7 +114,11 @@ class Caller:
 
 
 @asynccontextmanager
-async def caller(address: str, subject: str = client_subject(0), access: Access = Access()) -> AsyncIterator[Caller]:  # noqa: B008
+async def caller(
+    address: str,
+    subject: str = client_subject(0),
+    access: ClientCredentials = ClientCredentials(),  # noqa: B008 - frozen
+) -> AsyncIterator[Caller]:
     async with federation_of(address, subject, access) as stub:
         yield Caller(stub, access)
 
@@ -128,7 +139,7 @@ def secured(certs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[F
         yield running
 
 
-async def handshake_fails(address: str, subject: str, access: Access) -> str:
+async def handshake_fails(address: str, subject: str, access: ClientCredentials) -> str:
     async with caller(address, subject, access) as somebody:
         error = await refused_with(somebody.get_run(), grpc.StatusCode.UNAVAILABLE)
     return error.details() or ""
@@ -136,7 +147,7 @@ async def handshake_fails(address: str, subject: str, access: Access) -> str:
 
 @pytest.mark.parametrize("subject", [client_subject(1), OPERATOR])
 async def test_the_certificate_of_another_does_not_open_an_id(
-    subject: str, secured: Federation, access: Access
+    subject: str, secured: Federation, access: ClientCredentials
 ) -> None:
     async with caller(secured.address, subject, access) as impostor:
         message = await not_authorised(impostor.join(0, run=await impostor.get_run()))
@@ -150,7 +161,7 @@ async def test_a_certificate_of_an_unknown_authority_does_not_pass_the_handshake
     foreign = tmp_path / "foreign"
     Authority.create(foreign).issue_party(client_subject(0))
     shutil.copy(certs / "ca.pem", foreign / "ca.pem")  # it trusts the server, which has no reason to return that
-    await handshake_fails(secured.address, client_subject(0), Access(certs=foreign))
+    await handshake_fails(secured.address, client_subject(0), ClientCredentials(certs=foreign))
 
 
 async def test_a_server_of_an_unknown_authority_is_not_spoken_to(
@@ -159,11 +170,11 @@ async def test_a_server_of_an_unknown_authority_is_not_spoken_to(
     Authority.create(tmp_path / "other")
     mistrusting = copied(certs, tmp_path / "mine")
     shutil.copy(tmp_path / "other" / "ca.pem", mistrusting / "ca.pem")
-    await handshake_fails(secured.address, client_subject(0), Access(certs=mistrusting))
+    await handshake_fails(secured.address, client_subject(0), ClientCredentials(certs=mistrusting))
 
 
 async def test_a_server_is_not_spoken_to_under_a_name_it_was_not_certified_for(
-    running_federation: Federation, certs: Path, access: Access, tmp_path: Path
+    running_federation: Federation, certs: Path, access: ClientCredentials, tmp_path: Path
 ) -> None:
     elsewhere = copied(certs, tmp_path / "elsewhere")
     Authority.load(elsewhere).issue_server(["server.example"])
@@ -172,7 +183,7 @@ async def test_a_server_is_not_spoken_to_under_a_name_it_was_not_certified_for(
     assert "Hostname Verification" in message
 
 
-async def test_a_servers_certificate_is_not_a_clients(secured: Federation, access: Access) -> None:
+async def test_a_servers_certificate_is_not_a_clients(secured: Federation, access: ClientCredentials) -> None:
     await handshake_fails(secured.address, SERVER, access)
 
 
@@ -181,7 +192,7 @@ async def test_the_probes_certificate_opens_nothing_but_the_health_service(
 ) -> None:
     probing = copied(certs, tmp_path / "probing")
     Authority.load(probing).issue_party(PROBE)
-    access = Access(certs=probing)
+    access = ClientCredentials(certs=probing)
     async with access.channel(secured.address, PROBE) as channel:
         healthy = await health_pb2_grpc.HealthStub(channel).Check(HealthCheckRequest(), timeout=SECONDS)
         assert healthy.status == HealthCheckResponse.SERVING
@@ -194,7 +205,7 @@ async def test_the_probes_certificate_opens_nothing_but_the_health_service(
 
 @pytest.mark.parametrize("subject", [client_subject(0), client_subject(2), OPERATOR])
 async def test_whoever_has_to_do_with_the_run_is_told_what_it_is(
-    subject: str, secured: Federation, access: Access
+    subject: str, secured: Federation, access: ClientCredentials
 ) -> None:
     async with caller(secured.address, subject, access) as party:
         assert (await party.get_run()).run_id
@@ -204,14 +215,18 @@ async def test_tls_without_a_certificate_does_not_pass_the_handshake(
     secured: Federation, certs: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "token").write_text("whatever\n")
-    await handshake_fails(secured.address, client_subject(0), Access(certs=certs, token_file=tmp_path / "token"))
+    await handshake_fails(
+        secured.address, client_subject(0), ClientCredentials(certs=certs, token_file=tmp_path / "token")
+    )
 
 
 async def test_plaintext_gets_no_answer_from_a_tls_port(secured: Federation) -> None:
-    await handshake_fails(secured.address, client_subject(0), Access())
+    await handshake_fails(secured.address, client_subject(0), ClientCredentials())
 
 
-async def test_tls_gets_no_answer_from_a_plaintext_port(running_federation: Federation, access: Access) -> None:
+async def test_tls_gets_no_answer_from_a_plaintext_port(
+    running_federation: Federation, access: ClientCredentials
+) -> None:
     await start_server(running_federation, *PROBED)
     await handshake_fails(running_federation.address, client_subject(0), access)
 
@@ -222,8 +237,8 @@ async def test_a_client_that_is_hung_up_on_is_told_what_that_may_mean(
     foreign = tmp_path / "foreign"
     Authority.create(foreign).issue_party(client_subject(0))
     shutil.copy(certs / "ca.pem", foreign / "ca.pem")
-    connection = Connection(secured.address, access=Access(certs=foreign))
-    with pytest.raises(ServerAwayError, match="it hangs up, as if it did not accept our certificate"):
+    connection = Connection(secured.address, access=ClientCredentials(certs=foreign))
+    with pytest.raises(ServerUnavailableError, match="it hangs up, as if it did not accept our certificate"):
         await connection.get_run()
     await connection.close()
 
@@ -251,16 +266,18 @@ async def test_an_expired_certificate_does_not_pass_the_handshake(
 ) -> None:
     credentials = grpc.ssl_channel_credentials((certs / "ca.pem").read_bytes(), *pair(expired, client_subject(0)))
     async with grpc.aio.secure_channel(secured.address, credentials) as channel:
-        somebody = Caller(pb_grpc.FederationStub(channel), Access())
+        somebody = Caller(pb_grpc.FederationStub(channel), ClientCredentials())
         await refused_with(somebody.get_run(), grpc.StatusCode.UNAVAILABLE)
 
 
-async def test_a_server_whose_certificate_has_expired_meanwhile_is_not_spoken_to(expired: Path, access: Access) -> None:
+async def test_a_server_whose_certificate_has_expired_meanwhile_is_not_spoken_to(
+    expired: Path, access: ClientCredentials
+) -> None:
     server = grpc.aio.server()
     port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair(expired, SERVER)]))
     await server.start()
     connection = Connection(f"127.0.0.1:{port}", access=access)
-    with pytest.raises(ServerAwayError, match="certificate has expired"):
+    with pytest.raises(ServerUnavailableError, match="certificate has expired"):
         await connection.get_run()
     await connection.close()
     await server.stop(None)
@@ -300,7 +317,7 @@ TokenServer = tuple[Federation, Path | None]
 
 async def test_a_token_opens_its_own_id_and_no_other(opened_by_tokens: TokenServer, tokens: Path) -> None:
     running, certs = opened_by_tokens
-    access = Access(certs=certs, token_file=tokens / "client-1.token")
+    access = ClientCredentials(certs=certs, token_file=tokens / "client-1.token")
     async with caller(running.address, access=access) as somebody:
         run = await somebody.get_run()
         assert await not_authorised(somebody.join(0, run=run)) == "the token is not that of 'client-0'"
@@ -310,7 +327,7 @@ async def test_a_token_opens_its_own_id_and_no_other(opened_by_tokens: TokenServ
 
 async def test_a_session_is_of_no_use_under_another_token(opened_by_tokens: TokenServer, tokens: Path) -> None:
     running, certs = opened_by_tokens
-    own, other = (Access(certs=certs, token_file=tokens / f"client-{number}.token") for number in (0, 1))
+    own, other = (ClientCredentials(certs=certs, token_file=tokens / f"client-{number}.token") for number in (0, 1))
     async with caller(running.address, access=own) as owner, caller(running.address, access=other) as thief:
         joined = await owner.join(0, run=await owner.get_run())
         await not_authorised(thief.report(joined.session))
@@ -324,8 +341,8 @@ async def test_without_a_token_nobody_learns_anything(
     running, certs = opened_by_tokens
     file = tmp_path / "token"
     file.write_text(f"{token}\n")
-    async with federation_of(running.address, access=Access(certs=certs, token_file=file)) as stub:
-        anyone = Caller(stub, Access(token_file=file) if token else Access())
+    async with federation_of(running.address, access=ClientCredentials(certs=certs, token_file=file)) as stub:
+        anyone = Caller(stub, ClientCredentials(token_file=file) if token else ClientCredentials())
         await not_authorised(anyone.get_run())
         await not_authorised(anyone.join(0, run=pb.GetRunResponse()))
         await stale(anyone.follow("no session"))
@@ -336,13 +353,13 @@ async def test_without_a_token_nobody_learns_anything(
 
 @pytest.mark.parametrize("call", ["GetStatus", "Pause", "Resume", "Stop"])
 async def test_control_is_for_the_operator_alone(
-    call: str, opened_by_tokens: TokenServer, secured: Federation, tokens: Path, access: Access
+    call: str, opened_by_tokens: TokenServer, secured: Federation, tokens: Path, access: ClientCredentials
 ) -> None:
     running, certs = opened_by_tokens
     request = {"GetStatus": pb.GetStatusRequest, "Pause": pb.PauseRequest, "Resume": pb.ResumeRequest}.get(
         call, pb.StopRequest
     )()
-    by_token = Access(certs=certs, token_file=tokens / "client-0.token")
+    by_token = ClientCredentials(certs=certs, token_file=tokens / "client-0.token")
     for address, subject, credentials in (
         (secured.address, client_subject(0), access),
         (running.address, client_subject(0), by_token),
@@ -354,10 +371,10 @@ async def test_control_is_for_the_operator_alone(
 
 
 async def test_an_operator_is_let_in(
-    opened_by_tokens: TokenServer, secured: Federation, tokens: Path, access: Access
+    opened_by_tokens: TokenServer, secured: Federation, tokens: Path, access: ClientCredentials
 ) -> None:
     running, certs = opened_by_tokens
-    by_token = Access(certs=certs, token_file=tokens / f"{OPERATOR}.token")
+    by_token = ClientCredentials(certs=certs, token_file=tokens / f"{OPERATOR}.token")
     for address, credentials in ((secured.address, access), (running.address, by_token)):
         async with control_of(address, credentials) as control:
             status = await control.GetStatus(pb.GetStatusRequest(), metadata=credentials.metadata())
@@ -367,7 +384,9 @@ async def test_an_operator_is_let_in(
 # --- sessions ---
 
 
-async def test_a_stolen_session_is_of_no_use_under_another_certificate(secured: Federation, access: Access) -> None:
+async def test_a_stolen_session_is_of_no_use_under_another_certificate(
+    secured: Federation, access: ClientCredentials
+) -> None:
     async with (
         caller(secured.address, client_subject(0), access) as owner,
         caller(secured.address, client_subject(1), access) as thief,
@@ -381,7 +400,9 @@ async def test_a_stolen_session_is_of_no_use_under_another_certificate(secured: 
         await owner.leave(stolen)
 
 
-async def test_a_second_live_daemon_is_refused_and_the_first_goes_on(secured: Federation, access: Access) -> None:
+async def test_a_second_live_daemon_is_refused_and_the_first_goes_on(
+    secured: Federation, access: ClientCredentials
+) -> None:
     connection = Connection(secured.address, client_id=2, access=access)
     first = LightClient(2, connection)
     async with caller(secured.address, client_subject(2), access) as second:
@@ -530,7 +551,7 @@ async def test_a_federation_with_certificates_of_the_command_line_survives_a_res
     command_line("certs", "server", certs, "--host", "127.0.0.1")
     command_line("certs", "client", certs, "--ids", "0-2")
     command_line("certs", "operator", certs)
-    access = Access(certs=certs)
+    access = ClientCredentials(certs=certs)
     doomed = await start_server(running_federation, "--certs", certs, *LIGHT_RUN, fault="server.upload.committed@4")
     # while it waits for clients: with them it may be over before the command has begun
     shown = await asyncio.to_thread(

@@ -89,7 +89,9 @@ def cases(
 
 
 def points_in(package: Path) -> set[str]:
-    return {point for file in package.rglob("*.py") for point in re.findall(r'reach\("([^"]+)"\)', file.read_text())}
+    return {
+        point for file in package.rglob("*.py") for point in re.findall(r'fault_point\("([^"]+)"\)', file.read_text())
+    }
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ from tcp_proxy import Fate, TcpProxy, Way
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
-from feddbp_client.daemon.connection import Bounds, Connection, ServerAwayError
+from feddbp_client.daemon.connection import CallTimeouts, Connection, ServerUnavailableError
 from feddbp_common.config.run import RunConfig, run_to_proto
-from feddbp_common.rpc.credentials import Access
+from feddbp_common.rpc.credentials import ClientCredentials
 from feddbp_common.rpc.keepalive import DEFAULT_LEASE
 from feddbp_lab.light_client import LightClient
 
@@ -47,7 +47,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixtur
 
 @asynccontextmanager
 async def behind_proxy(
-    running: Federation, access: Access, *options: object, others: Sequence[int] = (1, 2)
+    running: Federation, access: ClientCredentials, *options: object, others: Sequence[int] = (1, 2)
 ) -> AsyncIterator[Behind]:
     server = await start_server(running, "--certs", access.certs, *LIGHT_RUN, *options)
     with TcpProxy(running.port) as proxy:
@@ -56,7 +56,7 @@ async def behind_proxy(
 
 
 @asynccontextmanager
-async def alone_behind_proxy(running: Federation, access: Access, *, width: int) -> AsyncIterator[Behind]:
+async def alone_behind_proxy(running: Federation, access: ClientCredentials, *, width: int) -> AsyncIterator[Behind]:
     """A run of one client and one round, under the default lease."""
     options = ("--clients", 1, "--rounds", 1, "--feature-dim", width)
     server = await start_server(running, "--certs", access.certs, *options)
@@ -103,7 +103,7 @@ async def test_a_connection_that_is_lost_inside_a_transfer_costs_a_try(
     fate: Fate,
     way: Way,
     running_federation: Federation,
-    access: Access,
+    access: ClientCredentials,
     undisturbed_light: Outcome,
     logged: pytest.LogCaptureFixture,
 ) -> None:
@@ -121,7 +121,7 @@ async def test_a_slow_network_only_takes_longer(
     delay: float,
     bytes_per_second: int | None,
     running_federation: Federation,
-    access: Access,
+    access: ClientCredentials,
     undisturbed_light: Outcome,
     logged: pytest.LogCaptureFixture,
 ) -> None:
@@ -142,7 +142,7 @@ async def test_a_very_slow_network_is_not_taken_for_a_lost_one(
     delay: float,
     bytes_per_second: int | None,
     running_federation: Federation,
-    access: Access,
+    access: ClientCredentials,
     logged: pytest.LogCaptureFixture,
 ) -> None:
     async with alone_behind_proxy(running_federation, access, width=width) as behind:
@@ -154,7 +154,10 @@ async def test_a_very_slow_network_is_not_taken_for_a_lost_one(
 
 
 async def test_both_sides_notice_when_the_network_swallows_everything(
-    running_federation: Federation, access: Access, undisturbed_light: Outcome, logged: pytest.LogCaptureFixture
+    running_federation: Federation,
+    access: ClientCredentials,
+    undisturbed_light: Outcome,
+    logged: pytest.LogCaptureFixture,
 ) -> None:
     async with behind_proxy(running_federation, access, others=[1]) as behind:
         await both_are_waiting(running_federation, access)
@@ -168,7 +171,10 @@ async def test_both_sides_notice_when_the_network_swallows_everything(
 
 
 async def test_a_proxy_that_restarts_is_found_again(
-    running_federation: Federation, access: Access, undisturbed_light: Outcome, logged: pytest.LogCaptureFixture
+    running_federation: Federation,
+    access: ClientCredentials,
+    undisturbed_light: Outcome,
+    logged: pytest.LogCaptureFixture,
 ) -> None:
     async with behind_proxy(running_federation, access, others=[1]) as behind:
         await both_are_waiting(running_federation, access)
@@ -180,7 +186,7 @@ async def test_a_proxy_that_restarts_is_found_again(
             await expect_end(behind, undisturbed_light)
 
 
-async def both_are_waiting(running: Federation, access: Access) -> None:
+async def both_are_waiting(running: Federation, access: ClientCredentials) -> None:
     def two_idle(status: pb.RunStatus) -> bool:
         return [client.activity for client in status.clients] == [pb.CLIENT_ACTIVITY_IDLE] * 2
 
@@ -194,13 +200,13 @@ def is_away(client_id: int) -> Callable[[pb.RunStatus], bool]:
 
 
 async def test_a_client_in_a_black_hole_gives_up_when_its_patience_is_spent(
-    running_federation: Federation, access: Access, logged: pytest.LogCaptureFixture
+    running_federation: Federation, access: ClientCredentials, logged: pytest.LogCaptureFixture
 ) -> None:
     await start_server(running_federation, "--certs", access.certs, *LIGHT_RUN)
     with TcpProxy(running_federation.port) as proxy:
         proxy.swallow()
-        connection = Connection(proxy.address, access=access, bounds=Bounds(answer=timedelta(seconds=1)))
-        with pytest.raises(ServerAwayError, match=f"the server at {proxy.address} does not answer"):
+        connection = Connection(proxy.address, access=access, bounds=CallTimeouts(answer=timedelta(seconds=1)))
+        with pytest.raises(ServerUnavailableError, match=f"the server at {proxy.address} does not answer"):
             await LightClient(0, connection).stay(patience=timedelta(seconds=2))
         await connection.close()
     assert reasons_of(0, logged)
@@ -239,9 +245,9 @@ async def test_a_server_that_hangs_is_told_from_one_that_has_nothing_to_say() ->
     pb_grpc.add_FederationServicer_to_server(hanging, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    bounds = Bounds(answer=timedelta(seconds=1), quiet=timedelta(milliseconds=200))
+    bounds = CallTimeouts(answer=timedelta(seconds=1), quiet=timedelta(milliseconds=200))
     connection = Connection(f"127.0.0.1:{port}", bounds=bounds)
-    with pytest.raises(ServerAwayError, match="Deadline Exceeded"):
+    with pytest.raises(ServerUnavailableError, match="Deadline Exceeded"):
         await LightClient(0, connection).run()
     assert hanging.asked == 5  # once to prepare, three times while it answered, once in vain
     await connection.close()
@@ -249,10 +255,12 @@ async def test_a_server_that_hangs_is_told_from_one_that_has_nothing_to_say() ->
 
 
 def test_bounds_follow_the_deadline_a_server_announces() -> None:
-    usual = Bounds()
+    usual = CallTimeouts()
     long, short = usual.under(timedelta(minutes=30)), usual.under(timedelta(seconds=15))
-    assert long == Bounds(answer=usual.answer, transfer=usual.transfer, quiet=usual.quiet)
-    assert short == Bounds(answer=timedelta(seconds=15), transfer=timedelta(minutes=1), quiet=timedelta(seconds=15))
+    assert long == CallTimeouts(answer=usual.answer, transfer=usual.transfer, quiet=usual.quiet)
+    assert short == CallTimeouts(
+        answer=timedelta(seconds=15), transfer=timedelta(minutes=1), quiet=timedelta(seconds=15)
+    )
     assert usual.under(timedelta(milliseconds=1)).answer == timedelta(seconds=10)
 
 

@@ -24,7 +24,7 @@ from raw_calls import METHODS, RawAnswer, RawCall, RawChannel, serialised
 from server_state import resident_bytes
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_common.rpc.credentials import Access
+from feddbp_common.rpc.credentials import ClientCredentials
 
 MEMORY_BOUND = 128e6
 """Resident bytes of the server under a siege, the interpreter and its libraries included."""
@@ -216,7 +216,7 @@ async def test_without_a_token_nobody_gets_anywhere(running_federation: Federati
 
 
 async def _operator_asks(running: Federation, token: Path) -> pb.RunStatus:
-    access = Access(token_file=token)
+    access = ClientCredentials(token_file=token)
     async with control_of(running.address, access) as control:
         status: pb.RunStatus = await control.GetStatus(pb.GetStatusRequest(), metadata=access.metadata())
     return status

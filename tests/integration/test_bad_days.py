@@ -22,7 +22,7 @@ from processes import Command, Federation, GaveUpError, wait_until
 from raw_calls import RawChannel, serialised
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_client.daemon.connection import Connection, ServerAwayError, upload_parts
+from feddbp_client.daemon.connection import Connection, ServerUnavailableError, upload_parts
 from feddbp_common.wire import Encoded
 from feddbp_lab.light_client import LightClient
 
@@ -344,7 +344,7 @@ async def test_a_server_that_goes_away_says_so(running_federation: Federation) -
     assert first.HasField("waiting")
     server.terminate()
     assert (await anext(events)).HasField("server_draining")
-    with pytest.raises((StopAsyncIteration, ServerAwayError)):
+    with pytest.raises((StopAsyncIteration, ServerUnavailableError)):
         await anext(events)
     await exits(server, 0)
     await connection.close()

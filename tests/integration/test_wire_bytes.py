@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from benchmarks.wire_bytes import measure
 
-from feddbp_client.daemon.connection import ServerAwayError
+from feddbp_client.daemon.connection import ServerUnavailableError
 from feddbp_common.fault_injection import VARIABLE
 
 
@@ -16,5 +16,5 @@ def test_messages_are_hardly_larger_than_the_tensors_in_them() -> None:
 @pytest.mark.timeout(60)
 def test_a_server_that_dies_ends_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "server.download.sending")
-    with pytest.raises(ServerAwayError):
+    with pytest.raises(ServerUnavailableError):
         measure()

@@ -18,11 +18,11 @@ from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
 from feddbp_common.wire import Encoded, FisherScores, Payload, PrototypeSet, decode, encode
 from feddbp_server.reporting.audit import Audit
 from feddbp_server.reporting.metrics_log import Results
-from feddbp_server.rpc.upload import Ingest, UploadLimits
+from feddbp_server.rpc.upload import UploadLimits, UploadReceiver
 from feddbp_server.run.coordinator import Coordinator
 from feddbp_server.run.sessions import Client
 from feddbp_server.run.state_machine import Phase
-from feddbp_server.store import Store, StoreThread
+from feddbp_server.store import Store, StoreWriter
 
 CLIENTS, ROUNDS, CLASSES, WIDTH = 3, 2, 4, 6
 CONFIG = RunConfig(
@@ -74,7 +74,7 @@ class Server:
     def __init__(self, store: Store, directory: Path, *, config: RunConfig = CONFIG, **rules: Any) -> None:
         lease = rules.pop("lease", timedelta(seconds=30))
         self._audit = Audit(directory)
-        self.thread = StoreThread(store)
+        self.thread = StoreWriter(store)
         usual = {"rounds": config.rounds, "min_clients": config.clients, "deadline": None}
         self.coordinator = Coordinator(
             config=config,
@@ -84,7 +84,7 @@ class Server:
             audit=self._audit,
             lease=lease,
         )
-        self.ingest = Ingest(self.coordinator, UploadLimits())
+        self.ingest = UploadReceiver(self.coordinator, UploadLimits())
 
     async def __aenter__(self) -> Server:
         try:

@@ -10,7 +10,7 @@ from typing import Any
 from feddbp_lab.experiments.cell import Cell
 from feddbp_lab.experiments.expansion import Expanded, expand
 from feddbp_lab.experiments.run.cell_dir import Failure
-from feddbp_lab.experiments.run.output_dir import ExperimentStore
+from feddbp_lab.experiments.run.output_dir import OutputDir
 from feddbp_lab.experiments.spec import ExperimentSpec
 
 Accuracy = Callable[[Cell, int], float]
@@ -29,14 +29,14 @@ def spec(**changed: Any) -> ExperimentSpec:
     return ExperimentSpec.model_validate({**SMALL, **changed})
 
 
-def planned(directory: Path, *, seeds: Iterable[int] = (0,), **changed: Any) -> tuple[ExperimentStore, Expanded]:
+def planned(directory: Path, *, seeds: Iterable[int] = (0,), **changed: Any) -> tuple[OutputDir, Expanded]:
     """A store that knows a plan, of which nothing has been run."""
-    store, expanded = ExperimentStore(directory), expand(spec(**changed), seeds=seeds)
+    store, expanded = OutputDir(directory), expand(spec(**changed), seeds=seeds)
     store.keep(expanded.plan)
     return store, expanded
 
 
-def finish(store: ExperimentStore, cell: Cell, accuracy: Accuracy) -> None:
+def finish(store: OutputDir, cell: Cell, accuracy: Accuracy) -> None:
     """As if the cell had been run: two clients, of which the second has three times the test samples of the first."""
     folder = store.folder(cell.id)
     folder.path.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ def finish(store: ExperimentStore, cell: Cell, accuracy: Accuracy) -> None:
     (folder.path / "summary.json").write_text(json.dumps(summary))
 
 
-def fail(store: ExperimentStore, cell: Cell, failure: Failure) -> None:
+def fail(store: OutputDir, cell: Cell, failure: Failure) -> None:
     folder = store.folder(cell.id)
     folder.path.mkdir(parents=True, exist_ok=True)
     folder.begin(cell.run)

@@ -13,7 +13,7 @@ import sys
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.config import ClientConfig
-from feddbp_client.daemon.connection import Connection, ServerAwayError, upload_parts
+from feddbp_client.daemon.connection import Connection, ServerUnavailableError, upload_parts
 from feddbp_common.config.command_line import settings_from, settings_parser
 from feddbp_lab.light_client import LightClient
 
@@ -66,7 +66,7 @@ async def _run(config: ClientConfig) -> None:
     connection = Connection(config.identity.server)
     try:
         await asyncio.gather(*(LearningClient(number, connection).run() for number in config.identity.client_ids))
-    except ServerAwayError:
+    except ServerUnavailableError:
         await asyncio.sleep(config.identity.patience.total_seconds())
     await connection.close()
 

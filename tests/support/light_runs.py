@@ -15,9 +15,9 @@ from processes import PATIENCE, Command, Federation, GaveUpError, federation
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
-from feddbp_client.daemon.connection import Bounds, Connection
+from feddbp_client.daemon.connection import CallTimeouts, Connection
 from feddbp_common.fault_injection import VARIABLE
-from feddbp_common.rpc.credentials import OPERATOR, Access, client_subject
+from feddbp_common.rpc.credentials import OPERATOR, ClientCredentials, client_subject
 from feddbp_lab.light_client import LightClient, OnEvent
 
 # wide enough that a contribution takes several chunks: "inside a stream" has to be a place
@@ -34,10 +34,10 @@ class Crowd:
         address: str,
         ids: Iterable[int],
         *,
-        access: Access = Access(),  # noqa: B008 - frozen
+        access: ClientCredentials = ClientCredentials(),  # noqa: B008 - frozen
         addresses: Mapping[int, str] | None = None,
         on_event: Mapping[int, OnEvent] | None = None,
-        bounds: Bounds = Bounds(),  # noqa: B008 - frozen
+        bounds: CallTimeouts = CallTimeouts(),  # noqa: B008 - frozen
     ) -> None:
         self._connections = {
             number: Connection((addresses or {}).get(number, address), client_id=number, access=access, bounds=bounds)
@@ -136,7 +136,7 @@ async def begun_together(running: Federation, crowd: Crowd) -> AsyncIterator[Cro
 async def federation_of(
     address: str,
     subject: str = client_subject(0),
-    access: Access = Access(),  # noqa: B008 - frozen
+    access: ClientCredentials = ClientCredentials(),  # noqa: B008 - frozen
 ) -> AsyncIterator[pb_grpc.FederationAsyncStub]:
     """A client's calls as they are, for those that are to be refused."""
     async with access.channel(address, subject) as channel:
@@ -145,7 +145,10 @@ async def federation_of(
 
 
 @asynccontextmanager
-async def control_of(address: str, access: Access = Access()) -> AsyncIterator[pb_grpc.ControlAsyncStub]:  # noqa: B008
+async def control_of(
+    address: str,
+    access: ClientCredentials = ClientCredentials(),  # noqa: B008 - frozen
+) -> AsyncIterator[pb_grpc.ControlAsyncStub]:
     """The operator's calls."""
     async with access.channel(address, OPERATOR) as channel:
         stub: pb_grpc.ControlAsyncStub = pb_grpc.ControlStub(channel)
@@ -156,7 +159,7 @@ async def status_when(
     address: str,
     condition: Callable[[pb.RunStatus], bool],
     what: str,
-    access: Access = Access(),  # noqa: B008 - frozen
+    access: ClientCredentials = ClientCredentials(),  # noqa: B008 - frozen
 ) -> pb.RunStatus:
     """The first status that fulfils a condition, as it is pushed to an operator."""
     newest = pb.RunStatus()

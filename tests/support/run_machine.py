@@ -13,7 +13,7 @@ from feddbp_server.run.state_machine import (
     Phase,
     RoundPolicy,
     RunState,
-    TimePassed,
+    Tick,
     Uploaded,
     step,
 )
@@ -72,7 +72,7 @@ class Run:
 
     def after(self, seconds: float) -> tuple[Effect, ...]:
         self.now += seconds
-        return self(TimePassed())
+        return self(Tick())
 
     @property
     def phase(self) -> Phase:

@@ -15,9 +15,9 @@ import grpc
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_common.errors import ExitCode, FedDBPError, PayloadError
-from feddbp_common.fault_injection import reach
-from feddbp_common.rpc.credentials import Access, client_subject
-from feddbp_common.rpc.failures import FOR_NOW, refusal_in, why_unanswered
+from feddbp_common.fault_injection import fault_point
+from feddbp_common.rpc.credentials import ClientCredentials, client_subject
+from feddbp_common.rpc.failures import TRANSIENT_REASONS, describe_failure, refusal_in
 from feddbp_common.rpc.keepalive import DEFAULT_LEASE, keepalive_options
 from feddbp_common.version import VERSION
 from feddbp_common.wire import (
@@ -46,13 +46,13 @@ _AWAY: Final = (
 _EventStream: TypeAlias = "grpc.aio.UnaryStreamCall[pb.FollowRequest, pb.RoundEvent]"
 
 
-class ServerAwayError(FedDBPError):
+class ServerUnavailableError(FedDBPError):
     """The server does not answer, or not for now."""
 
     exit_code = ExitCode.UNREACHABLE
 
 
-class RefusedError(FedDBPError):
+class CallRefusedError(FedDBPError):
     """The server answered, and the answer is no."""
 
     exit_code = ExitCode.REFUSED
@@ -63,18 +63,18 @@ class RefusedError(FedDBPError):
         self.field = refusal.field
 
 
-LATE: Final = (
+LATE_REASONS: Final = (
     pb.REFUSAL_REASON_WRONG_ROUND,
     pb.REFUSAL_REASON_NOT_SELECTED,
     pb.REFUSAL_REASON_ALREADY_UPLOADED,
 )
 """Refusals after which a client is simply late: the next round is another chance."""
-PASSING: Final = (pb.REFUSAL_REASON_STALE_SESSION, pb.REFUSAL_REASON_ID_IN_USE)
+REJOIN_REASONS: Final = (pb.REFUSAL_REASON_STALE_SESSION, pb.REFUSAL_REASON_ID_IN_USE)
 """Refusals after which joining again may help: now, or once a lease has run out."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bounds:
+class CallTimeouts:
     """How long a client waits for a server whose connection is alive; keepalive sees to one that is not."""
 
     answer: timedelta = timedelta(seconds=30)
@@ -84,10 +84,10 @@ class Bounds:
     quiet: timedelta = timedelta(minutes=5)
     """For an event; after that the server is asked whether it is still there."""
 
-    def under(self, deadline: timedelta) -> Bounds:
+    def under(self, deadline: timedelta) -> CallTimeouts:
         """The same for a run whose rounds may close after `deadline`: longer waits have nothing to wait for."""
         span = max(deadline, _SHORTEST_BOUND)
-        return Bounds(
+        return CallTimeouts(
             answer=min(self.answer, span),
             transfer=min(self.transfer, _TRANSFER_DEADLINES * span),
             quiet=min(self.quiet, span),
@@ -116,8 +116,8 @@ class Connection:
         address: str,
         *,
         client_id: int = 0,
-        access: Access = Access(),  # noqa: B008 - frozen
-        bounds: Bounds = Bounds(),  # noqa: B008 - frozen
+        access: ClientCredentials = ClientCredentials(),  # noqa: B008 - frozen
+        bounds: CallTimeouts = CallTimeouts(),  # noqa: B008 - frozen
     ) -> None:
         self.address = address
         self._subject = client_subject(client_id)
@@ -222,12 +222,12 @@ class Connection:
             yield
         except grpc.aio.AioRpcError as error:
             refusal = refusal_in(error)
-            if refusal is not None and refusal.reason not in FOR_NOW:
-                raise RefusedError(error.details() or "refused without a reason", refusal) from None
+            if refusal is not None and refusal.reason not in TRANSIENT_REASONS:
+                raise CallRefusedError(error.details() or "refused without a reason", refusal) from None
             if error.code() in _AWAY or refusal is not None:
-                cause = why_unanswered(error, with_certificate=self._access.certs is not None)
-                raise ServerAwayError(f"the server at {self.address} does not answer ({cause})") from None
-            raise RefusedError(f"{error.code().name}: {error.details()}", pb.Refusal()) from None
+                cause = describe_failure(error, with_certificate=self._access.certs is not None)
+                raise ServerUnavailableError(f"the server at {self.address} does not answer ({cause})") from None
+            raise CallRefusedError(f"{error.code().name}: {error.details()}", pb.Refusal()) from None
 
 
 def upload_parts(session: str, round_number: int, encoded: Encoded) -> Iterator[pb.UploadPart]:
@@ -238,7 +238,7 @@ def upload_parts(session: str, round_number: int, encoded: Encoded) -> Iterator[
 
 def _sent(parts: Iterator[pb.UploadPart]) -> Iterator[pb.UploadPart]:
     yield next(parts)
-    reach("client.upload.sending")
+    fault_point("client.upload.sending")
     yield from parts
 
 
@@ -253,7 +253,7 @@ async def _receive(parts: AsyncIterable[pb.DownloadPart], rules: PayloadRules) -
             manifest = part.manifest
             check_manifest(manifest, rules, max_bytes=MAX_DOWNLOAD_BYTES)
             assembler = BodyAssembler(manifest.total_bytes)
-            reach("client.download.receiving")
+            fault_point("client.download.receiving")
         else:
             assembler.add(part.chunk.data)
     if manifest is None:

@@ -1,7 +1,7 @@
 """One client's life: join, follow, and for every round download, work, report and upload; again and again if need be.
 
-The daemon knows nothing of losses or models: the work itself is done by a `LocalRun` in a thread, and goes on while the
-connection is lost and found again.
+The daemon knows nothing of losses or models: the work itself is done by a `LocalTrainer` in a thread, and goes on
+while the connection is lost and found again.
 """
 
 from __future__ import annotations
@@ -16,14 +16,21 @@ from pathlib import Path
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.daemon.backoff import Backoff
-from feddbp_client.daemon.connection import LATE, PASSING, Connection, RefusedError, ServerAwayError, upload_parts
-from feddbp_client.daemon.event_stream import Inbox
+from feddbp_client.daemon.connection import (
+    LATE_REASONS,
+    REJOIN_REASONS,
+    CallRefusedError,
+    Connection,
+    ServerUnavailableError,
+    upload_parts,
+)
+from feddbp_client.daemon.event_stream import EventStream
 from feddbp_client.training.checkpoint import Checkpoint, ClientDirectory
-from feddbp_client.training.setup import LocalOptions, Prepared, prepare, resume
-from feddbp_client.training.trainer import OnEpoch, RoundResult, told_in_one_line
+from feddbp_client.training.setup import ClientSetup, LocalOptions, prepare, resume
+from feddbp_client.training.trainer import OnEpoch, RoundResult, as_training_error
 from feddbp_common.config.run import run_from_proto
 from feddbp_common.errors import ExitCode, FedDBPError
-from feddbp_common.fault_injection import reach
+from feddbp_common.fault_injection import fault_point
 from feddbp_common.wire import Encoded, PayloadRules, decode, encode
 
 log = logging.getLogger("feddbp.client")
@@ -58,7 +65,7 @@ class ClientDaemon:
         self._options = options
         self._slot = training_slot
         self._backoff = Backoff(patience=options.patience, clock=time.monotonic)
-        self._prepared: Prepared | None = None
+        self._prepared: ClientSetup | None = None
         self._directory: ClientDirectory | None = None
         self._session = ""
         self._done: tuple[int, bool] | None = None
@@ -72,12 +79,12 @@ class ClientDaemon:
             while True:
                 try:
                     return await self._one_session()
-                except ServerAwayError as error:
+                except ServerUnavailableError as error:
                     await self._wait_for_server(error)
-                except RefusedError as error:
+                except CallRefusedError as error:
                     if error.reason == pb.REFUSAL_REASON_RUN_ENDED:
                         return self._run_ended_without_us(str(error))
-                    if error.reason not in PASSING:
+                    if error.reason not in REJOIN_REASONS:
                         raise
                     await self._wait_for_server(error)
         finally:
@@ -93,14 +100,14 @@ class ClientDaemon:
     async def leave(self) -> None:
         """Says goodbye, so that nobody waits for this client."""
         if self._session:
-            with suppress(ServerAwayError, RefusedError):
+            with suppress(ServerUnavailableError, CallRefusedError):
                 await self._connection.leave(self._session, "stopped by its operator")
 
     async def _one_session(self) -> ExitCode:
         prepared = await self._prepare()
         directory = self._directory
         assert directory is not None
-        reach("client.join.calling")
+        fault_point("client.join.calling")
         joined = await self._connection.join(
             pb.JoinRequest(
                 run_id=prepared.run_id,
@@ -110,7 +117,7 @@ class ClientDaemon:
                 capabilities=prepared.capabilities(),
             )
         )
-        reach("client.join.answered")
+        fault_point("client.join.answered")
         self._session = joined.session
         # a server may come back from an older backup: it is told again what it has had, at the price of a header
         self._done = None
@@ -118,7 +125,7 @@ class ClientDaemon:
         self._backoff.answered()
         log.info("client %d joined run %s with %s", self.client_id, prepared.run_id, prepared.architecture)
         self._check_patience(joined.lease.ToTimedelta())
-        async with Inbox(self._connection.follow(self._session)) as inbox:
+        async with EventStream(self._connection.follow(self._session)) as inbox:
             while True:
                 ended = await inbox.act_on_newest(self._act)
                 self._backoff.succeeded()
@@ -135,13 +142,13 @@ class ClientDaemon:
                 lease.total_seconds(),
             )
 
-    async def _prepare(self) -> Prepared:
+    async def _prepare(self) -> ClientSetup:
         described = await self._connection.get_run()
         if self._prepared is None or self._prepared.run_id != described.run_id:
             await self._abandon_work()  # it was for another run
             config = run_from_proto(described.config)
             async with self._slot:
-                with told_in_one_line():
+                with as_training_error():
                     self._prepared = await asyncio.to_thread(
                         prepare, config, described.run_id, self.client_id, self._options.local
                     )
@@ -162,16 +169,16 @@ class ClientDaemon:
         """Does what an event asks for; says how the run ended once it has."""
         match event.WhichOneof("event"):
             case "waiting":
-                reach("client.follow.waiting")
+                fault_point("client.follow.waiting")
                 log.info("client %d waits: %s", self.client_id, event.waiting.reason)
             case "round_opened":
                 await self._do_round(event.round_opened.round, train=event.round_opened.selected)
             case "final_evaluation":
                 await self._do_round(event.final_evaluation.round, train=False)
             case "server_draining":
-                raise ServerAwayError("the server is going away")
+                raise ServerUnavailableError("the server is going away")
             case "run_ended":
-                reach("client.end.told")
+                fault_point("client.end.told")
                 return self._run_ended(event.run_ended)
         return None
 
@@ -181,13 +188,13 @@ class ClientDaemon:
         try:
             work = await self._work_of(number, train=train)
             await self._connection.report(pb.ReportRequest(session=self._session, round=number, metrics=work.metrics))
-            reach("client.report.answered")
+            fault_point("client.report.answered")
             if work.contribution is not None and train:
                 await self._connection.upload(self._session, number, work.contribution)
-                reach("client.upload.receipt")
+                fault_point("client.upload.receipt")
                 log.info("client %d has uploaded round %d", self.client_id, number)
-        except RefusedError as error:
-            if error.reason not in LATE:
+        except CallRefusedError as error:
+            if error.reason not in LATE_REASONS:
                 raise
             log.warning("client %d is too late for round %d: %s", self.client_id, number, error)
             return
@@ -233,7 +240,7 @@ class ClientDaemon:
         payload = decode(received.manifest, received.body())
         loop = asyncio.get_running_loop()
         async with self._slot:
-            with told_in_one_line():
+            with as_training_error():
                 if train:
                     result = await asyncio.to_thread(
                         prepared.local.train, payload, number, self._progress_sender(number, loop)
@@ -241,14 +248,14 @@ class ClientDaemon:
                 else:
                     result = await asyncio.to_thread(prepared.local.observe, payload, number)
         work = self._finished(number, result, bytes_down)
-        reach("client.work.done")
+        fault_point("client.work.done")
         if train or number == prepared.config.rounds:
             checkpoint = replace(
                 prepared.checkpoint(number, work.metrics), contribution=work.contribution, received=received
             )
             assert self._directory is not None
             await asyncio.to_thread(checkpoint.save, self._directory.checkpoint)
-            reach("client.work.saved")
+            fault_point("client.work.saved")
         return work
 
     def _finished(self, number: int, result: RoundResult, bytes_down: int) -> Work:
@@ -273,7 +280,7 @@ class ClientDaemon:
     async def _quietly(self, request: pb.ReportRequest) -> None:
         try:
             await self._connection.report(request)
-        except (ServerAwayError, RefusedError) as error:
+        except (ServerUnavailableError, CallRefusedError) as error:
             log.debug("client %d: a progress report was lost: %s", self.client_id, error)
 
     async def _report_failure(self, number: int, error: FedDBPError) -> None:
@@ -312,9 +319,9 @@ class ClientDaemon:
     async def _wait_for_server(self, error: Exception) -> None:
         delay = self._backoff.next_delay()
         if delay is None:
-            if isinstance(error, ServerAwayError):
+            if isinstance(error, ServerUnavailableError):
                 waited = self._options.patience.total_seconds()
-                raise ServerAwayError(f"{error}; gave up after {waited:g}s") from None
+                raise ServerUnavailableError(f"{error}; gave up after {waited:g}s") from None
             raise error
         log.warning("client %d: %s; trying again in %.1fs", self.client_id, error, delay)
         await asyncio.sleep(delay)

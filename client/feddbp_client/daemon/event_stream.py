@@ -8,13 +8,13 @@ from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_client.daemon.connection import RefusedError, ServerAwayError
+from feddbp_client.daemon.connection import CallRefusedError, ServerUnavailableError
 
 T = TypeVar("T")
 _END_OF_STREAM_SECONDS: Final = 5.0
 
 
-class Inbox:
+class EventStream:
     """Keeps reading the stream while its owner works, so that a lost connection is noticed at once."""
 
     def __init__(self, events: AsyncIterator[pb.RoundEvent]) -> None:
@@ -48,7 +48,7 @@ class Inbox:
             assert event is not None
             self._arrived.clear()
             return await self._or_stream_ends(act(event))
-        except (ServerAwayError, RefusedError):
+        except (ServerUnavailableError, CallRefusedError):
             if self._newest is None or not self._is_last_word():
                 raise
             return await act(self._newest)
@@ -61,7 +61,7 @@ class Inbox:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             self._reader.result()  # raises what ended the stream
-            raise ServerAwayError("the server ended the event stream")
+            raise ServerUnavailableError("the server ended the event stream")
         return await task
 
     def _is_last_word(self) -> bool:

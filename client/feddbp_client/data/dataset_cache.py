@@ -15,7 +15,7 @@ R = TypeVar("R")
 _forget: list[Callable[[], None]] = []
 
 
-def remember_last(function: Callable[P, R]) -> Callable[P, R]:
+def cache_last(function: Callable[P, R]) -> Callable[P, R]:
     """For hashable arguments. Callers wait for each other, so clients in threads do not all load at once."""
     lock = threading.Lock()
     cached = lru_cache(maxsize=1)(function)
@@ -29,7 +29,7 @@ def remember_last(function: Callable[P, R]) -> Callable[P, R]:
     return remembered
 
 
-def forget_loaded() -> None:
+def clear_dataset_cache() -> None:
     """Frees what was kept; for a process that has cut all its shards, or wants files read anew."""
     for clear in _forget:
         clear()
@@ -45,5 +45,5 @@ class SharedLoad:
     def no_longer_needed_by(self, client_id: int) -> None:
         self._left.discard(client_id)
         if not self._left:
-            forget_loaded()
+            clear_dataset_cache()
             self._left.update(self._everyone)  # the server may begin another run, for which all of them load again

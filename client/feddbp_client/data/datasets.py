@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from feddbp_client.data.class_names import CIFAR10_CLASSES, CIFAR100_CLASSES, FLOWERS102_CLASSES
-from feddbp_client.data.dataset_cache import remember_last
+from feddbp_client.data.dataset_cache import cache_last
 from feddbp_client.data.images import DataError
 from feddbp_client.data.readers.cifar import read_cifar10, read_cifar100
 from feddbp_client.data.readers.digits import read_digits
@@ -133,7 +133,7 @@ def load_dataset(name: str, data_dir: Path, *, download: bool = True) -> Labelle
     return _load(name, data_dir.expanduser().resolve(), download)
 
 
-@remember_last
+@cache_last
 def _load(name: str, data_dir: Path, download: bool) -> LabelledImages:
     source, info = SOURCES[name], DATASETS[name]
     if not source.files:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from feddbp_client.data.dataset_cache import remember_last
+from feddbp_client.data.dataset_cache import cache_last
 from feddbp_client.data.images import DataError, ImageParts, LabelledImages, resized
 from feddbp_client.data.readers.image_folder import read_folder
 from feddbp_client.data.readers.npz import read_npz
@@ -32,7 +32,7 @@ def load_private_data(
     return _load(path.expanduser().resolve(), classes, class_names, image_size)
 
 
-@remember_last
+@cache_last
 def _load(path: Path, classes: int, class_names: tuple[str, ...] | None, image_size: int | None) -> ImageParts:
     if path.is_dir():
         return read_folder(path, classes=classes, class_names=class_names, image_size=image_size)

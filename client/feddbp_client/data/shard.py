@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from feddbp_client.data.batches import channels_first, scaled
-from feddbp_client.data.dataset_cache import remember_last
+from feddbp_client.data.dataset_cache import cache_last
 from feddbp_client.data.images import DataError
 from feddbp_client.data.partition import (
     FEWEST_TO_TRAIN,
@@ -74,7 +74,7 @@ def private_shard(parts: ImageParts, *, seed: int, client_id: int) -> ClientData
     )
 
 
-@remember_last
+@cache_last
 def _split(dataset: LabelledImages, clients: int, alpha: float, seed: int, least: int) -> tuple[Indices, ...]:
     return dirichlet_split(dataset.labels, clients=clients, alpha=alpha, seed=seed, least=least)
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.atomic_files import settle
 from feddbp_common.errors import ConfigurationError, FedDBPError
-from feddbp_common.fault_injection import reach
+from feddbp_common.fault_injection import fault_point
 from feddbp_common.wire import Encoded
 
 CHECKPOINT_NAME: Final = "checkpoint.safetensors"
@@ -80,7 +80,7 @@ class Checkpoint:
         partial = path.with_suffix(".part")
         try:
             save_file(tensors, partial, metadata)
-            reach("client.checkpoint.written")
+            fault_point("client.checkpoint.written")
             settle(partial, path)
         except (OSError, safetensors.SafetensorError) as error:
             raise CheckpointError(f"cannot write the checkpoint {path}: {error}") from error

@@ -21,7 +21,7 @@ from feddbp_client.data import (
 from feddbp_client.methods.base import LocalMethod, Task
 from feddbp_client.models import build_backbone, build_head
 from feddbp_client.training.checkpoint import Checkpoint, ClientDirectory
-from feddbp_client.training.trainer import LocalRun
+from feddbp_client.training.trainer import LocalTrainer
 from feddbp_common.config.catalog import CUSTOM_DATASET, MODEL_GROUPS
 from feddbp_common.config.run import RunConfig, run_to_proto
 from feddbp_common.errors import ConfigurationError
@@ -45,14 +45,14 @@ class LocalOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class ClientSetup:
     """A client that is ready to join."""
 
     client_id: int
     run_id: str
     config: RunConfig
     data: ClientData
-    local: LocalRun
+    local: LocalTrainer
     architecture: str
     head: str
     device: torch.device
@@ -83,7 +83,7 @@ class Prepared:
         )
 
 
-def prepare(config: RunConfig, run_id: str, client_id: int, options: LocalOptions) -> Prepared:
+def prepare(config: RunConfig, run_id: str, client_id: int, options: LocalOptions) -> ClientSetup:
     """Loads the client's data and builds its model; slow, and the same every time."""
     try:
         data = load_client_data(config, client_id, options)
@@ -93,10 +93,10 @@ def prepare(config: RunConfig, run_id: str, client_id: int, options: LocalOption
     group = MODEL_GROUPS[config.training.model_group]
     architecture, head = options.model or group.body_of(client_id), group.head_of(client_id)
     method = build_method(config, client_id, architecture, head, data.image_shape)
-    local = LocalRun(
+    local = LocalTrainer(
         method=method, data=data, config=config, client_id=client_id, device=options.device, amp=options.amp
     )
-    return Prepared(
+    return ClientSetup(
         client_id=client_id,
         run_id=run_id,
         config=config,
@@ -155,7 +155,7 @@ def build_method(
     return method
 
 
-def resume(prepared: Prepared, directory: ClientDirectory) -> Checkpoint | None:
+def resume(prepared: ClientSetup, directory: ClientDirectory) -> Checkpoint | None:
     """Puts the weights of the last checkpoint, if there is one, into the prepared client."""
     checkpoint = directory.load()
     if checkpoint is None:

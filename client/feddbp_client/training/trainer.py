@@ -35,7 +35,7 @@ class TrainingError(FedDBPError):
 
 
 @contextmanager
-def told_in_one_line() -> Iterator[None]:
+def as_training_error() -> Iterator[None]:
     """Makes a TrainingError of whatever a library, a device or a user's own model raises."""
     try:
         yield
@@ -55,7 +55,7 @@ class RoundResult:
     contribution: Payload | None
 
 
-class LocalRun:
+class LocalTrainer:
     """A client's model and data, and the rounds it does with them. Blocking: it belongs in a worker thread."""
 
     def __init__(

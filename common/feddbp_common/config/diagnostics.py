@@ -24,7 +24,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Complaint:
+class Problem:
     """The first thing pydantic has to say of a value."""
 
     location: Location
@@ -33,7 +33,7 @@ class Complaint:
     given: Any
 
     @classmethod
-    def first_of(cls, error: ValidationError) -> Complaint:
+    def first_of(cls, error: ValidationError) -> Problem:
         first = error.errors()[0]
         text = first["msg"].removeprefix("Value error, ")
         return cls(location=tuple(map(str, first["loc"])), kind=first["type"], text=text, given=first["input"])
@@ -43,12 +43,12 @@ class Complaint:
         return ".".join(self.location)
 
     @property
-    def in_a_sentence(self) -> str:
+    def as_clause(self) -> str:
         """The text as it goes on after a colon."""
         return f"{self.text[0].lower()}{self.text[1:]}"
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.in_a_sentence}" if self.location else self.text
+        return f"{self.where}: {self.as_clause}" if self.location else self.text
 
 
 def validated(
@@ -58,21 +58,21 @@ def validated(
     try:
         return model.model_validate(given)
     except ValidationError as error:
-        first = Complaint.first_of(error)
+        first = Problem.first_of(error)
         complaint = _about_one_value(first, options, sources) or _with_sources(first.text, model, given, sources)
     except ConfigurationError as error:
         complaint = _with_sources(str(error), model, given, sources)
     raise ConfigurationError(complaint)
 
 
-def _about_one_value(first: Complaint, options: Sequence[Option], sources: Mapping[Location, str]) -> str | None:
+def _about_one_value(first: Problem, options: Sequence[Option], sources: Mapping[Location, str]) -> str | None:
     for option in options:
         if first.location[: len(option.location)] == option.location:
             if first.kind == "missing":
                 return f"{option.flag} is required"
             source = sources.get(option.location, option.flag)
             given = f" (got {first.given!r})" if isinstance(first.given, str | int | float) else ""
-            return f"{source}: {first.in_a_sentence}{given}"
+            return f"{source}: {first.as_clause}{given}"
     return None
 
 
@@ -92,7 +92,7 @@ def _complaint(model: type[BaseModel], given: Tree) -> str | None:
     try:
         model.model_validate(given)
     except ValidationError as error:
-        return Complaint.first_of(error).text
+        return Problem.first_of(error).text
     except ConfigurationError as error:
         return str(error)
     return None

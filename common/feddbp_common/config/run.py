@@ -12,8 +12,8 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.catalog import CUSTOM_DATASET, DATASETS, FEATURE_DIM, MODEL_GROUPS
-from feddbp_common.config.diagnostics import Complaint, did_you_mean
-from feddbp_common.config.types import Frozen
+from feddbp_common.config.diagnostics import Problem, did_you_mean
+from feddbp_common.config.types import FrozenModel
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.methods import ExchangeShape, Method, MethodSettings, method_named, split_preset
 from feddbp_common.wire import WireType
@@ -40,7 +40,7 @@ class RealType(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
-class DataConfig(Frozen):
+class DataConfig(FrozenModel):
     """Data: which, and how it is split over clients."""
 
     dataset: str = Field("digits", description=f"{', '.join(DATASETS)}, or {CUSTOM_DATASET} (every client's own)")
@@ -97,7 +97,7 @@ class DataConfig(Frozen):
         return None if known is None else known.channels
 
 
-class TrainingConfig(Frozen):
+class TrainingConfig(FrozenModel):
     """Local training: what each client does in a round."""
 
     local_epochs: int = Field(10, ge=1, le=_UINT32_MAX, description="passes over the local data per round")
@@ -117,14 +117,14 @@ class TrainingConfig(Frozen):
         return name
 
 
-class WireConfig(Frozen):
+class WireConfig(FrozenModel):
     """Wire: the form in which tensors travel."""
 
     wire_dtype: RealType = Field(RealType.FLOAT32, description="element type of real tensors on the wire")
     fisher: FisherForm = Field(FisherForm.SCORES, description="Fisher scores in full, or only the top channels")
 
 
-class RunConfig(Frozen):
+class RunConfig(FrozenModel):
     """Run: everything that has to be the same for all clients."""
 
     method: str = Field("feddbp", description="name of the method, or NAME:PRESET; see `feddbp methods`")
@@ -211,14 +211,14 @@ def resolve_settings(method: Method, given: dict[str, Any]) -> MethodSettings:
     try:
         return method.settings.model_validate(given)
     except ValidationError as error:
-        first = Complaint.first_of(error)
+        first = Problem.first_of(error)
         if first.kind == "extra_forbidden":
             known = method.settings.model_fields
             raise ConfigurationError(
                 f"{method.name} has no setting {first.where!r}{did_you_mean(first.where, known)} "
                 f"(it has: {', '.join(known) or 'none'})"
             ) from None
-        raise ConfigurationError(f"setting {first.where!r} of {method.name}: {first.in_a_sentence}") from None
+        raise ConfigurationError(f"setting {first.where!r} of {method.name}: {first.as_clause}") from None
 
 
 _FISHER_TO_PROTO: Final = {
@@ -267,7 +267,7 @@ def run_from_proto(message: pb.RunConfig) -> RunConfig:
             ),
         )
     except ValidationError as error:
-        fault = str(Complaint.first_of(error))
+        fault = str(Problem.first_of(error))
     except KeyError:
         fault = "wire: an element type or a form of Fisher scores this version does not know"
     raise ConfigurationError(f"the server's run configuration cannot be used: {fault}")

@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
 from feddbp_common.errors import ConfigurationError
 
 
-class Frozen(BaseModel):
+class FrozenModel(BaseModel):
     """Checked fields and no others, numbers that are finite, and no change once it is made."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

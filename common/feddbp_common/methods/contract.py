@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from feddbp_common.config.types import Frozen
+from feddbp_common.config.types import FrozenModel
 from feddbp_common.wire import PayloadRules
 
 if TYPE_CHECKING:
-    from feddbp_common.methods.payload_size import Cargo
+    from feddbp_common.methods.payload_size import PayloadSize
 
 CollectMode = Literal["post", "running", "last_epoch"]
 """When class means are taken: after training, over the whole round's steps, or over the last epoch's."""
 
 
-class MethodSettings(Frozen):
+class MethodSettings(FrozenModel):
     """Base of every method's hyper-parameters; fields carry a description and the paper's default."""
 
 
@@ -74,8 +74,8 @@ class Method:
     """The server's half, as `module:class`."""
     trainer: str
     """The client's half, as `module:class`."""
-    up: Cargo | None = None
-    down: Cargo | None = None
+    up: PayloadSize | None = None
+    down: PayloadSize | None = None
     """What they weigh, for whoever compares methods; None where a method does not say."""
     needs_equal_heads: bool = False
     """Heads themselves travel, so every client must have a linear one."""

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from feddbp_common.methods.contract import CollectingSettings, ExchangeShape, Method
-from feddbp_common.methods.payload_size import REAL_BYTES, Cargo, ImageShape
+from feddbp_common.methods.payload_size import REAL_BYTES, ImageShape, PayloadSize
 from feddbp_common.wire import PayloadRules, PrototypeRule
 
 
@@ -51,6 +51,6 @@ FD = Method(
     download_rules=_download_rules,
     strategy="feddbp_server.strategies.fd:FDStrategy",
     trainer="feddbp_client.methods.fd:FD",
-    up=Cargo(content="mean logits", formula="4mC", size=_logit_bytes),
-    down=Cargo(content="mean logits", formula="4CC", size=_logit_bytes),
+    up=PayloadSize(content="mean logits", formula="4mC", size=_logit_bytes),
+    down=PayloadSize(content="mean logits", formula="4CC", size=_logit_bytes),
 )

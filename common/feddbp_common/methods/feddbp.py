@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings, Preset
-from feddbp_common.methods.payload_size import GLOBAL_PROTOTYPES, Cargo, ImageShape, prototype_rows
+from feddbp_common.methods.payload_size import GLOBAL_PROTOTYPES, ImageShape, PayloadSize, prototype_rows
 from feddbp_common.wire import PayloadRules, PrototypeRule
 
 _INDEX_BYTES: Final = 2
@@ -85,7 +85,9 @@ FEDDBP = Method(
     download_rules=_download_rules,
     strategy="feddbp_server.strategies.feddbp:FedDBPStrategy",
     trainer="feddbp_client.methods.feddbp:FedDBP",
-    up=Cargo(content="prototypes and Fisher scores", formula="8md; 4md + 2m k_top as top channels", size=_upload_bytes),
+    up=PayloadSize(
+        content="prototypes and Fisher scores", formula="8md; 4md + 2m k_top as top channels", size=_upload_bytes
+    ),
     down=GLOBAL_PROTOTYPES,
     presets={
         "gentle": Preset(

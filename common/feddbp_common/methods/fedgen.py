@@ -8,8 +8,8 @@ from typing import Final, Self
 from pydantic import Field, model_validator
 
 from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings
-from feddbp_common.methods.linear_head import HEAD_CARGO, head_bytes, head_rules
-from feddbp_common.methods.payload_size import REAL_BYTES, Cargo, ImageShape
+from feddbp_common.methods.linear_head import HEAD_PAYLOAD_SIZE, head_bytes, head_rules
+from feddbp_common.methods.payload_size import REAL_BYTES, ImageShape, PayloadSize
 from feddbp_common.wire import Dim, PayloadRules, TensorRule, WireType
 
 HIDDEN_WEIGHT: Final = "generator.hidden.weight"
@@ -127,8 +127,8 @@ FEDGEN = Method(
     download_rules=_download_rules,
     strategy="feddbp_server.strategies.fedgen:FedGenStrategy",
     trainer="feddbp_client.methods.fedgen:FedGen",
-    up=HEAD_CARGO,
-    down=Cargo(
+    up=HEAD_PAYLOAD_SIZE,
+    down=PayloadSize(
         content="the head, the generator, label counts",
         formula="4C(d + 1) + generator + 4C",
         size=_download_bytes,

@@ -8,7 +8,7 @@ from typing import Final, Literal
 from pydantic import Field
 
 from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings
-from feddbp_common.methods.payload_size import Cargo, ImageShape
+from feddbp_common.methods.payload_size import ImageShape, PayloadSize
 from feddbp_common.methods.small_model import small_model_bytes, small_model_rules
 from feddbp_common.wire import Dim, PayloadRules, TensorRule, WireType
 from feddbp_common.wire.svd import compressed_rules
@@ -70,7 +70,9 @@ def _dense_bytes(_: FedKDSettings, shape: ExchangeShape, image: ImageShape) -> i
     return small_model_bytes(image, feature_dim=shape.feature_dim, classes=shape.classes)
 
 
-_CARGO: Final = Cargo(content="a small network, compressed", formula="at most 4(body + C(d + 1))", size=_dense_bytes)
+_PAYLOAD_SIZE: Final = PayloadSize(
+    content="a small network, compressed", formula="at most 4(body + C(d + 1))", size=_dense_bytes
+)
 FEDKD = Method(
     name="fedkd",
     title="FedKD",
@@ -80,6 +82,6 @@ FEDKD = Method(
     download_rules=_download_rules,
     strategy="feddbp_server.strategies.fedkd:FedKDStrategy",
     trainer="feddbp_client.methods.fedkd:FedKD",
-    up=_CARGO,
-    down=_CARGO,
+    up=_PAYLOAD_SIZE,
+    down=_PAYLOAD_SIZE,
 )

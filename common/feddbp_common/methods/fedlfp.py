@@ -10,7 +10,7 @@ from typing import Final, Literal
 from pydantic import Field
 
 from feddbp_common.methods.contract import CollectingSettings, ExchangeShape, Method
-from feddbp_common.methods.payload_size import REAL_BYTES, Cargo
+from feddbp_common.methods.payload_size import REAL_BYTES, PayloadSize
 from feddbp_common.wire import Dim, PayloadRules, TensorRule, WireType
 
 LOCAL_PROTOTYPES: Final = "local_prototypes"
@@ -72,12 +72,12 @@ FEDLFP = Method(
     download_rules=_download_rules,
     strategy="feddbp_server.strategies.fedlfp:FedLFPStrategy",
     trainer="feddbp_client.methods.fedlfp:FedLFP",
-    up=Cargo(
+    up=PayloadSize(
         content="unlabelled prototypes, confidences, counts",
         formula="m(4d + 8)",
         size=lambda _, shape, __: REAL_BYTES * shape.classes * (shape.feature_dim + 2),
     ),
-    down=Cargo(
+    down=PayloadSize(
         content="cluster centres",
         formula="4K'd, K' clusters",
         size=lambda settings, shape, _: REAL_BYTES * cluster_count(settings, shape) * shape.feature_dim,

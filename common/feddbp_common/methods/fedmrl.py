@@ -9,7 +9,7 @@ from pydantic import Field
 
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings
-from feddbp_common.methods.payload_size import Cargo, ImageShape
+from feddbp_common.methods.payload_size import ImageShape, PayloadSize
 from feddbp_common.methods.small_model import small_model_bytes, small_model_rules
 from feddbp_common.wire import PayloadRules
 
@@ -47,7 +47,7 @@ def _network_bytes(settings: FedMRLSettings, shape: ExchangeShape, image: ImageS
     return small_model_bytes(image, feature_dim=settings.small_dim, classes=shape.classes)
 
 
-_CARGO: Final = Cargo(content="a small network", formula="4(body + C(small_dim + 1))", size=_network_bytes)
+_PAYLOAD_SIZE: Final = PayloadSize(content="a small network", formula="4(body + C(small_dim + 1))", size=_network_bytes)
 FEDMRL = Method(
     name="fedmrl",
     title="FedMRL",
@@ -57,6 +57,6 @@ FEDMRL = Method(
     download_rules=_download_rules,
     strategy="feddbp_server.strategies.fedmrl:FedMRLStrategy",
     trainer="feddbp_client.methods.fedmrl:FedMRL",
-    up=_CARGO,
-    down=_CARGO,
+    up=_PAYLOAD_SIZE,
+    down=_PAYLOAD_SIZE,
 )

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from feddbp_common.methods.contract import CollectingSettings, ExchangeShape, Method
 from feddbp_common.methods.fedproto import prototypes_down
-from feddbp_common.methods.payload_size import GLOBAL_PROTOTYPES, REAL_BYTES, Cargo, prototype_rows
+from feddbp_common.methods.payload_size import GLOBAL_PROTOTYPES, REAL_BYTES, PayloadSize, prototype_rows
 from feddbp_common.wire import PayloadRules, PrototypeRule
 
 
@@ -40,7 +40,7 @@ FEDPROC = Method(
     download_rules=prototypes_down,
     strategy="feddbp_server.strategies.fedproc:FedProcStrategy",
     trainer="feddbp_client.methods.fedproc:FedProc",
-    up=Cargo(
+    up=PayloadSize(
         content="prototypes and sample counts",
         formula="m(4d + 4)",
         size=lambda settings, shape, image: prototype_rows(settings, shape, image) + REAL_BYTES * shape.classes,

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from feddbp_common.methods.contract import CollectingSettings, ExchangeShape, Method
 from feddbp_common.methods.fedproto import AlignmentDistance, prototypes_up
-from feddbp_common.methods.payload_size import LOCAL_PROTOTYPES, REAL_BYTES, Cargo, ImageShape
+from feddbp_common.methods.payload_size import LOCAL_PROTOTYPES, REAL_BYTES, ImageShape, PayloadSize
 from feddbp_common.wire import Dim, PayloadRules, TensorRule, WireType
 
 CLUSTER_PROTOTYPES: Final = "cluster_prototypes"
@@ -70,5 +70,7 @@ FPL = Method(
     strategy="feddbp_server.strategies.fpl:FPLStrategy",
     trainer="feddbp_client.methods.fpl:FPL",
     up=LOCAL_PROTOTYPES,
-    down=Cargo(content="cluster prototypes", formula="J(4d + 4), J from C to CK/2 clusters", size=_download_bytes),
+    down=PayloadSize(
+        content="cluster prototypes", formula="J(4d + 4), J from C to CK/2 clusters", size=_download_bytes
+    ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from feddbp_common.methods.contract import ExchangeShape
-from feddbp_common.methods.payload_size import REAL_BYTES, Cargo, ImageShape
+from feddbp_common.methods.payload_size import REAL_BYTES, ImageShape, PayloadSize
 from feddbp_common.wire import Dim, TensorRule
 
 HEAD_WEIGHT: Final = "head.weight"
@@ -21,4 +21,4 @@ def head_bytes(_: Any, shape: ExchangeShape, __: ImageShape) -> int:
     return REAL_BYTES * shape.classes * (shape.feature_dim + 1)
 
 
-HEAD_CARGO: Final = Cargo(content="the head", formula="4C(d + 1)", size=head_bytes)
+HEAD_PAYLOAD_SIZE: Final = PayloadSize(content="the head", formula="4C(d + 1)", size=head_bytes)

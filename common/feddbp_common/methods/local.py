@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from feddbp_common.methods.contract import Method, MethodSettings, nothing
-from feddbp_common.methods.payload_size import NO_CARGO
+from feddbp_common.methods.payload_size import NO_PAYLOAD
 
 
 class LocalSettings(MethodSettings):
@@ -19,6 +19,6 @@ LOCAL = Method(
     download_rules=nothing,
     strategy="feddbp_server.strategies.local:LocalStrategy",
     trainer="feddbp_client.methods.local:Local",
-    up=NO_CARGO,
-    down=NO_CARGO,
+    up=NO_PAYLOAD,
+    down=NO_PAYLOAD,
 )

@@ -16,7 +16,7 @@ REAL_BYTES: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cargo:
+class PayloadSize:
     """What travels in one direction in a round."""
 
     content: str
@@ -30,6 +30,6 @@ def prototype_rows(_: Any, shape: ExchangeShape, __: ImageShape) -> int:
     return REAL_BYTES * shape.classes * shape.feature_dim
 
 
-NO_CARGO: Final = Cargo(content="nothing", formula="0", size=lambda *_: 0)
-LOCAL_PROTOTYPES: Final = Cargo(content="prototypes", formula="4md", size=prototype_rows)
-GLOBAL_PROTOTYPES: Final = Cargo(content="prototypes", formula="4Cd", size=prototype_rows)
+NO_PAYLOAD: Final = PayloadSize(content="nothing", formula="0", size=lambda *_: 0)
+LOCAL_PROTOTYPES: Final = PayloadSize(content="prototypes", formula="4md", size=prototype_rows)
+GLOBAL_PROTOTYPES: Final = PayloadSize(content="prototypes", formula="4Cd", size=prototype_rows)

@@ -93,7 +93,7 @@ class CertificateDirectory:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Access:
+class ClientCredentials:
     """How a party reaches a server and shows who it is: by certificate, by token, or not at all."""
 
     certs: Path | None = None

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from feddbp.v1 import federation_pb2 as pb
 
 REFUSAL_METADATA_KEY: Final = "feddbp-refusal-bin"
-FOR_NOW: Final = (pb.REFUSAL_REASON_BUSY, pb.REFUSAL_REASON_STORAGE)
+TRANSIENT_REASONS: Final = (pb.REFUSAL_REASON_BUSY, pb.REFUSAL_REASON_STORAGE)
 """Reasons that say nothing about the caller: the same call may do later."""
 
 
@@ -25,15 +25,15 @@ def refusal_in(error: grpc.aio.AioRpcError) -> pb.Refusal | None:
     return None
 
 
-def why_unanswered(error: grpc.aio.AioRpcError, *, with_certificate: bool) -> str:
+def describe_failure(error: grpc.aio.AioRpcError, *, with_certificate: bool) -> str:
     """GRPC's text is a chain of causes, of which the last one that says anything is meant."""
-    text = told_by(error)
+    text = status_text(error)
     cause = text.removesuffix(": OK").rpartition(": ")[2]
     if with_certificate and text.startswith("failed to connect") and cause == "Socket closed":
         return "it hangs up, as if it did not accept our certificate"
     return cause
 
 
-def told_by(error: grpc.aio.AioRpcError) -> str:
+def status_text(error: grpc.aio.AioRpcError) -> str:
     """What the status says, in one line; its code where it says nothing."""
     return next(iter((error.details() or "").strip().splitlines()), error.code().name)

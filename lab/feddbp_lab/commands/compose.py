@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from feddbp_common.config.catalog import DATASETS, MODEL_GROUPS
 from feddbp_common.config.command_line import settings_from, settings_parser
 from feddbp_common.config.run import DataConfig, RunConfig
-from feddbp_common.config.types import Frozen
+from feddbp_common.config.types import FrozenModel
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.rpc.credentials import client_subject
 from feddbp_lab.commands.compose_text import (
@@ -36,7 +36,7 @@ _COMES_ALONG: Final = "digits"
 """The data set that is in the client's image, because a library brings it."""
 
 
-class FileConfig(Frozen):
+class FileConfig(FrozenModel):
     """Compose: what the file says besides the run."""
 
     source: Path = Field(Path(".."), description="the checkout, seen from the directory the file will lie in")
@@ -48,7 +48,7 @@ class FileConfig(Frozen):
     )
 
 
-class ComposeConfig(Frozen):
+class ComposeConfig(FrozenModel):
     """All options of `feddbp compose`."""
 
     file: FileConfig = FileConfig()

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from feddbp_common.config.command_line import settings_from, settings_parser
 from feddbp_common.errors import ConfigurationError, ExitCode
-from feddbp_common.optional_deps import check_installed
+from feddbp_common.optional_deps import require_lab
 from feddbp_lab.commands.options import DemoConfig
 from feddbp_lab.processes.local_federation import Federation, FederationOptions, ProcessDiedError
 from feddbp_lab.processes.signals import on_stop_signals
@@ -39,7 +39,7 @@ def command(argv: Sequence[str]) -> int:
     if config.here.dry_run:
         print(config.model_dump_json(indent=2))
         return ExitCode.OK
-    check_installed("the demo")
+    require_lab("the demo")
     options = FederationOptions(
         run=config.run.as_run(),
         directory=output_directory(config),

@@ -13,14 +13,14 @@ from rich.text import Text
 
 from feddbp_common.config.command_line import Parser, add_settings, settings_from
 from feddbp_common.errors import ExitCode
-from feddbp_common.optional_deps import check_installed
+from feddbp_common.optional_deps import require_lab
 from feddbp_lab.experiments.config import ExperimentConfig
 from feddbp_lab.experiments.expansion import expand, seeds_of
 from feddbp_lab.experiments.profiles import PROFILES
 from feddbp_lab.experiments.report.build import write_report
 from feddbp_lab.experiments.run.campaign import run_campaign
 from feddbp_lab.experiments.run.cell_table import as_dict, print_status, watch_status
-from feddbp_lab.experiments.run.output_dir import ExperimentStore
+from feddbp_lab.experiments.run.output_dir import OutputDir
 from feddbp_lab.experiments.spec import BUILT_IN, load_experiment
 from feddbp_lab.terminal.format import plain_table
 
@@ -38,7 +38,7 @@ def _run(flags: argparse.Namespace) -> int:
 
 
 def _status(flags: argparse.Namespace) -> int:
-    store = ExperimentStore.opened(flags.directory)
+    store = OutputDir.opened(flags.directory)
     if flags.as_json:
         print(json.dumps(as_dict(store), indent=2))
     elif flags.watch:
@@ -49,8 +49,8 @@ def _status(flags: argparse.Namespace) -> int:
 
 
 def _report(flags: argparse.Namespace) -> int:
-    check_installed("a report")
-    print(write_report(ExperimentStore.opened(flags.directory)))
+    require_lab("a report")
+    print(write_report(OutputDir.opened(flags.directory)))
     return ExitCode.OK
 
 

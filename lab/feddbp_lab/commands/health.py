@@ -18,7 +18,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from pydantic import Field
 
 from feddbp_common.config.command_line import settings_from, settings_parser
-from feddbp_common.config.types import Frozen
+from feddbp_common.config.types import FrozenModel
 from feddbp_common.errors import ExitCode
 from feddbp_common.rpc.credentials import OPERATOR, PROBE, CertificateDirectory
 from feddbp_lab.commands.options import ReachConfig
@@ -37,7 +37,7 @@ class ProbeConfig(ReachConfig):
     )
 
 
-class HealthConfig(Frozen):
+class HealthConfig(FrozenModel):
     """All options of `feddbp health`."""
 
     probe: ProbeConfig = ProbeConfig()

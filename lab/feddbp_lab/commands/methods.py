@@ -17,7 +17,7 @@ from feddbp_common.config.command_line import Parser
 from feddbp_common.config.run import MAX_CLASSES, MAX_CLIENTS
 from feddbp_common.errors import ExitCode
 from feddbp_common.methods import METHODS, PRESET_MARK, ExchangeShape, Method, method_named
-from feddbp_common.methods.payload_size import Cargo, ImageShape
+from feddbp_common.methods.payload_size import ImageShape, PayloadSize
 from feddbp_lab.terminal.format import NOTHING, plain_table
 
 PROG: Final = "feddbp methods"
@@ -54,7 +54,7 @@ class Scale:
     shape: ExchangeShape
     image: ImageShape
 
-    def bytes_of(self, method: Method, cargo: Cargo) -> int:
+    def bytes_of(self, method: Method, cargo: PayloadSize) -> int:
         """With the method's default settings."""
         return cargo.size(method.settings(), self.shape, self.image)
 

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.command_line import settings_from, settings_parser
-from feddbp_common.config.types import Frozen
+from feddbp_common.config.types import FrozenModel
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_lab.commands.options import OperatorConfig
 from feddbp_lab.commands.status import as_dict, console
@@ -32,13 +32,13 @@ class EndConfig(OrderConfig):
     yes: bool = Field(False, description="do not ask whether it is meant")
 
 
-class HoldConfig(Frozen):
+class HoldConfig(FrozenModel):
     """All options of `feddbp pause` and `feddbp resume`."""
 
     order: OrderConfig = OrderConfig()
 
 
-class StopConfig(Frozen):
+class StopConfig(FrozenModel):
     """All options of `feddbp stop`."""
 
     order: EndConfig = EndConfig()

@@ -11,10 +11,10 @@ from pydantic import Field, field_validator, model_validator
 from feddbp_common.config.catalog import CUSTOM_DATASET, DATASETS
 from feddbp_common.config.command_line import Parser, import_from_working_directory, settings_parser
 from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
-from feddbp_common.config.types import Frozen
+from feddbp_common.config.types import FrozenModel
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.optional_deps import require
-from feddbp_common.rpc.credentials import Access, check_address, check_exposure
+from feddbp_common.rpc.credentials import ClientCredentials, check_address, check_exposure
 
 if TYPE_CHECKING:
     from feddbp_client.inference.trained_client import TrainedClient
@@ -59,7 +59,7 @@ class DemoRun(RunConfig):
         return RunConfig.model_validate(self.model_dump())
 
 
-class HereConfig(Frozen):
+class LocalConfig(FrozenModel):
     """Demo: how it runs on this machine and what it shows."""
 
     out: Path | None = Field(None, description="where results go; default runs/demo-METHOD-DATASET")
@@ -74,10 +74,10 @@ class HereConfig(Frozen):
     dry_run: bool = Field(False, description="print the resolved configuration and exit")
 
 
-class DemoConfig(Frozen):
+class DemoConfig(FrozenModel):
     """All options of `feddbp demo`."""
 
-    here: HereConfig = HereConfig()
+    here: LocalConfig = LocalConfig()
     run: DemoRun = DemoRun()
 
     @property
@@ -85,7 +85,7 @@ class DemoConfig(Frozen):
         return min(self.here.processes or usable_cores(), self.run.clients)
 
 
-class ReachConfig(Frozen):
+class ReachConfig(FrozenModel):
     """Server: where it is and how it is reached."""
 
     server: str = Field("127.0.0.1:50051", description="address of the server, HOST:PORT")
@@ -105,8 +105,8 @@ class OperatorConfig(ReachConfig):
     token_file: Path | None = Field(None, description="file with the operator's token")
 
     @property
-    def access(self) -> Access:
-        return Access(certs=self.certs, token_file=self.token_file)
+    def access(self) -> ClientCredentials:
+        return ClientCredentials(certs=self.certs, token_file=self.token_file)
 
 
 class ViewConfig(OperatorConfig):
@@ -118,7 +118,7 @@ class ViewConfig(OperatorConfig):
     )
 
 
-class StatusConfig(Frozen):
+class StatusConfig(FrozenModel):
     """All options of `feddbp status`."""
 
     view: ViewConfig = ViewConfig()
@@ -134,7 +134,7 @@ def usable_cores() -> int:
 _NEEDED: Final = ("torch", "safetensors", "PIL")
 
 
-class Options(Frozen):
+class Options(FrozenModel):
     """Options of a command that uses a trained client."""
 
 

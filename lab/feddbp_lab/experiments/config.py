@@ -7,14 +7,14 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from feddbp_common.config.types import Frozen
+from feddbp_common.config.types import FrozenModel
 from feddbp_common.errors import ConfigurationError
 from feddbp_lab.commands.options import usable_cores
 from feddbp_lab.experiments.profiles import PROFILES, profile_named
 from feddbp_lab.experiments.run.runner import Machine
 
 
-class WhatConfig(Frozen):
+class SelectionConfig(FrozenModel):
     """Experiment: which runs it consists of, and where their results are kept."""
 
     out: Path | None = Field(None, description="directory of the results; experiments that share it share their cells")
@@ -38,7 +38,7 @@ class WhatConfig(Frozen):
         return value
 
 
-class WhereConfig(Frozen):
+class ExecutionConfig(FrozenModel):
     """Machine: what the runs may use of it."""
 
     jobs: int | None = Field(None, ge=1, description="cells at once; default one per core, or one per GPU")
@@ -64,11 +64,11 @@ class WhereConfig(Frozen):
         return Machine(jobs=jobs, cores=cores, data_dir=self.data_dir.resolve(), gpus=self.gpus)
 
 
-class ExperimentConfig(Frozen):
+class ExperimentConfig(FrozenModel):
     """All options of `feddbp experiment run`."""
 
-    what: WhatConfig = WhatConfig()
-    where: WhereConfig = WhereConfig()
+    what: SelectionConfig = SelectionConfig()
+    where: ExecutionConfig = ExecutionConfig()
 
 
 def _numbers(value: Any, flag: str) -> Any:

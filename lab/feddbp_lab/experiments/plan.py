@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from feddbp_common.config.catalog import DATASETS
-from feddbp_common.config.types import Frozen
+from feddbp_common.config.types import FrozenModel
 from feddbp_common.methods import METHODS, PRESET_MARK
 from feddbp_lab.experiments.spec import ReportSpec
 
@@ -15,7 +15,7 @@ Place = Mapping[str, int]
 """Where on some axes, by the index of the value."""
 
 
-class Value(Frozen):
+class Value(FrozenModel):
     """A value of an axis."""
 
     key: str
@@ -25,7 +25,7 @@ class Value(Frozen):
     """What stands in its place in the paper's table, if not the key."""
 
 
-class Axis(Frozen):
+class Axis(FrozenModel):
     """An option whose values differ between runs, or a name for several that differ together."""
 
     name: str
@@ -33,14 +33,14 @@ class Axis(Frozen):
     values: tuple[Value, ...]
 
 
-class Point(Frozen):
+class Point(FrozenModel):
     """A place in a grid: the index of its value on every axis, and its cells by seed."""
 
     at: tuple[int, ...]
     cells: dict[int, str]
 
 
-class Part(Frozen):
+class Part(FrozenModel):
     """A grid: a point for every combination of its axes' values."""
 
     title: str
@@ -77,7 +77,7 @@ class Part(Frozen):
         return [(axis, axis.values[index]) for axis, index in ((self.axis(name), place[name]) for name in place)]
 
 
-class Plan(Frozen):
+class Plan(FrozenModel):
     """An experiment with nothing left open: what a report needs even when defaults have changed since."""
 
     name: str

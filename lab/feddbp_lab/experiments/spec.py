@@ -11,16 +11,16 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from feddbp_common.config.diagnostics import Complaint, did_you_mean
+from feddbp_common.config.diagnostics import Problem, did_you_mean
 from feddbp_common.config.nested import dotted
-from feddbp_common.config.types import Frozen
+from feddbp_common.config.types import FrozenModel
 from feddbp_common.errors import ConfigurationError
 from feddbp_lab.experiments.report.paper import PAPER
 
 BUILT_IN: Final = ("table1", "table2", "table3", "fig2", "fig3", "study")
 
 
-class ReportSpec(Frozen):
+class ReportSpec(FrozenModel):
     """What is made of the results. Every axis of the part is shown somewhere."""
 
     kind: Literal["table", "curves", "sweep"] = "table"
@@ -66,7 +66,7 @@ class ReportSpec(Frozen):
         return (*self.rows, *self.columns, *((self.x,) if self.x else ()))
 
 
-class PartSpec(Frozen):
+class PartSpec(FrozenModel):
     """A grid of runs, and how it is shown."""
 
     title: str = ""
@@ -94,7 +94,7 @@ class PartSpec(Frozen):
         return self
 
 
-class ExperimentSpec(Frozen):
+class ExperimentSpec(FrozenModel):
     """All of an experiment: one grid, or several parts to which `axes` and `report` are common."""
 
     name: str
@@ -161,11 +161,11 @@ def _parse(text: str, *, name: str, origin: str) -> ExperimentSpec:
 
 
 def _first_complaint(error: ValidationError) -> str:
-    first = Complaint.first_of(error)
+    first = Problem.first_of(error)
     # a file with one grid has no parts its writer knows of
     where = first.where.removeprefix("parts.0.")
     if first.kind == "extra_forbidden":
         return f"there is no key {where!r}"
     if first.kind == "missing":
         return f"{where!r} is missing"
-    return f"{where}: {first.in_a_sentence}"
+    return f"{where}: {first.as_clause}"

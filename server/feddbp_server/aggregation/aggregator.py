@@ -14,7 +14,7 @@ from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import refuse
 from feddbp_common.wire import Encoded, Payload, decode, encode
 from feddbp_common.wire.codec import prototype_bytes
-from feddbp_server.aggregation.upload_cache import KeptUploads
+from feddbp_server.aggregation.upload_cache import UploadCache
 from feddbp_server.store import AggregateRecord, Jobs, Store, UploadRecord
 from feddbp_server.strategies import RunFacts, Shapes, Strategy, Upload
 
@@ -26,7 +26,7 @@ _GROUP: Final = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Knowledge:
+class GlobalState:
     """What the server knows after a round, in every form in which it is needed."""
 
     payload: Payload
@@ -55,7 +55,7 @@ class Aggregator:
         )
         self._known = self._knowledge(self._strategy.initial())
         self._layout: Shapes | None = None
-        self._kept = KeptUploads()
+        self._kept = UploadCache()
 
     @property
     def sha256(self) -> str:
@@ -99,7 +99,7 @@ class Aggregator:
             payload = Payload(prototypes=replace(prototypes, vectors=prototypes.vectors.copy()))
         self._kept.add(round_number, client_id, payload)
 
-    async def close_round(self, round_number: int, label_counts: LabelCounts) -> Knowledge:
+    async def close_round(self, round_number: int, label_counts: LabelCounts) -> GlobalState:
         """What the server will know after the round; in force only once `adopt` is called."""
         records = await self._store.run(lambda store: store.uploads(round_number))
         groups = [records[start : start + _GROUP] for start in range(0, len(records), _GROUP)]
@@ -125,7 +125,7 @@ class Aggregator:
             lambda: self._knowledge(self._strategy.aggregate(known, uploads(), round_number=round_number))
         )
 
-    def adopt(self, learnt: Knowledge) -> None:
+    def adopt(self, learnt: GlobalState) -> None:
         self._known = learnt
 
     async def reply(self, client_id: int, round_number: int) -> Encoded:
@@ -136,9 +136,9 @@ class Aggregator:
         own = await self._store.run(lambda store: self._last_upload(store, client_id, round_number))
         return known.reply if own is None else self._encoded_reply(known.payload, own)
 
-    def _knowledge(self, payload: Payload) -> Knowledge:
+    def _knowledge(self, payload: Payload) -> GlobalState:
         """What cannot be encoded fails the round here, and not the clients that ask for it."""
-        return Knowledge(payload=payload, encoded=encode(payload), reply=self._encoded_reply(payload, None))
+        return GlobalState(payload=payload, encoded=encode(payload), reply=self._encoded_reply(payload, None))
 
     def _encoded_reply(self, known: Payload, own_upload: Payload | None) -> Encoded:
         return encode(self._strategy.reply(known, own_upload), real_type=self._config.wire_type)

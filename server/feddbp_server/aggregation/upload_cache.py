@@ -14,7 +14,7 @@ KEPT_BYTES: Final = 256 << 20
 """At most; what does not fit is read from the store."""
 
 
-class KeptUploads:
+class UploadCache:
     """The last payload of as many clients as there is room for."""
 
     def __init__(self, room: int = KEPT_BYTES) -> None:

@@ -75,7 +75,7 @@ def run_families(coordinator: Coordinator) -> Iterator[Metric]:
 
 def _event_families(coordinator: Coordinator) -> Iterator[Metric]:
     """What happened since this server started."""
-    audit = coordinator.chronicle.audit
+    audit = coordinator.event_log.audit
     yield CounterMetricFamily(
         "feddbp_uploads_accepted", "Contributions that were made durable.", audit.noted["accepted"]
     )

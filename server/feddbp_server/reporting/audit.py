@@ -16,7 +16,7 @@ from feddbp_server.run.refusals import RefusedError
 from feddbp_server.store import StoreError
 
 
-class Allowance:
+class RateLimit:
     """Whatever others can make happen as often as they like must not fill a disk."""
 
     def __init__(self, at_once: int, *, per_second: float, clock: Callable[[], float]) -> None:
@@ -65,8 +65,8 @@ class Audit:
             raise StoreError(f"the state directory {directory} cannot be used: {error.strerror}") from error
         self._lost = 0
         self._clock = clock
-        self._refusals = Allowance(_REFUSALS_AT_ONCE, per_second=_REFUSALS_PER_SECOND, clock=clock)
-        self._of_clients: dict[tuple[int, str], Allowance] = {}
+        self._refusals = RateLimit(_REFUSALS_AT_ONCE, per_second=_REFUSALS_PER_SECOND, clock=clock)
+        self._of_clients: dict[tuple[int, str], RateLimit] = {}
         self.noted: Counter[str] = Counter()
         """What happened since the server started, by what it was, whether or not it could be written."""
         self.refused: Counter[tuple[str, str]] = Counter()
@@ -98,7 +98,7 @@ class Audit:
         """Counts what a client did and writes it down; says whether it did, since a flood of them is only counted."""
         allowance = self._of_clients.get((client, what))
         if allowance is None:
-            allowance = Allowance(_OF_A_CLIENT_AT_ONCE, per_second=_OF_A_CLIENT_PER_SECOND, clock=self._clock)
+            allowance = RateLimit(_OF_A_CLIENT_AT_ONCE, per_second=_OF_A_CLIENT_PER_SECOND, clock=self._clock)
             self._of_clients[client, what] = allowance
         if not allowance.take():
             self.noted[what] += 1
@@ -130,7 +130,7 @@ class Audit:
             self._note_flood(allowance, what, client)
         self._file.close()
 
-    def _note_flood(self, allowance: Allowance, of_what: str, client: int | None = None) -> None:
+    def _note_flood(self, allowance: RateLimit, of_what: str, client: int | None = None) -> None:
         withheld = allowance.take_withheld()
         if withheld:
             self.note("flood", client=client, **{of_what: withheld})

@@ -44,7 +44,7 @@ class Incident:
     message: str
 
 
-class Chronicle:
+class EventLog:
     """Decides nothing: whoever calls has done so, and made it durable where it has to be."""
 
     def __init__(self, audit: Audit, *, changed: Callable[[], None]) -> None:

@@ -25,7 +25,7 @@ class Identity(Protocol):
         """Refuses a caller that is no party of this federation."""
 
 
-class AnyoneMay:
+class NoAuth:
     """No check: for loopback, and where somebody said --insecure."""
 
     def check(self, context: grpc.aio.ServicerContext[Any, Any], subject: str) -> None:
@@ -35,7 +35,7 @@ class AnyoneMay:
         pass
 
 
-class CertificateNames:
+class CertificateAuth:
     """The subject of the caller's certificate must be the name it acts under."""
 
     def check(self, context: grpc.aio.ServicerContext[Any, Any], subject: str) -> None:
@@ -49,14 +49,14 @@ class CertificateNames:
             raise _not_authorised("certificate", f"{_shown(names)} names neither a client nor the operator")
 
 
-class TokenOpens:
+class TokenAuth:
     """Every party has a token of its own; the server has the list of them."""
 
     def __init__(self, tokens: Mapping[str, str]) -> None:
         self._tokens = tokens
 
     @classmethod
-    def from_file(cls, path: Path) -> TokenOpens:
+    def from_file(cls, path: Path) -> TokenAuth:
         """Reads lines of `NAME TOKEN`, e.g. `client-3 6f1c...`; empty lines and # comments are passed over."""
         try:
             lines = path.read_text(encoding="utf-8").splitlines()

@@ -15,7 +15,7 @@ from feddbp_server.rpc.status_codes import answers, streams
 from feddbp_server.rpc.status_reply import status_of
 from feddbp_server.run.coordinator import Coordinator
 from feddbp_server.run.refusals import RefusedError
-from feddbp_server.run.state_machine import PauseAsked, ResumeAsked, StopAsked
+from feddbp_server.run.state_machine import PauseRequested, ResumeRequested, StopRequested
 from feddbp_server.run.validation import one_line
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -59,17 +59,17 @@ class ControlService(pb_grpc.ControlServicer):
     @answers
     async def Pause(self, request: pb.PauseRequest, context: Context) -> pb.RunStatus:
         operator_may(self._identity, context)
-        await self.coordinator.operate(PauseAsked())
+        await self.coordinator.operate(PauseRequested())
         return status_of(self.coordinator)
 
     @answers
     async def Resume(self, request: pb.ResumeRequest, context: Context) -> pb.RunStatus:
         operator_may(self._identity, context)
-        await self.coordinator.operate(ResumeAsked())
+        await self.coordinator.operate(ResumeRequested())
         return status_of(self.coordinator)
 
     @answers
     async def Stop(self, request: pb.StopRequest, context: Context) -> pb.RunStatus:
         operator_may(self._identity, context)
-        await self.coordinator.operate(StopAsked(one_line(request.reason, _MAX_REASON) or "stopped by an operator"))
+        await self.coordinator.operate(StopRequested(one_line(request.reason, _MAX_REASON) or "stopped by an operator"))
         return status_of(self.coordinator)

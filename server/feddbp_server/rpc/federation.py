@@ -11,12 +11,12 @@ import grpc
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_common.config.run import run_to_proto
-from feddbp_common.fault_injection import reach
+from feddbp_common.fault_injection import fault_point
 from feddbp_common.rpc.keepalive import DEFAULT_LEASE, keepalive_options
 from feddbp_common.wire import chunked
 from feddbp_server.rpc.auth import Identity, client_may
 from feddbp_server.rpc.status_codes import answers, streams
-from feddbp_server.rpc.upload import Ingest
+from feddbp_server.rpc.upload import UploadReceiver
 from feddbp_server.run.coordinator import Coordinator
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.sessions import Client
@@ -29,7 +29,7 @@ _MAX_DOWNLOADS: Final = 4
 class FederationService(pb_grpc.FederationServicer):
     """What clients call."""
 
-    def __init__(self, coordinator: Coordinator, *, identity: Identity, ingest: Ingest) -> None:
+    def __init__(self, coordinator: Coordinator, *, identity: Identity, ingest: UploadReceiver) -> None:
         self.coordinator = coordinator
         self._identity = identity
         self._ingest = ingest
@@ -72,7 +72,7 @@ class FederationService(pb_grpc.FederationServicer):
         try:
             encoded = await self.coordinator.download(client, request.round)
             yield pb.DownloadPart(manifest=encoded.manifest)
-            reach("server.download.sending")
+            fault_point("server.download.sending")
             for piece in chunked(encoded.segments):
                 yield pb.DownloadPart(chunk=pb.Chunk(data=piece))
         finally:

@@ -80,11 +80,11 @@ async def refuse_call(
     refusal = as_refusal(error) if isinstance(error, PayloadError | StoreError) else error
     if not isinstance(refusal, RefusedError):
         log.error("%s failed", call, exc_info=error)
-        coordinator.chronicle.incident(None, f"{call} failed: {type(error).__name__}")
+        coordinator.event_log.incident(None, f"{call} failed: {type(error).__name__}")
         await context.abort(grpc.StatusCode.INTERNAL, f"the server failed to answer {call}; its log says why")
     if refusal.client_id is None:
         refusal.client_id = _whose(coordinator, request)
-    coordinator.chronicle.refused(call, refusal, peer=context.peer())
+    coordinator.event_log.refused(call, refusal, peer=context.peer())
     details: Any = ((REFUSAL_METADATA_KEY, refusal.details.SerializeToString()),)
     await context.abort(STATUS_OF[refusal.details.reason], str(refusal), trailing_metadata=details)
 

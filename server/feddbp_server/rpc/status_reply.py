@@ -44,13 +44,13 @@ def status_of(coordinator: Coordinator) -> pb.RunStatus:
         mean_accuracy=mean_accuracy(coordinator),
         bytes_up=results.traffic.up,
         bytes_down=results.traffic.down,
-        refusals=coordinator.chronicle.audit.refusals,
+        refusals=coordinator.event_log.audit.refusals,
         held_phase=pb.PHASE_UNSPECIFIED if state.held_phase is None else _PHASES[state.held_phase],
     )
     left = coordinator.time_left()
     if left is not None:
         status.time_left.FromTimedelta(timedelta(seconds=left))
-    for incident in coordinator.chronicle.incidents:
+    for incident in coordinator.event_log.incidents:
         entry = status.incidents.add(message=incident.message, client_id=incident.client_id)
         entry.at.FromNanoseconds(int(incident.at * 1e9))
     return status

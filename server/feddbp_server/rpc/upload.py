@@ -12,7 +12,7 @@ from typing import Final
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.errors import PayloadError
-from feddbp_common.fault_injection import reach
+from feddbp_common.fault_injection import fault_point
 from feddbp_common.wire import BodyAssembler, Payload, check_manifest, check_values, decode, digest_of
 from feddbp_server.run.coordinator import Coordinator
 from feddbp_server.run.refusals import RefusedError, as_refusal
@@ -69,7 +69,7 @@ class _Arriving:
             self._wait = None
 
 
-class Ingest:
+class UploadReceiver:
     """Receives uploads, within limits."""
 
     def __init__(self, coordinator: Coordinator, limits: UploadLimits) -> None:
@@ -143,7 +143,7 @@ class Ingest:
             if part.WhichOneof("part") != "chunk":
                 raise PayloadError("chunk", "only chunks may follow the header")
             assembler.add(part.chunk.data)
-            reach("server.upload.receiving")
+            fault_point("server.upload.receiving")
         if not assembler.complete:
             await asyncio.sleep(_LOSS_SECONDS)
         body = assembler.body()

@@ -31,7 +31,7 @@ def event_for(client_id: int, state: RunState, policy: RoundPolicy, *, draining:
     return pb.RoundEvent(waiting=pb.Waiting(reason=_why_wait(state, policy)))
 
 
-def changes_announcements(before: RunState, after: RunState) -> bool:
+def changes_client_events(before: RunState, after: RunState) -> bool:
     """Whether anyone has to be told anything; members who come and go concern only themselves."""
     return (before.phase, before.round, before.selected, before.observers) != (
         after.phase,

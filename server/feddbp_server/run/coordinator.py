@@ -9,11 +9,11 @@ from contextlib import suppress
 from typing import Final
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_common.fault_injection import reach
+from feddbp_common.fault_injection import fault_point
 from feddbp_common.wire import Encoded, Payload, PayloadRules
 from feddbp_server.reporting.metrics_log import Report
 from feddbp_server.run.client_events import event_for
-from feddbp_server.run.engine import DurableRun
+from feddbp_server.run.engine import RunEngine
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.sessions import Client
 from feddbp_server.run.state_machine import Connected, Disconnected, Event, Joined, Left, Reported, Uploaded
@@ -31,7 +31,7 @@ _MAX_STREAMS: Final = 4
 """Event streams a session may have open: one, and those of lost connections that were not noticed yet."""
 
 
-class Coordinator(DurableRun):
+class Coordinator(RunEngine):
     """One run, from its first start on this state directory to its end, and everybody who has to do with it."""
 
     @functools.cached_property
@@ -42,7 +42,7 @@ class Coordinator(DurableRun):
 
     async def join(self, request: pb.JoinRequest) -> tuple[Client, str]:
         if self.state.phase.is_final and request.client_id in self.state.members:
-            self.told_of_end.add(request.client_id)
+            self.notified_of_end.add(request.client_id)
             self.status_changed.publish()
         check_join(request, self.run_id, self.config, self.state)
         entering = self._tasks.begin(self._enter(request))
@@ -56,9 +56,9 @@ class Coordinator(DurableRun):
         async with self.sessions.entrance:
             client, secret = self.sessions.open(request, self._clock())
             await self._store.run(lambda store: store.save_client(client.record()))
-            reach("server.join.committed")
+            fault_point("server.join.committed")
             superseded = self.sessions.enter(client)
-        self.chronicle.joined(client)
+        self.event_log.joined(client)
         try:
             await self._apply(Joined(client.client_id))
         except StoreError:
@@ -90,10 +90,10 @@ class Coordinator(DurableRun):
                 if event != told:
                     yield event
                     told = event
-                    reach("server.follow.told")
+                    fault_point("server.follow.told")
                 if event.WhichOneof("event") == "run_ended":
-                    reach("server.end.told")
-                    self.told_of_end.add(client.client_id)
+                    fault_point("server.end.told")
+                    self.notified_of_end.add(client.client_id)
                     self.status_changed.publish()
                     return
                 if event.WhichOneof("event") == "server_draining":
@@ -130,9 +130,9 @@ class Coordinator(DurableRun):
             raise RefusedError(pb.REFUSAL_REASON_STALE_SESSION, "this session was superseded while it uploaded")
         self.admit_upload(client, round_number)
         self.aggregator.settle_layout(manifest)
-        return await self._tasks.to_the_end(self._take_upload(client, round_number, manifest, body, payload))
+        return await self._tasks.run_shielded(self._commit_upload(client, round_number, manifest, body, payload))
 
-    async def _take_upload(
+    async def _commit_upload(
         self, client: Client, round_number: int, manifest: pb.Manifest, body: bytes, payload: Payload
     ) -> pb.UploadReceipt:
         record = UploadRecord(
@@ -141,13 +141,13 @@ class Coordinator(DurableRun):
             sha256=manifest.sha256,
             manifest=manifest.SerializeToString(),
         )
-        reach("server.upload.received")
+        fault_point("server.upload.received")
         before = await self._store.run(lambda store: _save_once(store, record, body))
-        reach("server.upload.committed")
+        fault_point("server.upload.committed")
         client.last_seen = self._clock()
         if before is None:
             self.aggregator.keep(round_number, client.client_id, payload)
-            self.chronicle.accepted(client, round_number, manifest)
+            self.event_log.accepted(client, round_number, manifest)
         await self._apply(Uploaded(client.client_id, round_number))
         if before is not None:
             return self._receipt_again(before, manifest.sha256)
@@ -166,11 +166,11 @@ class Coordinator(DurableRun):
     async def report_metrics(self, client: Client, round_number: int, metrics: pb.RoundMetrics) -> None:
         check_report(round_number, metrics, self.state)
         record = ReportRecord(client_id=client.client_id, round=round_number, metrics=metrics.SerializeToString())
-        await self._tasks.to_the_end(self._take_report(record))
+        await self._tasks.run_shielded(self._commit_report(record))
 
-    async def _take_report(self, record: ReportRecord) -> None:
+    async def _commit_report(self, record: ReportRecord) -> None:
         is_new = await self._store.run(lambda store: store.save_report(record))
-        reach("server.report.committed")
+        fault_point("server.report.committed")
         if is_new:
             self.results.add(Report.from_record(record))
         await self._apply(Reported(record.client_id, record.round))
@@ -183,12 +183,12 @@ class Coordinator(DurableRun):
 
     def report_failure(self, client: Client, round_number: int, cause: str) -> None:
         check_reported_round(round_number, self.state)
-        self.chronicle.failed(client, round_number, cause)
+        self.event_log.failed(client, round_number, cause)
 
     async def leave(self, client: Client, reason: str) -> None:
-        await self._tasks.to_the_end(self._let_go(client, reason))
+        await self._tasks.run_shielded(self._remove_client(client, reason))
 
-    async def _let_go(self, client: Client, reason: str) -> None:
+    async def _remove_client(self, client: Client, reason: str) -> None:
         async with self.sessions.entrance:  # whoever takes the id next does so after all of this
             if not self.sessions.is_current(client):  # it said so twice, or somebody follows it already
                 return
@@ -196,14 +196,14 @@ class Coordinator(DurableRun):
             await self._apply(Left(client.client_id))
             await self._store.run(lambda store: store.save_client(client.closed_record()))
             self.sessions.close(client)
-        self.chronicle.left(client, reason)
+        self.event_log.left(client, reason)
         self.run_changed.publish()
         self.status_changed.publish()
 
     # --- calls of operators -------------------------------------------------------------------------------------
 
     async def operate(self, event: Event) -> None:
-        await self._tasks.to_the_end(self._apply(event))
+        await self._tasks.run_shielded(self._apply(event))
 
 
 def _save_once(store: Store, record: UploadRecord, body: bytes) -> UploadRecord | None:

@@ -20,19 +20,18 @@ from typing import Final
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.run import RunConfig
-from feddbp_common.fault_injection import reach
-from feddbp_server.aggregation.aggregator import Aggregator, Knowledge
+from feddbp_common.fault_injection import fault_point
+from feddbp_server.aggregation.aggregator import Aggregator, GlobalState
 from feddbp_server.reporting.audit import Audit
-from feddbp_server.reporting.event_log import Chronicle
+from feddbp_server.reporting.event_log import EventLog
 from feddbp_server.reporting.metrics_log import Report, Results
 from feddbp_server.reporting.summary import summarise
-from feddbp_server.run.client_events import changes_announcements
-from feddbp_server.run.scheduling import Alarm, Broadcast, Tasks
+from feddbp_server.run.client_events import changes_client_events
+from feddbp_server.run.scheduling import BackgroundTasks, Broadcast, Timer
 from feddbp_server.run.sessions import Sessions
 from feddbp_server.run.snapshot import Progress, differs
 from feddbp_server.run.state_machine import (
     Aggregated,
-    Broke,
     CloseRound,
     Effect,
     Event,
@@ -40,12 +39,13 @@ from feddbp_server.run.state_machine import (
     RoundOpened,
     RoundPolicy,
     RunEnded,
+    RunFailed,
     RunState,
-    TimePassed,
+    Tick,
     step,
 )
 from feddbp_server.run.timing import AGGREGATION_BOUNDS, Durations, PhaseTimes
-from feddbp_server.store import AggregateRecord, Store, StoreError, StoreThread, WatchedStore
+from feddbp_server.store import AggregateRecord, MonitoredStore, Store, StoreError, StoreWriter
 
 log = logging.getLogger("feddbp.server")
 
@@ -53,7 +53,7 @@ _READ_ATTEMPTS: Final = 3
 """How often a round's contributions are read before the run fails because they cannot be."""
 
 
-class DurableRun:
+class RunEngine:
     """One run, from its first start on this state directory to its end."""
 
     def __init__(
@@ -61,7 +61,7 @@ class DurableRun:
         *,
         config: RunConfig,
         policy: RoundPolicy,
-        store: StoreThread,
+        store: StoreWriter,
         results: Results,
         audit: Audit,
         lease: timedelta,
@@ -73,14 +73,14 @@ class DurableRun:
         self.policy = policy
         self.state = RunState()
         self.sessions = Sessions(lease=lease)
-        self._store = WatchedStore(store, changed=self._storage_changed)
+        self._store = MonitoredStore(store, changed=self._storage_changed)
         self.aggregator = Aggregator(config, self._store)
         self.results = results
         self.run_changed = Broadcast()
         self.status_changed = Broadcast()
-        self.chronicle = Chronicle(audit, changed=self.status_changed.publish)
+        self.event_log = EventLog(audit, changed=self.status_changed.publish)
         self.draining = False
-        self.told_of_end: set[int] = set()
+        self.notified_of_end: set[int] = set()
         """Clients that know that the run is over."""
         self.phase_times = PhaseTimes(clock)
         self.aggregation_times = Durations(AGGREGATION_BOUNDS)
@@ -88,8 +88,8 @@ class DurableRun:
         self._lock = asyncio.Lock()
         self._started_at = clock()
         """As if all the time for which the run was served had been without a break."""
-        self._deadline = Alarm(lambda: self._tasks.spawn(self._apply_quietly(TimePassed())), clock)
-        self._tasks = Tasks()
+        self._deadline = Timer(lambda: self._tasks.spawn(self._apply_quietly(Tick())), clock)
+        self._tasks = BackgroundTasks()
 
     # --- life ---------------------------------------------------------------------------------------------------
 
@@ -97,7 +97,7 @@ class DurableRun:
         """Takes up the run where the store left it."""
         proposed = f"{self.config.fingerprint}-{secrets.token_hex(4)}"
         self.run_id = await self._store.run(lambda store: store.open_run(proposed, self.config.canonical_json()))
-        reach("server.start.opened")
+        fault_point("server.start.opened")
         if self.run_id == proposed:
             self.results.restore([])
         else:
@@ -105,7 +105,7 @@ class DurableRun:
         if self.state.phase.is_final and not self.results.has_summary:
             await self._write_summary()
         self.phase_times.enter(self.state.phase)
-        await self._apply(TimePassed())
+        await self._apply(Tick())
         self._deadline.set(self.state.deadline)  # also if nothing follows from the start itself
 
     async def _restore(self) -> None:
@@ -145,7 +145,7 @@ class DurableRun:
         while not self.state.phase.is_final:
             await self.run_changed.upcoming().wait()
         give_up = self._clock() + linger.total_seconds()
-        while not self.state.members <= self.told_of_end and self._clock() < give_up:
+        while not self.state.members <= self.notified_of_end and self._clock() < give_up:
             changed = self.status_changed.upcoming()
             try:
                 await asyncio.wait_for(changed.wait(), timeout=max(0.0, give_up - self._clock()))
@@ -160,7 +160,7 @@ class DurableRun:
 
     # --- changes ------------------------------------------------------------------------------------------------
 
-    async def _apply(self, event: Event, learnt: Knowledge | None = None) -> None:
+    async def _apply(self, event: Event, learnt: GlobalState | None = None) -> None:
         """Steps the run. `learnt`, what the server knows after a round, becomes durable together with the step."""
         async with self._lock:
             before = self.state
@@ -168,9 +168,9 @@ class DurableRun:
             if learnt is not None and not before.phase.is_final:  # a run that was stopped meanwhile stays as it is
                 aggregate = learnt.record(completed_rounds=state.round)
                 progress = self._progress(state)
-                reach("server.close.aggregated")
+                fault_point("server.close.aggregated")
                 await self._store.run(lambda store: _close_in_store(store, aggregate, progress))
-                reach("server.close.committed")
+                fault_point("server.close.committed")
                 self.aggregator.adopt(learnt)
             elif differs(before, state):
                 progress = self._progress(state)
@@ -178,19 +178,19 @@ class DurableRun:
             self.state = state
         if state == before:
             return
-        self.chronicle.phase(before.phase, state.phase)
+        self.event_log.phase(before.phase, state.phase)
         self.phase_times.enter(state.phase)
         self._deadline.set(None if self.draining else state.deadline)
         for effect in effects:
             self._carry_out(effect)
-        if changes_announcements(before, state):
+        if changes_client_events(before, state):
             self.run_changed.publish()
         self.status_changed.publish()
 
     def _progress(self, state: RunState) -> str:
         return Progress(state=state, seconds=self._clock() - self._started_at).to_json()
 
-    async def _apply_in_the_end(self, event: Event, learnt: Knowledge | None = None) -> None:
+    async def _apply_until_durable(self, event: Event, learnt: GlobalState | None = None) -> None:
         """For what nobody would send again: waits until it can be made durable, or the server goes away."""
         while True:
             try:
@@ -199,12 +199,12 @@ class DurableRun:
             except StoreError:
                 if self.draining:
                     raise
-            await self._store.mended()
+            await self._store.wait_until_writable()
 
     async def _apply_quietly(self, event: Event) -> None:
         """For events nobody waits for: a store that is closing must not turn them into a traceback."""
         try:
-            await self._apply_in_the_end(event)
+            await self._apply_until_durable(event)
         except StoreError as error:
             log.error("could not take note of %s: %s", event, error)
         except Exception:
@@ -216,7 +216,7 @@ class DurableRun:
         return self._store.trouble
 
     def _storage_changed(self) -> None:
-        self.chronicle.storage(self.storage_trouble)
+        self.event_log.storage(self.storage_trouble)
         self.run_changed.publish()
         self.status_changed.publish()
 
@@ -228,37 +228,37 @@ class DurableRun:
             case CloseRound(number):
                 self._tasks.spawn(self._close_round(number))
             case RunEnded():
-                reach("server.end.committed")
+                fault_point("server.end.committed")
                 self._tasks.spawn(self._write_summary())
-        self.chronicle.effect(effect)
+        self.event_log.effect(effect)
 
     async def _close_round(self, number: int) -> None:
         started = time.perf_counter()
-        reach("server.close.begun")
+        fault_point("server.close.begun")
         try:
             learnt = await self._aggregated(number)
             seconds = time.perf_counter() - started
             self.aggregation_times.add(seconds)
             log.info("round %d is aggregated, after %.0f ms", number, 1000 * seconds)
-            await self._apply_in_the_end(Aggregated(number), learnt)
+            await self._apply_until_durable(Aggregated(number), learnt)
         except Exception as error:
             if self.draining and isinstance(error, StoreError):
                 log.error("round %d could not be closed: %s; the next server will", number, error)
                 return
             log.exception("round %d could not be closed", number)
-            await self._apply_quietly(Broke(f"round {number} could not be closed: {error}"))
+            await self._apply_quietly(RunFailed(f"round {number} could not be closed: {error}"))
             return
-        reach("server.close.announced")
+        fault_point("server.close.announced")
         # after everyone was told: the next round should not wait for a clean-up
         with suppress(StoreError):  # the next round's clean-up takes this one's with it
             await self._store.tidy(lambda store: store.forget_superseded_uploads(number + 1))
 
-    async def _aggregated(self, number: int) -> Knowledge:
+    async def _aggregated(self, number: int) -> GlobalState:
         """What is learnt from a round. A disk may have a bad moment, but a damaged database stays one."""
         for _ in range(_READ_ATTEMPTS - 1):
             with suppress(StoreError):
                 return await self.aggregator.close_round(number, self._label_counts)
-            await self._store.mended()
+            await self._store.wait_until_writable()
         return await self.aggregator.close_round(number, self._label_counts)
 
     def _label_counts(self, client_id: int) -> Sequence[int]:
@@ -291,7 +291,7 @@ class DurableRun:
         last = summary["accuracy"]["last"]
         told = f"accuracy {100 * last['weighted']:.1f} % after {last['round']} rounds; " if last else ""
         log.info("%sthe summary is %s", told, self.results.summary_path)
-        reach("server.end.summarised")
+        fault_point("server.end.summarised")
 
 
 def _reports_in(store: Store) -> Iterator[Report]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 
-class Alarm:
+class Timer:
     """Rings once at the moment it was last set to; set to none, it does not ring."""
 
     def __init__(self, ring: Callable[[], None], clock: Callable[[], float]) -> None:
@@ -43,7 +43,7 @@ T = TypeVar("T")
 log = logging.getLogger("feddbp.server")
 
 
-class Tasks:
+class BackgroundTasks:
     """Everything that was begun and has not ended."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Tasks:
         """For work whose end nobody waits for."""
         self.begin(work)
 
-    async def to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
+    async def run_shielded(self, work: Coroutine[Any, Any, T]) -> T:
         """Does what a call asks for, and goes on when the caller is gone: what is durable has its consequences."""
         return await asyncio.shield(self.begin(work))
 

@@ -118,27 +118,27 @@ class Aggregated:
 
 
 @dataclass(frozen=True)
-class TimePassed:
+class Tick:
     """The clock moved; only ever needed when a deadline may have come."""
 
 
 @dataclass(frozen=True)
-class PauseAsked:
+class PauseRequested:
     pass
 
 
 @dataclass(frozen=True)
-class ResumeAsked:
+class ResumeRequested:
     pass
 
 
 @dataclass(frozen=True)
-class StopAsked:
+class StopRequested:
     reason: str
 
 
 @dataclass(frozen=True)
-class Broke:
+class RunFailed:
     """Something the run cannot go on without has failed."""
 
     reason: str
@@ -152,11 +152,11 @@ Event: TypeAlias = (
     | Uploaded
     | Reported
     | Aggregated
-    | TimePassed
-    | PauseAsked
-    | ResumeAsked
-    | StopAsked
-    | Broke
+    | Tick
+    | PauseRequested
+    | ResumeRequested
+    | StopRequested
+    | RunFailed
 )
 
 # effects
@@ -242,15 +242,15 @@ def _take_in(state: RunState, event: Event, policy: RoundPolicy, now: float) -> 
         case Aggregated(number) if number == state.round and state.held_phase is Phase.AGGREGATING:
             moved_on, effects = _after_aggregation(state, policy, now)
             return _hold(moved_on), effects
-        case TimePassed() if state.deadline is not None and now >= state.deadline:
+        case Tick() if state.deadline is not None and now >= state.deadline:
             return _at_deadline(state, policy, now)
-        case PauseAsked() if state.phase is not Phase.PAUSED:
+        case PauseRequested() if state.phase is not Phase.PAUSED:
             return _hold(state), ()
-        case ResumeAsked() if state.phase is Phase.PAUSED and state.held_phase is not None:
+        case ResumeRequested() if state.phase is Phase.PAUSED and state.held_phase is not None:
             return _resume(state, policy, now), ()
-        case StopAsked(reason):
+        case StopRequested(reason):
             return _end(state, Phase.STOPPED, reason)
-        case Broke(reason):
+        case RunFailed(reason):
             return _end(state, Phase.FAILED, reason)
     return state, ()
 

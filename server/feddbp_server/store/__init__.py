@@ -1,6 +1,6 @@
 """What outlives the server: one interface, SQLite behind it, and a store without memory for tests."""
 
-from feddbp_server.store.availability import Jobs, WatchedStore
+from feddbp_server.store.availability import Jobs, MonitoredStore
 from feddbp_server.store.interface import (
     AggregateRecord,
     ClientRecord,
@@ -12,19 +12,19 @@ from feddbp_server.store.interface import (
 )
 from feddbp_server.store.memory import MemoryStore
 from feddbp_server.store.sqlite import SqliteStore
-from feddbp_server.store.writer import StoreThread
+from feddbp_server.store.writer import StoreWriter
 
 __all__ = [
     "AggregateRecord",
     "ClientRecord",
     "Jobs",
     "MemoryStore",
+    "MonitoredStore",
     "ReportRecord",
     "RunMismatchError",
     "SqliteStore",
     "Store",
     "StoreError",
-    "StoreThread",
+    "StoreWriter",
     "UploadRecord",
-    "WatchedStore",
 ]

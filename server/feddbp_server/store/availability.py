@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Protocol, TypeVar
 
 from feddbp_server.store.interface import Store, StoreError
-from feddbp_server.store.writer import StoreThread
+from feddbp_server.store.writer import StoreWriter
 
 T = TypeVar("T")
 
@@ -25,11 +25,11 @@ class Jobs(Protocol):
         """Does `work`; returns once it is durable."""
 
 
-class WatchedStore:
+class MonitoredStore:
     """A store's thread whose failures to read or write are told apart from everything else, as `StoreError`."""
 
     def __init__(
-        self, thread: StoreThread, *, changed: Callable[[], None], pause: timedelta = timedelta(seconds=2)
+        self, thread: StoreWriter, *, changed: Callable[[], None], pause: timedelta = timedelta(seconds=2)
     ) -> None:
         self.trouble = ""
         """Why nothing can be kept at the moment; empty while all is well."""
@@ -56,7 +56,7 @@ class WatchedStore:
         if self.trouble:
             raise StoreError(self.trouble)
 
-    async def mended(self) -> None:
+    async def wait_until_writable(self) -> None:
         """Returns once the store can be written, or nobody looks after it any more."""
         await self._mended.wait()
 

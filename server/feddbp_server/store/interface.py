@@ -65,7 +65,7 @@ class AggregateRecord:
 
 
 class Store(ABC):
-    """Not thread-safe: one thread owns it, see `StoreThread`."""
+    """Not thread-safe: one thread owns it, see `StoreWriter`."""
 
     @abstractmethod
     def open_run(self, run_id: str, config_json: str) -> str:

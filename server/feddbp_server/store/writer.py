@@ -39,7 +39,7 @@ class _Job:
         self.loop.call_soon_threadsafe(deliver)
 
 
-class StoreThread:
+class StoreWriter:
     """Runs jobs on the store in the order they were given."""
 
     def __init__(self, store: Store) -> None:

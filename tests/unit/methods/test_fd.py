@@ -27,7 +27,7 @@ from torch import Tensor
 from feddbp_client.data import ClientData
 from feddbp_client.methods.fd import distillation
 from feddbp_client.methods.received import ClassTable
-from feddbp_client.training.trainer import LocalRun
+from feddbp_client.training.trainer import LocalTrainer
 from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
 from feddbp_common.wire import Payload, PrototypeSet, decode, encode
 
@@ -113,7 +113,7 @@ def trained_alone(name: str, **settings: Any) -> dict[str, Tensor]:
         training=TrainingConfig(local_epochs=2, batch_size=5, learning_rate=0.1),
     )
     client, strategy = small_trainer(name, **settings), small_strategy(name, **settings)
-    run = LocalRun(method=client, data=data, config=config, client_id=0, device=torch.device("cpu"))
+    run = LocalTrainer(method=client, data=data, config=config, client_id=0, device=torch.device("cpu"))
     known = strategy.initial()
     for number in range(2):
         contribution = run.train(strategy.reply(known, None), number, lambda *_: None).contribution

@@ -14,12 +14,12 @@ from feddbp_lab.experiments.report.outcomes import Outcomes
 from feddbp_lab.experiments.report.page import Section, embedded, page
 from feddbp_lab.experiments.report.render import as_csv, as_html, as_latex, as_markdown
 from feddbp_lab.experiments.report.tables import sheet_of, table_of
-from feddbp_lab.experiments.run.output_dir import ExperimentStore
+from feddbp_lab.experiments.run.output_dir import OutputDir
 
 PAGE_NAME: Final = "index.html"
 
 
-def write_report(store: ExperimentStore) -> Path:
+def write_report(store: OutputDir) -> Path:
     """Everything anew from the cells; the path of the page."""
     store.report_dir.mkdir(parents=True, exist_ok=True)
     sections = [_Writer(plan, store).section() for plan in store.plans()]
@@ -31,7 +31,7 @@ def write_report(store: ExperimentStore) -> Path:
 class _Writer:
     """Writes the files of one experiment, and its section of the page."""
 
-    def __init__(self, plan: Plan, store: ExperimentStore) -> None:
+    def __init__(self, plan: Plan, store: OutputDir) -> None:
         self._plan = plan
         self._outcomes = Outcomes.read(plan, store)
         self._directory = store.report_dir

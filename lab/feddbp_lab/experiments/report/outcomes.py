@@ -11,7 +11,7 @@ from typing import Any
 from feddbp_common.config.nested import dotted
 from feddbp_lab.experiments.plan import Plan, Point
 from feddbp_lab.experiments.run.cell_dir import CellState, DamagedError, Failure
-from feddbp_lab.experiments.run.output_dir import ExperimentStore
+from feddbp_lab.experiments.run.output_dir import OutputDir
 from feddbp_lab.results.run_results import RunResults
 
 Curve = dict[int, float]
@@ -125,7 +125,7 @@ class Outcomes:
     """Neither done nor failed."""
 
     @classmethod
-    def read(cls, plan: Plan, store: ExperimentStore) -> Outcomes:
+    def read(cls, plan: Plan, store: OutputDir) -> Outcomes:
         done: dict[str, CellResult] = {}
         failures: dict[str, Failure] = {}
         for name in plan.cell_ids:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from rich.console import Console
 
 from feddbp_common.errors import ConfigurationError, ExitCode
-from feddbp_common.optional_deps import check_installed
+from feddbp_common.optional_deps import require_lab
 from feddbp_lab.experiments.cell import Cell
 from feddbp_lab.experiments.config import ExperimentConfig
 from feddbp_lab.experiments.expansion import expand, seeds_of, selected
@@ -18,7 +18,7 @@ from feddbp_lab.experiments.plan import Plan
 from feddbp_lab.experiments.report.build import write_report
 from feddbp_lab.experiments.run.cell_dir import CellState
 from feddbp_lab.experiments.run.display import LiveBars, PlainLines, Workload
-from feddbp_lab.experiments.run.output_dir import ExperimentStore
+from feddbp_lab.experiments.run.output_dir import OutputDir
 from feddbp_lab.experiments.run.runner import Runner
 from feddbp_lab.experiments.spec import BUILT_IN, ExperimentSpec, load_experiment
 from feddbp_lab.processes.signals import on_stop_signals
@@ -38,8 +38,8 @@ def run_campaign(given: str, config: ExperimentConfig, *, only: Sequence[str]) -
         return ExitCode.OK
     if what.out is None:
         raise ConfigurationError("--out is required: the directory where results are kept")
-    check_installed("an experiment")
-    store = ExperimentStore(what.out)
+    require_lab("an experiment")
+    store = OutputDir(what.out)
     with store.only_runner():
         store.plans()  # one that cannot be read is told now, and not by the report after hours of work
         plan = _with_earlier_seeds(spec, asked.plan, store)
@@ -53,7 +53,7 @@ def run_campaign(given: str, config: ExperimentConfig, *, only: Sequence[str]) -
     return code
 
 
-def _with_earlier_seeds(spec: ExperimentSpec, asked: Plan, store: ExperimentStore) -> Plan:
+def _with_earlier_seeds(spec: ExperimentSpec, asked: Plan, store: OutputDir) -> Plan:
     """Seeds of one experiment may be run on different days; the report shows them together."""
     earlier = store.plan(asked.name)
     if earlier is None:
@@ -71,12 +71,12 @@ def _with_earlier_seeds(spec: ExperimentSpec, asked: Plan, store: ExperimentStor
     return expand(spec, seeds={*begun, *asked.seeds}, profile=asked.profile, overrides=asked.overrides).plan
 
 
-def _is_begun(plan: Plan, seed: int, store: ExperimentStore) -> bool:
+def _is_begun(plan: Plan, seed: int, store: OutputDir) -> bool:
     cells = (point.cells[seed] for part in plan.parts for point in part.points)
     return any(store.folder(cell).state is not CellState.WAITING for cell in cells)
 
 
-def _tell_of_others(plan: Plan, store: ExperimentStore) -> None:
+def _tell_of_others(plan: Plan, store: OutputDir) -> None:
     """A grid may have changed since it was run last; what it had then is not lost, but no longer reported."""
     earlier = store.plan(plan.name)
     if earlier is None:
@@ -93,7 +93,7 @@ def _told(value: Any) -> str:
     return str(value or "none")
 
 
-def _not_done(cells: list[Cell], store: ExperimentStore, *, keep_state: bool) -> list[Cell]:
+def _not_done(cells: list[Cell], store: OutputDir, *, keep_state: bool) -> list[Cell]:
     left = []
     for cell in cells:
         folder = store.folder(cell.id)
@@ -116,7 +116,7 @@ def _cells(count: int) -> str:
     return f"{count} cell{'s' if count != 1 else ''}"
 
 
-async def _run(store: ExperimentStore, cells: list[Cell], config: ExperimentConfig) -> int:
+async def _run(store: OutputDir, cells: list[Cell], config: ExperimentConfig) -> int:
     with _display(cells) as display:
         runner = Runner(
             store=store,

@@ -88,7 +88,7 @@ class CellProgress:
 
 
 @dataclass(frozen=True)
-class CellFolder:
+class CellDir:
     path: Path
 
     @property

@@ -12,14 +12,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from feddbp_lab.experiments.run.cell_dir import CellFolder, CellState, DamagedError, Failure
-from feddbp_lab.experiments.run.output_dir import ExperimentStore
+from feddbp_lab.experiments.run.cell_dir import CellDir, CellState, DamagedError, Failure
+from feddbp_lab.experiments.run.output_dir import OutputDir
 from feddbp_lab.terminal.format import percent, plain_table
 
 _WATCH_SECONDS: Final = 2.0
 
 
-def watch_status(store: ExperimentStore, console: Console) -> None:
+def watch_status(store: OutputDir, console: Console) -> None:
     """Shows where the cells stand until nobody works on them any more."""
     with Live(Group(*_view(store)), console=console, auto_refresh=False) as screen:
         while store.has_runner:
@@ -28,20 +28,20 @@ def watch_status(store: ExperimentStore, console: Console) -> None:
         screen.update(Group(*_view(store)), refresh=True)  # how it ended
 
 
-def print_status(store: ExperimentStore, console: Console) -> None:
+def print_status(store: OutputDir, console: Console) -> None:
     for piece in _view(store):
         # names and causes are long, and of more use in one piece
         console.print(piece, soft_wrap=isinstance(piece, Text))
 
 
-def _view(store: ExperimentStore) -> Iterator[Table | Text]:
+def _view(store: OutputDir) -> Iterator[Table | Text]:
     told = as_dict(store)
     yield _counts(told)
     for name, cell in told["cells"].items():
         yield from _lines(name, cell)
 
 
-def as_dict(store: ExperimentStore) -> dict[str, Any]:
+def as_dict(store: OutputDir) -> dict[str, Any]:
     plans = store.plans()
     names = dict.fromkeys(name for plan in plans for name in plan.cell_ids)
     return {
@@ -52,7 +52,7 @@ def as_dict(store: ExperimentStore) -> dict[str, Any]:
     }
 
 
-def _cell(folder: CellFolder) -> dict[str, Any]:
+def _cell(folder: CellDir) -> dict[str, Any]:
     state = folder.state
     told: dict[str, Any] = {"state": state.value}
     try:

@@ -10,10 +10,10 @@ from typing import Final
 from pydantic import ValidationError
 
 from feddbp_common.atomic_files import replace_text
-from feddbp_common.config.diagnostics import Complaint
+from feddbp_common.config.diagnostics import Problem
 from feddbp_common.errors import ConfigurationError
 from feddbp_lab.experiments.plan import Plan
-from feddbp_lab.experiments.run.cell_dir import CellFolder
+from feddbp_lab.experiments.run.cell_dir import CellDir
 from feddbp_lab.experiments.run.leases import is_held, only_runner
 from feddbp_lab.experiments.spec import BUILT_IN
 
@@ -22,11 +22,11 @@ _PLANS: Final = "experiments"
 
 
 @dataclass(frozen=True)
-class ExperimentStore:
+class OutputDir:
     path: Path
 
     @classmethod
-    def opened(cls, path: Path) -> ExperimentStore:
+    def opened(cls, path: Path) -> OutputDir:
         """One that has been run in before."""
         store = cls(path)
         if not store.plans():
@@ -46,8 +46,8 @@ class ExperimentStore:
         """Whether somebody is at work here."""
         return is_held(self.path / _LOCK_NAME)
 
-    def folder(self, cell_id: str) -> CellFolder:
-        return CellFolder(self.path / "cells" / cell_id)
+    def folder(self, cell_id: str) -> CellDir:
+        return CellDir(self.path / "cells" / cell_id)
 
     @property
     def report_dir(self) -> Path:
@@ -75,6 +75,6 @@ class ExperimentStore:
             return Plan.model_validate_json(path.read_text(encoding="utf-8"))
         except ValidationError as error:
             raise ConfigurationError(
-                f"{path}: not a plan of this version ({Complaint.first_of(error)}); "
+                f"{path}: not a plan of this version ({Problem.first_of(error)}); "
                 "remove it and run the experiment again, its cells will be found"
             ) from None

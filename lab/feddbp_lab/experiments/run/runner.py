@@ -16,7 +16,7 @@ from feddbp_lab.experiments.cell import Cell
 from feddbp_lab.experiments.run.cell_dir import Failure
 from feddbp_lab.experiments.run.display import Display
 from feddbp_lab.experiments.run.leases import until_free
-from feddbp_lab.experiments.run.output_dir import ExperimentStore
+from feddbp_lab.experiments.run.output_dir import OutputDir
 from feddbp_lab.processes.guard import GRACE_SECONDS
 from feddbp_lab.processes.local_federation import Federation, FederationOptions
 
@@ -49,7 +49,7 @@ class Machine:
 class Runner:
     """Works through cells that are not done yet; one that fails is recorded, and the others go on."""
 
-    store: ExperimentStore
+    store: OutputDir
     cells: Sequence[Cell]
     machine: Machine
     display: Display

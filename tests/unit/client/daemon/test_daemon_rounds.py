@@ -17,7 +17,7 @@ import torch
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.daemon import daemon as daemon_module
 from feddbp_client.daemon.backoff import Backoff
-from feddbp_client.daemon.connection import Download, RefusedError, ServerAwayError
+from feddbp_client.daemon.connection import CallRefusedError, Download, ServerUnavailableError
 from feddbp_client.daemon.daemon import ClientDaemon, DaemonOptions
 from feddbp_client.training.checkpoint import CHECKPOINT_NAME, Checkpoint
 from feddbp_client.training.setup import LocalOptions
@@ -62,7 +62,7 @@ class PretendedServer:
     async def download(self, session: str, round_number: int, rules: PayloadRules) -> Download:
         self._note(f"download {round_number}")
         if round_number in self._closed_rounds:
-            raise RefusedError("it is over", pb.Refusal(reason=pb.REFUSAL_REASON_WRONG_ROUND, current_round=1))
+            raise CallRefusedError("it is over", pb.Refusal(reason=pb.REFUSAL_REASON_WRONG_ROUND, current_round=1))
         return Download(encoded=encode(Payload()), message_bytes=0)
 
     async def report(self, request: pb.ReportRequest) -> None:
@@ -210,7 +210,7 @@ async def test_a_server_that_has_forgotten_a_round_is_given_it_again_and_nothing
         yield opened(0)
         await server.has_seen("upload 0")
         if len(told) == 1:
-            raise ServerAwayError("its disk is lost")
+            raise ServerUnavailableError("its disk is lost")
         yield ended()
 
     server = PretendedServer(script)
@@ -230,7 +230,7 @@ async def test_the_last_word_of_a_server_that_is_gone_counts(
         yield ended(pb.RUN_OUTCOME_STOPPED)
 
     async def gone(self: PretendedServer, request: pb.ReportRequest) -> None:
-        raise ServerAwayError("the server does not answer")
+        raise ServerUnavailableError("the server does not answer")
 
     monkeypatch.setattr(PretendedServer, "report", gone)
     assert await start(PretendedServer(script)).run() is ExitCode.RUN_FAILED
@@ -257,7 +257,7 @@ async def test_work_for_one_run_is_never_given_to_another(
         if server.run_id == "pretended":
             await server.has_seen("download 0")
             server.run_id = "another"
-            raise ServerAwayError("it was stopped, and started with another run")
+            raise ServerUnavailableError("it was stopped, and started with another run")
         await server.has_seen("upload 0")
         yield ended()
 

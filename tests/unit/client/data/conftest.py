@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feddbp_client.data import forget_loaded
+from feddbp_client.data import clear_dataset_cache
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def nothing_remembered() -> Iterator[None]:
-    forget_loaded()
+    clear_dataset_cache()
     yield
-    forget_loaded()
+    clear_dataset_cache()
 
 
 @dataclass

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from feddbp_client.data import SharedLoad, load_dataset
-from feddbp_client.training.setup import LocalOptions, Prepared, prepare
+from feddbp_client.training.setup import ClientSetup, LocalOptions, prepare
 from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
 from feddbp_common.errors import ConfigurationError
 
@@ -31,7 +31,7 @@ class Process:
             shared_load=SharedLoad(client_ids),
         )
 
-    def prepare(self, client_id: int) -> Prepared:
+    def prepare(self, client_id: int) -> ClientSetup:
         return prepare(CONFIG, "run", client_id, self._options)
 
 

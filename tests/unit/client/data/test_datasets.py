@@ -23,7 +23,7 @@ from data_samples import (
 )
 from scipy.io import savemat
 
-from feddbp_client.data import DataError, datasets, forget_loaded, load_dataset
+from feddbp_client.data import DataError, clear_dataset_cache, datasets, load_dataset
 from feddbp_client.data.datasets import SOURCES, PublishedFile
 from feddbp_common.config.catalog import DATASETS
 
@@ -321,7 +321,7 @@ def test_the_second_load_reads_what_the_first_decoded(tmp_path: Path, monkeypatc
     put(monkeypatch, tmp_path, "cifar10", tar_gz(cifar10_members(IMAGES, LABELS)))
     first = load_dataset("cifar10", tmp_path)
     (tmp_path / "cifar-10-python.tar.gz").unlink()
-    forget_loaded()
+    clear_dataset_cache()
     second = load_dataset("cifar10", tmp_path, download=False)
     assert second is not first
     assert isinstance(second.images, np.memmap)  # shared between processes, not copied into each
@@ -335,7 +335,7 @@ def test_a_damaged_or_outdated_cache_is_made_anew(tmp_path: Path, monkeypatch: p
     cache = tmp_path / ".cifar10.npz"
     cache.write_bytes(b"cut short by a full disk")
     assert np.array_equal(load_dataset("cifar10", tmp_path).images, IMAGES)
-    forget_loaded()
+    clear_dataset_cache()
     put(monkeypatch, tmp_path, "cifar10", tar_gz(cifar10_members(IMAGES[::-1], LABELS)))
     assert np.array_equal(load_dataset("cifar10", tmp_path).images, IMAGES[::-1])
 

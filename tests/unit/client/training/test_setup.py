@@ -11,7 +11,7 @@ from PIL import Image
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.training.checkpoint import ClientDirectory
-from feddbp_client.training.setup import LocalOptions, Prepared, prepare, resume
+from feddbp_client.training.setup import ClientSetup, LocalOptions, prepare, resume
 from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig, run_from_proto, run_to_proto
 from feddbp_common.errors import ConfigurationError
 
@@ -33,7 +33,7 @@ def pictures(path: Path, side: int) -> Path:
     return path
 
 
-def prepared(data: Path, image_size: int | None = None) -> Prepared:
+def prepared(data: Path, image_size: int | None = None) -> ClientSetup:
     options = LocalOptions(data=data, data_dir=Path(), model=None, device=torch.device("cpu"), amp=False)
     # as a client gets it
     return prepare(run_from_proto(run_to_proto(config(image_size))), "run", 0, options)

@@ -16,7 +16,7 @@ from feddbp_common.errors import ConfigurationError
 from feddbp_common.methods import METHODS
 from feddbp_lab.cli import COMMANDS, main
 from feddbp_lab.commands.demo import output_directory
-from feddbp_lab.commands.options import DemoConfig, DemoRun, HereConfig, usable_cores
+from feddbp_lab.commands.options import DemoConfig, DemoRun, LocalConfig, usable_cores
 from feddbp_lab.processes.flags import arguments_for, clean_environment
 from feddbp_lab.processes.local_federation import FederationOptions
 from feddbp_server.config import ServerConfig
@@ -84,7 +84,7 @@ def test_an_output_directory_with_something_in_it_is_refused(
 def test_an_output_directory_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match=r"--out: .*file"):
-        output_directory(DemoConfig(here=HereConfig(out=tmp_path / "file")))
+        output_directory(DemoConfig(here=LocalConfig(out=tmp_path / "file")))
 
 
 def test_default_directories_are_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,7 @@ def test_clients_are_dealt_out_over_processes(tmp_path: Path) -> None:
 
 
 def test_there_are_never_more_processes_than_clients() -> None:
-    assert DemoConfig(run=DemoRun(clients=2), here=HereConfig(processes=9)).processes == 2
+    assert DemoConfig(run=DemoRun(clients=2), here=LocalConfig(processes=9)).processes == 2
     assert DemoConfig(run=DemoRun(clients=1000)).processes == usable_cores()
 
 

@@ -23,7 +23,7 @@ from feddbp_lab.experiments.report.outcomes import Outcomes
 from feddbp_lab.experiments.report.paper import PAPER
 from feddbp_lab.experiments.report.render import tex_escaped
 from feddbp_lab.experiments.run.cell_dir import Failure
-from feddbp_lab.experiments.run.output_dir import ExperimentStore
+from feddbp_lab.experiments.run.output_dir import OutputDir
 from feddbp_lab.experiments.spec import load_experiment
 
 FINAL = {"local": 0.5, "fedproto": 0.6, "feddbp": 0.8}
@@ -148,7 +148,7 @@ def test_everything_latex_reads_otherwise_is_escaped() -> None:
 
 
 def test_the_papers_values_stand_beside_ours(tmp_path: Path) -> None:
-    store = ExperimentStore(tmp_path)
+    store = OutputDir(tmp_path)
     expanded = expand(load_experiment("table2"), seeds=(0,), profile="quick")
     store.keep(expanded.plan)
     for cell in expanded.cells.values():
@@ -298,7 +298,7 @@ def test_cells_on_unlike_data_are_told_apart(tmp_path: Path) -> None:
     told = json.loads(summary.read_text())
     told["per_client"].pop()
     summary.write_text(json.dumps(told))
-    write_report(ExperimentStore(tmp_path))
+    write_report(OutputDir(tmp_path))
     markdown = (directory / "small.md").read_text()
     assert "40 or 160 images" in markdown
     assert "were run with different amounts of data and do not compare" in markdown

@@ -20,12 +20,12 @@ from rich.console import Console
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_lab.cli import main
 from feddbp_lab.experiments.cell import Cell
-from feddbp_lab.experiments.config import ExperimentConfig, WhereConfig
+from feddbp_lab.experiments.config import ExecutionConfig, ExperimentConfig
 from feddbp_lab.experiments.expansion import expand
 from feddbp_lab.experiments.run.cell_dir import CellState, Failure
 from feddbp_lab.experiments.run.display import LiveBars, Workload
 from feddbp_lab.experiments.run.leases import StillInUseError, held, is_held, until_free
-from feddbp_lab.experiments.run.output_dir import ExperimentStore
+from feddbp_lab.experiments.run.output_dir import OutputDir
 from feddbp_lab.experiments.run.runner import Machine, Runner
 from feddbp_lab.experiments.spec import load_experiment
 
@@ -217,7 +217,7 @@ def test_seeds_of_several_days_are_reported_together_but_profiles_do_not_mix(
 ) -> None:
     path = tmp_path / "grid.toml"
     path.write_text(GRID.format(rounds="1"))
-    store = ExperimentStore(out)
+    store = OutputDir(out)
     for seed in ("0", "4"):
         for cell in expand(load_experiment(str(path)), seeds=(int(seed),)).cells.values():
             finish(store, cell, lambda *_: 0.5)
@@ -242,7 +242,7 @@ def test_a_grid_that_has_changed_is_told_of_what_is_no_longer_in_it(
     for rounds in ("1", "2"):
         path.write_text(GRID.format(rounds=rounds))
         for cell in expand(load_experiment(str(path)), seeds=(0,)).cells.values():
-            finish(ExperimentStore(out), cell, lambda *_: 0.5)
+            finish(OutputDir(out), cell, lambda *_: 0.5)
         assert main(["experiment", "run", str(path), "--out", str(out), "--seeds", "0"]) == 0
         told = capsys.readouterr().out
         assert ("grid has changed since it was run here last: 1 cell kept but no longer reported" in told) is (
@@ -253,7 +253,7 @@ def test_a_grid_that_has_changed_is_told_of_what_is_no_longer_in_it(
 def test_a_seed_nothing_was_run_of_is_forgotten(tmp_path: Path, out: Path) -> None:
     path = tmp_path / "grid.toml"
     path.write_text(GRID.format(rounds="1"))
-    grid, store = load_experiment(str(path)), ExperimentStore(out)
+    grid, store = load_experiment(str(path)), OutputDir(out)
     store.keep(expand(grid, seeds=(0, 33)).plan)
     for cell in expand(grid, seeds=(0,)).cells.values():
         finish(store, cell, lambda *_: 0.5)
@@ -341,8 +341,8 @@ def test_cells_are_dealt_over_cores_and_gpus(
 
 
 def test_there_is_one_cell_at_a_time_on_a_gpu_unless_told_otherwise() -> None:
-    assert ExperimentConfig(where=WhereConfig(gpus=(0, 1, 2))).where.machine.jobs == 3
-    assert ExperimentConfig(where=WhereConfig(gpus=(0, 1, 2), jobs=6)).where.machine.jobs == 6
+    assert ExperimentConfig(where=ExecutionConfig(gpus=(0, 1, 2))).where.machine.jobs == 3
+    assert ExperimentConfig(where=ExecutionConfig(gpus=(0, 1, 2), jobs=6)).where.machine.jobs == 6
 
 
 def test_what_is_left_is_guessed_from_the_pace_of_what_was_done_here() -> None:

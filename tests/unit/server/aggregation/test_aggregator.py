@@ -15,7 +15,7 @@ from feddbp_common.config.run import DataConfig, RealType, RunConfig, TrainingCo
 from feddbp_common.errors import PayloadError
 from feddbp_common.wire import FisherScores, Payload, PrototypeSet, WireType, decode, encode
 from feddbp_server.aggregation.aggregator import Aggregator
-from feddbp_server.store import MemoryStore, SqliteStore, StoreThread, UploadRecord
+from feddbp_server.store import MemoryStore, SqliteStore, StoreWriter, UploadRecord
 
 CLIENTS = 40  # more than are fetched from the store at a time
 CONFIG = RunConfig(
@@ -38,7 +38,7 @@ def contribution(client: int, scale: float = 1.0) -> Payload:
     )
 
 
-async def save(thread: StoreThread, client: int, payload: Payload, round_number: int = 0) -> None:
+async def save(thread: StoreWriter, client: int, payload: Payload, round_number: int = 0) -> None:
     encoded = encode(payload)
     record = UploadRecord(
         client_id=client,
@@ -54,20 +54,20 @@ def label_counts(_: int) -> list[int]:
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-async def thread(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[StoreThread]:
-    started = StoreThread(MemoryStore() if request.param == "memory" else SqliteStore(tmp_path))
+async def thread(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[StoreWriter]:
+    started = StoreWriter(MemoryStore() if request.param == "memory" else SqliteStore(tmp_path))
     yield started
     await started.close()
 
 
-async def learnt_in_order(order: list[int], thread: StoreThread, round_number: int) -> bytes:
+async def learnt_in_order(order: list[int], thread: StoreWriter, round_number: int) -> bytes:
     for client in order:
         await save(thread, client, contribution(client), round_number)
     learnt = await Aggregator(CONFIG, thread).close_round(round_number, label_counts)
     return bytes(learnt.encoded.manifest.sha256)
 
 
-async def test_the_order_of_arrival_changes_not_a_bit(thread: StoreThread) -> None:
+async def test_the_order_of_arrival_changes_not_a_bit(thread: StoreWriter) -> None:
     orders = [list(range(CLIENTS)), list(range(CLIENTS))[::-1]]
     for seed in range(3):
         shuffled = list(range(CLIENTS))
@@ -83,7 +83,7 @@ def test_the_order_of_summation_would_have_shown() -> None:
     assert (forward != backward).any()
 
 
-async def test_what_was_learnt_is_in_force_only_once_it_is_adopted(thread: StoreThread) -> None:
+async def test_what_was_learnt_is_in_force_only_once_it_is_adopted(thread: StoreWriter) -> None:
     aggregator = Aggregator(CONFIG, thread)
     before = aggregator.sha256
     await save(thread, 0, contribution(0))
@@ -93,14 +93,14 @@ async def test_what_was_learnt_is_in_force_only_once_it_is_adopted(thread: Store
     assert aggregator.sha256 == encode(learnt.payload).manifest.sha256.hex() != before
 
 
-async def test_a_digest_of_nothing_is_not_told(thread: StoreThread) -> None:
+async def test_a_digest_of_nothing_is_not_told(thread: StoreWriter) -> None:
     assert Aggregator(CONFIG, thread).sha256 == ""  # no round has taught anything yet
     alone = Aggregator(RunConfig(method="local", clients=CLIENTS), thread)
     alone.adopt(await alone.close_round(0, label_counts))
     assert alone.sha256 == ""
 
 
-async def test_what_was_learnt_comes_back_from_the_store_bit_for_bit(thread: StoreThread) -> None:
+async def test_what_was_learnt_comes_back_from_the_store_bit_for_bit(thread: StoreWriter) -> None:
     first = Aggregator(CONFIG, thread)
     await save(thread, 0, contribution(0))
     learnt = await first.close_round(0, label_counts)
@@ -112,7 +112,7 @@ async def test_what_was_learnt_comes_back_from_the_store_bit_for_bit(thread: Sto
     assert second.sha256 == first.sha256
 
 
-async def test_a_client_is_personalised_with_its_newest_upload_before_the_round(thread: StoreThread) -> None:
+async def test_a_client_is_personalised_with_its_newest_upload_before_the_round(thread: StoreWriter) -> None:
     aggregator = Aggregator(CONFIG, thread)
     await save(thread, 0, contribution(0), 0)
     await save(thread, 1, contribution(1), 0)
@@ -133,7 +133,7 @@ async def test_a_client_is_personalised_with_its_newest_upload_before_the_round(
 
 
 async def test_replies_travel_in_the_type_the_run_asks_for_but_are_kept_in_full() -> None:
-    thread = StoreThread(MemoryStore())
+    thread = StoreWriter(MemoryStore())
     config = CONFIG.model_copy(update={"wire": WireConfig(wire_dtype=RealType.BFLOAT16)})
     aggregator = Aggregator(config, thread)
     await save(thread, 0, contribution(0))
@@ -147,7 +147,7 @@ async def test_replies_travel_in_the_type_the_run_asks_for_but_are_kept_in_full(
 
 
 async def test_what_cannot_be_sent_fails_the_round_and_nobody_who_asks(
-    thread: StoreThread, monkeypatch: pytest.MonkeyPatch
+    thread: StoreWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = CONFIG.model_copy(update={"wire": WireConfig(wire_dtype=RealType.FLOAT16)})
     aggregator = Aggregator(config, thread)
@@ -159,7 +159,7 @@ async def test_what_cannot_be_sent_fails_the_round_and_nobody_who_asks(
 
 
 async def test_what_a_strategy_raises_reaches_whoever_closes_the_round(
-    thread: StoreThread, monkeypatch: pytest.MonkeyPatch
+    thread: StoreWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     aggregator = Aggregator(CONFIG, thread)
     await save(thread, 0, contribution(0))
@@ -172,7 +172,7 @@ async def test_what_a_strategy_raises_reaches_whoever_closes_the_round(
         await asyncio.wait_for(aggregator.close_round(0, label_counts), timeout=10)
 
 
-async def test_an_upload_that_cannot_be_read_is_an_error_and_no_hang(thread: StoreThread) -> None:
+async def test_an_upload_that_cannot_be_read_is_an_error_and_no_hang(thread: StoreWriter) -> None:
     encoded = encode(contribution(0))
     record = UploadRecord(client_id=0, round=0, sha256=b"x" * 32, manifest=encoded.manifest.SerializeToString())
     await thread.run(lambda store: store.save_upload(record, encoded.body()[:5]))
@@ -180,7 +180,7 @@ async def test_an_upload_that_cannot_be_read_is_an_error_and_no_hang(thread: Sto
         await asyncio.wait_for(Aggregator(CONFIG, thread).close_round(0, label_counts), timeout=10)
 
 
-async def test_what_is_kept_in_memory_and_what_is_read_make_the_same_bits(thread: StoreThread) -> None:
+async def test_what_is_kept_in_memory_and_what_is_read_make_the_same_bits(thread: StoreWriter) -> None:
     for client in range(CLIENTS):
         await save(thread, client, contribution(client))
     from_store, from_memory, from_both = (Aggregator(CONFIG, thread) for _ in range(3))
@@ -195,7 +195,7 @@ async def test_what_is_kept_in_memory_and_what_is_read_make_the_same_bits(thread
     assert len(digests) == 1
 
 
-async def test_a_round_is_closed_without_reading_what_is_kept(thread: StoreThread) -> None:
+async def test_a_round_is_closed_without_reading_what_is_kept(thread: StoreWriter) -> None:
     aggregator = Aggregator(CONFIG, thread)
     await save(thread, 0, contribution(0, scale=100.0))  # tells where the values come from
     aggregator.keep(0, 0, contribution(0))
@@ -204,7 +204,7 @@ async def test_a_round_is_closed_without_reading_what_is_kept(thread: StoreThrea
     assert (learnt.prototypes.vectors == contribution(0).prototypes.vectors).all()
 
 
-async def test_a_reply_that_is_the_same_for_all_is_made_once_a_round(thread: StoreThread) -> None:
+async def test_a_reply_that_is_the_same_for_all_is_made_once_a_round(thread: StoreWriter) -> None:
     aggregator = Aggregator(CONFIG.model_copy(update={"method": "fedproto", "method_settings": {}}), thread)
     replies = []
     for number in range(2):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from feddbp_common.wire import Payload
-from feddbp_server.aggregation.upload_cache import KeptUploads
+from feddbp_server.aggregation.upload_cache import UploadCache
 
 
 def upload(size: int) -> Payload:
@@ -13,7 +13,7 @@ def upload(size: int) -> Payload:
 
 
 def test_what_fits_is_kept_and_what_does_not_is_left_to_the_store() -> None:
-    kept = KeptUploads(room=100)
+    kept = UploadCache(room=100)
     for client in range(3):
         kept.add(0, client, upload(10))
     assert [kept.get(0, client) is not None for client in range(3)] == [True, True, False]
@@ -22,7 +22,7 @@ def test_what_fits_is_kept_and_what_does_not_is_left_to_the_store() -> None:
 
 
 def test_an_upload_of_another_round_is_not_given_out() -> None:
-    kept = KeptUploads(room=100)
+    kept = UploadCache(room=100)
     kept.add(0, 0, upload(10))
     assert kept.get(1, 0) is None
     kept.add(1, 0, upload(10))
@@ -31,7 +31,7 @@ def test_an_upload_of_another_round_is_not_given_out() -> None:
 
 
 def test_uploads_of_rounds_gone_by_make_room_and_those_of_the_open_one_do_not() -> None:
-    kept = KeptUploads(room=80)
+    kept = UploadCache(room=80)
     kept.add(0, 0, upload(10))
     kept.add(0, 1, upload(10))
     kept.add(1, 2, upload(10))
@@ -41,13 +41,13 @@ def test_uploads_of_rounds_gone_by_make_room_and_those_of_the_open_one_do_not() 
 
 
 def test_the_room_of_what_is_replaced_is_free_again() -> None:
-    kept = KeptUploads(room=40)
+    kept = UploadCache(room=40)
     for number in range(5):
         kept.add(number, 0, upload(10))
         assert kept.get(number, 0) is not None
 
 
 def test_what_is_larger_than_all_the_room_is_never_kept() -> None:
-    kept = KeptUploads(room=40)
+    kept = UploadCache(room=40)
     kept.add(0, 0, upload(11))
     assert kept.get(0, 0) is None

@@ -13,7 +13,7 @@ import pytest
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_server.reporting.audit import Audit
-from feddbp_server.reporting.event_log import Chronicle
+from feddbp_server.reporting.event_log import EventLog
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.sessions import Client
 from feddbp_server.run.state_machine import CloseRound, MembersDropped, Phase
@@ -36,9 +36,9 @@ def changes() -> Changes:
 
 
 @pytest.fixture
-def chronicle(tmp_path: Path, changes: Changes) -> Iterator[Chronicle]:
+def event_log(tmp_path: Path, changes: Changes) -> Iterator[EventLog]:
     audit = Audit(tmp_path, clock=lambda: 0.0)  # time stands still, so what may be written is not renewed
-    yield Chronicle(audit, changed=changes)
+    yield EventLog(audit, changed=changes)
     audit.close()
 
 
@@ -46,16 +46,16 @@ def audited(directory: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (directory / "audit.jsonl").read_text().splitlines()]
 
 
-def test_a_flood_of_refusals_hides_nothing_else(chronicle: Chronicle, changes: Changes) -> None:
+def test_a_flood_of_refusals_hides_nothing_else(event_log: EventLog, changes: Changes) -> None:
     for _ in range(1000):
-        chronicle.refused("Upload", REFUSAL, peer="ipv4:127.0.0.1:5")
-    chronicle.incident(3, "something that matters")
+        event_log.refused("Upload", REFUSAL, peer="ipv4:127.0.0.1:5")
+    event_log.incident(3, "something that matters")
     told = changes.count
     for _ in range(1000):
-        chronicle.refused("Upload", REFUSAL, peer="ipv4:127.0.0.1:5")
-    assert chronicle.incidents[-1].message == "something that matters"
+        event_log.refused("Upload", REFUSAL, peer="ipv4:127.0.0.1:5")
+    assert event_log.incidents[-1].message == "something that matters"
     assert changes.count == told
-    assert chronicle.audit.refusals == {"wrong_round": 2000}
+    assert event_log.audit.refusals == {"wrong_round": 2000}
 
 
 def a_client(client_id: int) -> Client:
@@ -70,22 +70,22 @@ def a_client(client_id: int) -> Client:
 
 
 def test_a_client_in_a_loop_is_counted_but_does_not_fill_the_disk(
-    chronicle: Chronicle, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    event_log: EventLog, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
         for number in range(500):
-            chronicle.joined(a_client(1))
-            chronicle.failed(a_client(1), number, "out of memory")
-            chronicle.left(a_client(1), "for now")
+            event_log.joined(a_client(1))
+            event_log.failed(a_client(1), number, "out of memory")
+            event_log.left(a_client(1), "for now")
     assert len(caplog.messages) == 3 * 20
-    chronicle.joined(a_client(2))
-    chronicle.audit.close()
+    event_log.joined(a_client(2))
+    event_log.audit.close()
     lines = audited(tmp_path)
     written = Counter((line["what"], line["client"]) for line in lines)
     assert written == {("joined", 1): 20, ("failed", 1): 20, ("left", 1): 20, ("joined", 2): 1, ("flood", 1): 3}
     floods = [line for line in lines if line["what"] == "flood"]
     assert [flood.get(what) for flood, what in zip(floods, ("joined", "failed", "left"), strict=True)] == [480] * 3
-    assert (chronicle.audit.noted["joined"], chronicle.audit.noted["failed"]) == (501, 500)
+    assert (event_log.audit.noted["joined"], event_log.audit.noted["failed"]) == (501, 500)
 
 
 def test_what_a_client_does_is_written_down_again_as_time_passes(tmp_path: Path) -> None:
@@ -102,29 +102,29 @@ def test_what_a_client_does_is_written_down_again_as_time_passes(tmp_path: Path)
     assert (last["what"], last["failed"]) == ("flood", 1)
 
 
-def test_one_client_does_not_push_the_others_out_of_sight(chronicle: Chronicle) -> None:
-    chronicle.incident(None, "the disk is full")
-    chronicle.failed(a_client(2), 3, "its own trouble")
+def test_one_client_does_not_push_the_others_out_of_sight(event_log: EventLog) -> None:
+    event_log.incident(None, "the disk is full")
+    event_log.failed(a_client(2), 3, "its own trouble")
     for number in range(500):
-        chronicle.incident(1, f"trouble {number}")
-    assert [(incident.client_id, incident.message) for incident in chronicle.incidents] == [
+        event_log.incident(1, f"trouble {number}")
+    assert [(incident.client_id, incident.message) for incident in event_log.incidents] == [
         (None, "the disk is full"),
         (2, "could not do round 3: its own trouble"),
         *((1, f"trouble {number}") for number in range(497, 500)),
     ]
 
 
-def test_a_round_that_closes_without_somebody_is_an_incident(chronicle: Chronicle, tmp_path: Path) -> None:
-    chronicle.effect(CloseRound(round=4, missing=frozenset()))
-    assert not chronicle.incidents
-    chronicle.effect(CloseRound(round=4, missing=frozenset({7, 2})))
-    assert [incident.message for incident in chronicle.incidents] == ["round 4 closed without client 2, client 7"]
+def test_a_round_that_closes_without_somebody_is_an_incident(event_log: EventLog, tmp_path: Path) -> None:
+    event_log.effect(CloseRound(round=4, missing=frozenset()))
+    assert not event_log.incidents
+    event_log.effect(CloseRound(round=4, missing=frozenset({7, 2})))
+    assert [incident.message for incident in event_log.incidents] == ["round 4 closed without client 2, client 7"]
     (noted,) = audited(tmp_path)
     assert (noted["what"], noted["round"], noted["clients"]) == ("closed_without", 4, [2, 7])
 
 
-def test_who_was_dropped_is_in_the_audit_log(chronicle: Chronicle, tmp_path: Path) -> None:
-    chronicle.effect(MembersDropped(frozenset({5})))
+def test_who_was_dropped_is_in_the_audit_log(event_log: EventLog, tmp_path: Path) -> None:
+    event_log.effect(MembersDropped(frozenset({5})))
     (noted,) = audited(tmp_path)
     assert (noted["what"], noted["clients"]) == ("dropped", [5])
 
@@ -139,19 +139,19 @@ def test_who_was_dropped_is_in_the_audit_log(chronicle: Chronicle, tmp_path: Pat
     ],
 )
 def test_only_pauses_and_their_ends_are_an_operators(
-    before: Phase, now: Phase, what: list[str], chronicle: Chronicle, tmp_path: Path
+    before: Phase, now: Phase, what: list[str], event_log: EventLog, tmp_path: Path
 ) -> None:
-    chronicle.phase(before, now)
+    event_log.phase(before, now)
     assert [line["what"] for line in audited(tmp_path)] == what
 
 
 def test_trouble_with_the_storage_is_told_and_so_is_its_end(
-    chronicle: Chronicle, caplog: pytest.LogCaptureFixture
+    event_log: EventLog, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        chronicle.storage("the disk is full")
-        chronicle.storage("")
-    assert [incident.message for incident in chronicle.incidents] == ["the disk is full"]
+        event_log.storage("the disk is full")
+        event_log.storage("")
+    assert [incident.message for incident in event_log.incidents] == ["the disk is full"]
     assert caplog.messages == [
         "the disk is full; nothing is accepted until it can be",
         "the state directory can be used again",

@@ -19,7 +19,7 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.run import RealType, WireConfig
 from feddbp_common.wire import Encoded, Payload, PrototypeSet, decode, digest_of, encode
 from feddbp_server.reporting.audit import Audit
-from feddbp_server.rpc.upload import Ingest, UploadLimits
+from feddbp_server.rpc.upload import UploadLimits, UploadReceiver
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.store import MemoryStore
 
@@ -37,7 +37,7 @@ async def daemon(server: Server) -> Daemon:
     return (await join_all(server))[0]
 
 
-async def refusal_of(server: Server, stream: Parts, ingest: Ingest | None = None) -> RefusedError:
+async def refusal_of(server: Server, stream: Parts, ingest: UploadReceiver | None = None) -> RefusedError:
     with pytest.raises(RefusedError) as refusal:
         await (ingest or server.ingest).receive(stream, server.coordinator.sessions.by_session)
     assert server.coordinator.state.uploaded == ids()
@@ -124,7 +124,7 @@ async def test_what_the_header_gives_away_is_refused_before_a_chunk_is_read(
 
 
 async def test_an_upload_larger_than_admitted_is_refused_on_its_header(server: Server, daemon: Daemon) -> None:
-    ingest = Ingest(server.coordinator, UploadLimits(max_bytes=LEARNT.manifest.total_bytes - 1))
+    ingest = UploadReceiver(server.coordinator, UploadLimits(max_bytes=LEARNT.manifest.total_bytes - 1))
     read: list[int] = []
     refusal = await refusal_of(server, counted(header(daemon, LEARNT), read), ingest)
     assert refusal.details.reason == pb.REFUSAL_REASON_TOO_LARGE
@@ -231,7 +231,7 @@ async def stuck(part: pb.UploadPart | None) -> Parts:
 
 async def test_a_stream_that_says_nothing_is_given_up(server: Server, daemon: Daemon) -> None:
     limits = UploadLimits(header_wait=timedelta(seconds=0.02), idle=timedelta(seconds=0.03))
-    ingest = Ingest(server.coordinator, limits)
+    ingest = UploadReceiver(server.coordinator, limits)
     without_header = await refusal_of(server, stuck(None), ingest)
     without_body = await refusal_of(server, stuck(header(daemon, LEARNT)), ingest)
     assert "nothing arrived for 0.02s" in str(without_header)
@@ -279,7 +279,7 @@ async def test_an_upload_whose_connection_is_lost_is_nobodys_fault(
 
 async def test_all_uploads_together_are_bounded(server: Server, daemon: Daemon) -> None:
     size = LEARNT.manifest.total_bytes
-    ingest = Ingest(server.coordinator, UploadLimits(bytes_in_flight=2 * size - 1))
+    ingest = UploadReceiver(server.coordinator, UploadLimits(bytes_in_flight=2 * size - 1))
     first = asyncio.create_task(ingest.receive(stuck(header(daemon, LEARNT)), server.coordinator.sessions.by_session))
     await asyncio.sleep(0.01)
     other = await taken_anew(server, 1)

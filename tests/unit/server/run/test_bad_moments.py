@@ -19,8 +19,8 @@ from feddbp_server.reporting.audit import Audit
 from feddbp_server.reporting.metrics_log import Results
 from feddbp_server.rpc.status_reply import status_of
 from feddbp_server.run.refusals import as_refusal
-from feddbp_server.run.state_machine import PauseAsked, Phase
-from feddbp_server.store import MemoryStore, SqliteStore, StoreError, StoreThread, WatchedStore
+from feddbp_server.run.state_machine import PauseRequested, Phase
+from feddbp_server.store import MemoryStore, MonitoredStore, SqliteStore, StoreError, StoreWriter
 
 
 class FullDisk(MemoryStore):
@@ -76,7 +76,7 @@ async def server(disk: FullDisk, tmp_path: Path) -> AsyncIterator[Server]:
 
 async def until_mended(server: Server) -> None:
     async with asyncio.timeout(PATIENCE):
-        await server.coordinator._store.mended()
+        await server.coordinator._store.wait_until_writable()
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +135,7 @@ async def test_trouble_is_noted_once_however_many_calls_meet_it(server: Server, 
     for _ in range(5):
         with pytest.raises(StoreError):
             await daemons[0].report(0)
-    assert len(server.coordinator.chronicle.incidents) == 1
+    assert len(server.coordinator.event_log.incidents) == 1
 
 
 async def test_a_join_that_cannot_be_kept_leaves_the_id_free(server: Server, disk: FullDisk) -> None:
@@ -218,14 +218,14 @@ async def test_an_upload_that_was_kept_but_never_noted_counts_when_it_comes_agai
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemons = await join_all(server)
-    note = server.coordinator.chronicle.audit.note
+    note = server.coordinator.event_log.audit.note
 
     def broken(what: str, **facts: Any) -> None:
         if what == "accepted":
             raise RuntimeError("between the commit and its consequences")
         note(what, **facts)
 
-    monkeypatch.setattr(server.coordinator.chronicle.audit, "note", broken)
+    monkeypatch.setattr(server.coordinator.event_log.audit, "note", broken)
     with pytest.raises(RuntimeError):
         await daemons[0].upload(0)
     monkeypatch.undo()
@@ -236,15 +236,15 @@ async def test_an_upload_that_was_kept_but_never_noted_counts_when_it_comes_agai
 async def test_an_operator_is_told_that_nothing_can_be_kept(server: Server, disk: FullDisk) -> None:
     disk.full = {"progress", "touch"}
     with pytest.raises(StoreError) as error:
-        await server.coordinator.operate(PauseAsked())
+        await server.coordinator.operate(PauseRequested())
     assert as_refusal(error.value).details.reason == pb.REFUSAL_REASON_STORAGE
     assert server.phase is not Phase.PAUSED
 
 
 async def test_only_the_disk_is_to_blame_for_trouble(tmp_path: Path) -> None:
     """A statement that is wrong is a mistake of ours, and says nothing about the next one."""
-    thread = StoreThread(SqliteStore(tmp_path))
-    watched = WatchedStore(thread, changed=lambda: None)
+    thread = StoreWriter(SqliteStore(tmp_path))
+    watched = MonitoredStore(thread, changed=lambda: None)
     for broken, kind in ((ZeroDivisionError(), ZeroDivisionError), (sqlite3.IntegrityError(), sqlite3.IntegrityError)):
 
         def fail(_: object, error: Exception = broken) -> None:

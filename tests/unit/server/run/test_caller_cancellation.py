@@ -12,7 +12,7 @@ import pytest
 from coordinator_runs import PATIENCE, Daemon, Server, join_all, metrics_of
 from run_machine import ids
 
-from feddbp_server.run.state_machine import PauseAsked, Phase
+from feddbp_server.run.state_machine import PauseRequested, Phase
 from feddbp_server.store import MemoryStore
 
 
@@ -109,5 +109,5 @@ async def test_whoever_leaves_without_waiting_has_left(server: Server, disk: Slo
 
 async def test_memory_and_disk_agree_on_what_an_operator_asked_for(server: Server, disk: SlowDisk) -> None:
     await join_all(server)
-    await cancelled(server, disk, "progress", server.coordinator.operate(PauseAsked()))
+    await cancelled(server, disk, "progress", server.coordinator.operate(PauseRequested()))
     assert server.phase is Phase.PAUSED

@@ -36,7 +36,7 @@ from feddbp_server.rpc.status_reply import status_of
 from feddbp_server.run.coordinator import Coordinator
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.scheduling import Broadcast
-from feddbp_server.run.state_machine import PauseAsked, Phase, ResumeAsked, StopAsked
+from feddbp_server.run.state_machine import PauseRequested, Phase, ResumeRequested, StopRequested
 from feddbp_server.store import MemoryStore, RunMismatchError, SqliteStore
 
 
@@ -355,23 +355,23 @@ async def test_a_round_everyone_chosen_has_left_is_told_and_waits_for_clients(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Server(MemoryStore(), tmp_path, participation=0.5, min_clients=2, deadline=1000) as server:
-        await server.coordinator.operate(PauseAsked())  # or the round would open for the first two
+        await server.coordinator.operate(PauseRequested())  # or the round would open for the first two
         daemons = {daemon.client_id: daemon for daemon in await join_all(server)}
-        await server.coordinator.operate(ResumeAsked())
+        await server.coordinator.operate(ResumeRequested())
         (observer,) = server.coordinator.state.observers
         for client_id in sorted(server.coordinator.state.selected):
             await server.coordinator.leave(daemons[client_id].client, "bye")
         assert server.phase is Phase.WAITING
         assert server.coordinator.state.members == ids(observer)
         assert (
-            server.coordinator.chronicle.incidents[-1].message
+            server.coordinator.event_log.incidents[-1].message
             == "round 0 begins anew: everyone who was to train has left"
         )
     assert "round 0: everyone who was to train has left; it begins anew with whoever is there" in caplog.text
 
 
 async def test_a_run_that_is_over_admits_nobody(server: Server) -> None:
-    await server.coordinator.operate(StopAsked("enough"))
+    await server.coordinator.operate(StopRequested("enough"))
     assert (await refusal_of(Daemon.join(server, 0))).reason == pb.REFUSAL_REASON_RUN_ENDED
 
 
@@ -444,7 +444,7 @@ async def test_followers_are_told_when_the_server_goes_away(tmp_path: Path) -> N
 
 async def test_the_server_waits_until_every_member_was_told_of_the_end(server: Server) -> None:
     daemons = await join_all(server)
-    await server.coordinator.operate(StopAsked("enough"))
+    await server.coordinator.operate(StopRequested("enough"))
     ended = asyncio.create_task(server.coordinator.ended(linger=timedelta(seconds=PATIENCE)))
     for daemon in daemons:
         await asyncio.sleep(0)
@@ -456,7 +456,7 @@ async def test_the_server_waits_until_every_member_was_told_of_the_end(server: S
 
 async def test_the_server_does_not_wait_for_ever_for_those_who_are_away(server: Server) -> None:
     await join_all(server)
-    await server.coordinator.operate(StopAsked("enough"))
+    await server.coordinator.operate(StopRequested("enough"))
     await asyncio.wait_for(server.coordinator.ended(linger=timedelta(seconds=0.05)), timeout=PATIENCE)
 
 
@@ -502,7 +502,7 @@ async def test_progress_and_failures_are_shown(server: Server) -> None:
 
 async def test_only_the_newest_incidents_are_kept(server: Server) -> None:
     for number in range(100):
-        server.coordinator.chronicle.incident(None, str(number))
+        server.coordinator.event_log.incident(None, str(number))
     shown = [incident.message for incident in status_of(server.coordinator).incidents]
     assert shown == [str(number) for number in range(80, 100)]
 
@@ -568,10 +568,10 @@ async def test_the_status_of_a_finished_run_says_how_it_ended(server: Server) ->
 async def hurry(server: Server, seconds: float, *, min_clients: int = CLIENTS) -> None:
     """From here on the open round has only so much time; what was to be done in it is done by now."""
     coordinator = server.coordinator
-    await coordinator.operate(PauseAsked())
+    await coordinator.operate(PauseRequested())
     deadline = timedelta(seconds=seconds)
     coordinator.policy = replace(coordinator.policy, deadline=deadline, min_clients=min_clients)
-    await coordinator.operate(ResumeAsked())
+    await coordinator.operate(ResumeRequested())
 
 
 async def test_the_deadline_is_a_timer_and_needs_no_traffic(tmp_path: Path) -> None:
@@ -612,19 +612,19 @@ async def test_the_time_that_is_left_is_shown(tmp_path: Path) -> None:
 
 async def test_a_paused_run_takes_uploads_but_closes_no_round(server: Server) -> None:
     daemons = await join_all(server)
-    await server.coordinator.operate(PauseAsked())
+    await server.coordinator.operate(PauseRequested())
     for daemon in daemons:
         await daemon.work(0)
     await server.settled()
     assert (server.phase, server.coordinator.state.round) == (Phase.PAUSED, 0)
-    await server.coordinator.operate(ResumeAsked())
+    await server.coordinator.operate(ResumeRequested())
     await server.until_round(1)
 
 
 async def test_stopping_a_paused_run_is_not_noted_as_resuming_it(server: Server, tmp_path: Path) -> None:
     await join_all(server)
-    await server.coordinator.operate(PauseAsked())
-    await server.coordinator.operate(StopAsked("enough"))
+    await server.coordinator.operate(PauseRequested())
+    await server.coordinator.operate(StopRequested("enough"))
     noted = [json.loads(line)["what"] for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
     assert noted[-2:] == ["paused", "ended"]
 
@@ -655,13 +655,13 @@ async def test_a_pause_during_aggregation_opens_the_next_round_only_after_it(
     for daemon in daemons:
         await daemon.work(0)
     await strategy.reached()
-    await server.coordinator.operate(PauseAsked())
+    await server.coordinator.operate(PauseRequested())
     strategy.opened.set()
     await server.until(lambda c: c.state.round == 1)
     assert server.phase is Phase.PAUSED
     events = server.coordinator.follow(daemons[0].client)
     assert "paused" in (await next_event(events)).waiting.reason
-    await server.coordinator.operate(ResumeAsked())
+    await server.coordinator.operate(ResumeRequested())
     assert (await next_event(events)).round_opened.round == 1
     await events.aclose()
 
@@ -675,7 +675,7 @@ async def test_a_stop_during_aggregation_leaves_one_truth_about_the_prototypes(
         for daemon in await join_all(server):
             await daemon.work(0)
         await strategy.reached()
-        await server.coordinator.operate(StopAsked("enough"))
+        await server.coordinator.operate(StopRequested("enough"))
         await asyncio.sleep(0.05)  # the summary is written while the strategy still computes
         strategy.opened.set()
         await server.until_over()
@@ -694,7 +694,7 @@ async def test_a_stopped_run_tells_everyone_why(server: Server, tmp_path: Path) 
     daemons = await join_all(server)
     events = server.coordinator.follow(daemons[0].client)
     await next_event(events)
-    await server.coordinator.operate(StopAsked("enough"))
+    await server.coordinator.operate(StopRequested("enough"))
     ended = (await next_event(events)).run_ended
     assert (ended.outcome, ended.reason) == (pb.RUN_OUTCOME_STOPPED, "enough")
     await server.until_over()
@@ -825,11 +825,11 @@ async def test_a_paused_run_is_paused_after_a_restart(tmp_path: Path) -> None:
     store = MemoryStore()
     async with Server(store, tmp_path, deadline=100) as first:
         await join_all(first)
-        await first.coordinator.operate(PauseAsked())
+        await first.coordinator.operate(PauseRequested())
     async with Server(store, tmp_path, deadline=100) as second:
         assert (second.phase, second.coordinator.state.held_phase) == (Phase.PAUSED, Phase.COLLECTING)
         assert second.coordinator.state.deadline is None
-        await second.coordinator.operate(ResumeAsked())
+        await second.coordinator.operate(ResumeRequested())
         assert second.phase is Phase.COLLECTING
         assert second.coordinator.state.deadline is not None
 

@@ -13,7 +13,6 @@ from run_machine import Run, ids, policy
 
 from feddbp_server.run.state_machine import (
     Aggregated,
-    Broke,
     CloseRound,
     Connected,
     DeadlineExtended,
@@ -23,16 +22,17 @@ from feddbp_server.run.state_machine import (
     Joined,
     Left,
     MembersDropped,
-    PauseAsked,
+    PauseRequested,
     Phase,
     Reported,
-    ResumeAsked,
+    ResumeRequested,
     RoundAbandoned,
     RoundOpened,
     RunEnded,
+    RunFailed,
     RunState,
-    StopAsked,
-    TimePassed,
+    StopRequested,
+    Tick,
     Uploaded,
     select,
     step,
@@ -95,7 +95,7 @@ def test_an_upload_that_comes_twice_counts_once() -> None:
     assert run.state == before
 
 
-@pytest.mark.parametrize("late", [Uploaded(0, 1), Uploaded(7, 0), Reported(0, 5), Aggregated(0), ResumeAsked()])
+@pytest.mark.parametrize("late", [Uploaded(0, 1), Uploaded(7, 0), Reported(0, 5), Aggregated(0), ResumeRequested()])
 def test_an_event_that_does_not_matter_changes_nothing(late: Event) -> None:
     run = Run.collecting(2)
     before = run.state
@@ -205,7 +205,7 @@ def test_an_upload_after_an_extension_can_still_make_the_quorum() -> None:
 def test_a_run_that_is_over_waits_for_nobody() -> None:
     run = Run.collecting(3)
     assert run.state.missing == ids(0, 1, 2)
-    run(StopAsked("enough"))
+    run(StopRequested("enough"))
     assert run.state.missing == ids()
 
 
@@ -443,25 +443,25 @@ ACTIVE = [Phase.WAITING, Phase.COLLECTING, Phase.AGGREGATING, Phase.EVALUATING]
 def test_a_pause_holds_every_phase_and_resume_goes_back_to_it(phase: Phase) -> None:
     run = in_phase(phase)
     before = run.state
-    assert run(PauseAsked()) == ()
+    assert run(PauseRequested()) == ()
     assert (run.phase, run.state.held_phase, run.state.deadline) == (Phase.PAUSED, phase, None)
-    assert run(ResumeAsked()) == ()
+    assert run(ResumeRequested()) == ()
     assert run.state == before
 
 
 @pytest.mark.parametrize("phase", ACTIVE)
 def test_pausing_twice_is_pausing_once(phase: Phase) -> None:
     run = in_phase(phase)
-    run(PauseAsked())
+    run(PauseRequested())
     before = run.state
-    assert run(PauseAsked()) == ()
+    assert run(PauseRequested()) == ()
     assert run.state == before
 
 
 @pytest.mark.parametrize("phase", ACTIVE)
 def test_a_pause_stops_the_clock(phase: Phase) -> None:
     run = in_phase(phase)
-    run(PauseAsked())
+    run(PauseRequested())
     before = run.state
     assert run.after(10**9) == ()
     assert run.state == before
@@ -471,78 +471,78 @@ def test_a_pause_stops_the_clock(phase: Phase) -> None:
 def test_the_deadline_starts_afresh_after_a_pause(phase: Phase) -> None:
     run = in_phase(phase)
     run.after(3)
-    run(PauseAsked())
+    run(PauseRequested())
     run.after(100)
-    run(ResumeAsked())
+    run(ResumeRequested())
     assert run.state.deadline == run.now + 10
 
 
 def test_joining_a_paused_run_opens_nothing_until_it_goes_on() -> None:
     run = in_phase(Phase.WAITING)
-    run(PauseAsked())
+    run(PauseRequested())
     assert run(Joined(1)) == ()
     assert run.phase is Phase.PAUSED
-    assert run(ResumeAsked()) == (RoundOpened(0, ids(0, 1)),)
+    assert run(ResumeRequested()) == (RoundOpened(0, ids(0, 1)),)
 
 
 def test_uploads_are_taken_while_paused_and_close_the_round_once_it_goes_on() -> None:
     run = in_phase(Phase.COLLECTING)
-    run(PauseAsked())
+    run(PauseRequested())
     assert run(Uploaded(0, 0), Uploaded(1, 0)) == ()
     assert run.phase is Phase.PAUSED
-    assert run(ResumeAsked()) == (CloseRound(0, ids()),)
+    assert run(ResumeRequested()) == (CloseRound(0, ids()),)
 
 
 def test_results_are_taken_while_paused_and_finish_the_run_once_it_goes_on() -> None:
     run = in_phase(Phase.EVALUATING)
-    run(PauseAsked())
+    run(PauseRequested())
     assert run(Reported(0, 1), Reported(1, 1)) == ()
-    (ended,) = run(ResumeAsked())
+    (ended,) = run(ResumeRequested())
     assert isinstance(ended, RunEnded)
     assert run.phase is Phase.FINISHED
 
 
 def test_a_round_that_is_aggregated_while_paused_is_followed_by_the_next_once_it_goes_on() -> None:
     run = in_phase(Phase.AGGREGATING)
-    run(PauseAsked(), Aggregated(0))
+    run(PauseRequested(), Aggregated(0))
     assert (run.phase, run.state.held_phase, run.state.round) == (Phase.PAUSED, Phase.COLLECTING, 1)
     assert run.state.deadline is None
     assert run.after(10**6) == ()
-    run(ResumeAsked())
+    run(ResumeRequested())
     assert (run.phase, run.state.selected) == (Phase.COLLECTING, ids(0, 1))
     assert run.state.deadline == run.now + 10
 
 
 def test_the_last_round_may_be_aggregated_while_paused() -> None:
     run = Run.collecting(1, rounds=1)
-    run(Uploaded(0, 0), PauseAsked(), Aggregated(0))
+    run(Uploaded(0, 0), PauseRequested(), Aggregated(0))
     assert (run.phase, run.state.held_phase, run.state.round) == (Phase.PAUSED, Phase.EVALUATING, 1)
-    run(ResumeAsked())
+    run(ResumeRequested())
     assert run.phase is Phase.EVALUATING
 
 
 def test_resuming_before_the_aggregate_is_there_waits_for_it() -> None:
     run = in_phase(Phase.AGGREGATING)
-    run(PauseAsked())
-    assert run(ResumeAsked()) == ()
+    run(PauseRequested())
+    assert run(ResumeRequested()) == ()
     assert run.phase is Phase.AGGREGATING
     assert run(Aggregated(0)) == (RoundOpened(1, ids(0, 1)),)
 
 
 def test_too_few_members_after_a_round_aggregated_while_paused_wait() -> None:
     run = in_phase(Phase.AGGREGATING)
-    run(PauseAsked(), Left(1), Aggregated(0))
+    run(PauseRequested(), Left(1), Aggregated(0))
     assert (run.phase, run.state.held_phase) == (Phase.PAUSED, Phase.WAITING)
-    run(ResumeAsked())
+    run(ResumeRequested())
     assert run.phase is Phase.WAITING
     assert run(Joined(1)) == (RoundOpened(1, ids(0, 1)),)
 
 
 def test_everyone_may_leave_a_paused_round() -> None:
     run = in_phase(Phase.COLLECTING)
-    run(PauseAsked(), Left(0), Left(1))
+    run(PauseRequested(), Left(0), Left(1))
     assert run.phase is Phase.PAUSED
-    run(ResumeAsked())
+    run(ResumeRequested())
     assert run.phase is Phase.WAITING
 
 
@@ -551,11 +551,13 @@ def test_everyone_may_leave_a_paused_round() -> None:
 
 @pytest.mark.parametrize("paused", [False, True])
 @pytest.mark.parametrize("phase", ACTIVE)
-@pytest.mark.parametrize(("event", "outcome"), [(StopAsked("enough"), Phase.STOPPED), (Broke("no disk"), Phase.FAILED)])
+@pytest.mark.parametrize(
+    ("event", "outcome"), [(StopRequested("enough"), Phase.STOPPED), (RunFailed("no disk"), Phase.FAILED)]
+)
 def test_any_phase_can_be_stopped_or_fail(phase: Phase, paused: bool, event: Event, outcome: Phase) -> None:
     run = in_phase(phase)
     if paused:
-        run(PauseAsked())
+        run(PauseRequested())
     (ended,) = run(event)
     assert ended == RunEnded(outcome, event.reason)
     assert (run.phase, run.state.reason) == (outcome, event.reason)
@@ -569,11 +571,11 @@ EVERY_EVENT: list[Event] = [
     Uploaded(1, 0),
     Reported(1, 1),
     Aggregated(0),
-    TimePassed(),
-    PauseAsked(),
-    ResumeAsked(),
-    StopAsked("again"),
-    Broke("again"),
+    Tick(),
+    PauseRequested(),
+    ResumeRequested(),
+    StopRequested("again"),
+    RunFailed("again"),
 ]
 
 

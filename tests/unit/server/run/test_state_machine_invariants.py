@@ -13,7 +13,6 @@ from run_machine import Run
 
 from feddbp_server.run.state_machine import (
     Aggregated,
-    Broke,
     CloseRound,
     Connected,
     Disconnected,
@@ -22,15 +21,16 @@ from feddbp_server.run.state_machine import (
     FinalEvaluationOpened,
     Joined,
     Left,
-    PauseAsked,
+    PauseRequested,
     Phase,
     Reported,
-    ResumeAsked,
+    ResumeRequested,
     RoundOpened,
     RunEnded,
+    RunFailed,
     RunState,
-    StopAsked,
-    TimePassed,
+    StopRequested,
+    Tick,
     Uploaded,
     step,
 )
@@ -118,18 +118,18 @@ class LifeOfARun(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([1.0, 5.0, 10.0, 30.0]))
     def time_passes(self, seconds: float) -> None:
         self.run.now += seconds
-        self.happen(TimePassed())
+        self.happen(Tick())
 
     @rule()
     def pause(self) -> None:
-        self.happen(PauseAsked())
+        self.happen(PauseRequested())
 
     @rule()
     def resume(self) -> None:
-        self.happen(ResumeAsked())
+        self.happen(ResumeRequested())
 
     @precondition(lambda self: len(self.log) > 15)
-    @rule(event=st.sampled_from([StopAsked("enough"), Broke("no disk")]))
+    @rule(event=st.sampled_from([StopRequested("enough"), RunFailed("no disk")]))
     def end(self, event: Event) -> None:
         self.happen(event)
 
@@ -145,7 +145,7 @@ class LifeOfARun(RuleBasedStateMachine):
             again, more = step(after, event, self.run.policy, self.run.now)
             assert again.uploaded == after.uploaded
             assert more == ()
-        if before.phase is Phase.PAUSED and not isinstance(event, ResumeAsked | StopAsked | Broke):
+        if before.phase is Phase.PAUSED and not isinstance(event, ResumeRequested | StopRequested | RunFailed):
             assert after.phase is Phase.PAUSED
             assert not any(isinstance(effect, CloseRound | RunEnded) for effect in effects)
         if after.phase is Phase.COLLECTING and before.phase is Phase.COLLECTING and after.round == before.round:
@@ -246,8 +246,8 @@ events = st.one_of(
     st.builds(Uploaded, CLIENTS, st.integers(0, 2)),
     st.builds(Reported, CLIENTS, st.integers(0, 2)),
     st.builds(Aggregated, st.integers(0, 2)),
-    st.just(PauseAsked()),
-    st.just(ResumeAsked()),
+    st.just(PauseRequested()),
+    st.just(ResumeRequested()),
 )
 
 

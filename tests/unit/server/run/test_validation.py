@@ -18,7 +18,7 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.run import DataConfig, RunConfig
 from feddbp_common.errors import PayloadError, PayloadTooLargeError
 from feddbp_server.rpc.status_codes import STATUS_OF
-from feddbp_server.run.client_events import changes_announcements, event_for
+from feddbp_server.run.client_events import changes_client_events, event_for
 from feddbp_server.run.refusals import REASON_NAMES, RefusedError, as_refusal
 from feddbp_server.run.snapshot import Progress, differs
 from feddbp_server.run.state_machine import Phase, RunState
@@ -342,7 +342,7 @@ def test_followers_are_woken_whenever_anyone_would_be_told_something_else(before
         if before.phase.is_final and before.phase is after.phase:
             continue  # the reason of an end never changes
         differently = any(told(client, before) != told(client, after) for client in range(5))
-        assert changes_announcements(before, after) or not differently
+        assert changes_client_events(before, after) or not differently
 
 
 # --- what survives a restart ---

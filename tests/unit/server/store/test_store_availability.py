@@ -17,7 +17,7 @@ from store_records import CONFIG, RUN_ID, upload_record, uploaded_clients
 from feddbp_server.rpc.status_codes import STATUS_OF
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.state_machine import Phase
-from feddbp_server.store import SqliteStore, Store, StoreError, StoreThread, WatchedStore
+from feddbp_server.store import MonitoredStore, SqliteStore, Store, StoreError, StoreWriter
 
 
 class Disk:
@@ -26,10 +26,10 @@ class Disk:
     def __init__(self, store: SqliteStore) -> None:
         self._store = store
 
-    async def fill(self, thread: StoreThread) -> None:
+    async def fill(self, thread: StoreWriter) -> None:
         await thread.run(self._limit_to_what_is_there)
 
-    async def empty(self, thread: StoreThread) -> None:
+    async def empty(self, thread: StoreWriter) -> None:
         await thread.run(lambda _: self._store._db.execute("PRAGMA max_page_count = 100000").fetchone())
 
     def _limit_to_what_is_there(self, _: object) -> None:
@@ -47,9 +47,9 @@ class Watched:
     def __init__(self, directory: Path, pause: timedelta) -> None:
         self.store = SqliteStore(directory)
         self.store.open_run(RUN_ID, CONFIG)
-        self.thread = StoreThread(self.store)
+        self.thread = StoreWriter(self.store)
         self.changes: list[str] = []
-        self.watched = WatchedStore(self.thread, changed=self._changed, pause=pause)
+        self.watched = MonitoredStore(self.thread, changed=self._changed, pause=pause)
         self.disk = Disk(self.store)
 
     def _changed(self) -> None:
@@ -90,7 +90,7 @@ async def test_better_days_are_noticed_without_anyone_asking(watched: Watched, t
     with pytest.raises(StoreError):
         await watched.watched.run(save(1))
     await watched.disk.empty(watched.thread)
-    await asyncio.wait_for(watched.watched.mended(), timeout=PATIENCE)
+    await asyncio.wait_for(watched.watched.wait_until_writable(), timeout=PATIENCE)
     assert watched.watched.trouble == ""
     assert watched.changes[-1] == ""
     watched.watched.check()
@@ -111,7 +111,7 @@ async def test_whoever_waits_for_better_days_is_let_go_when_the_server_goes(watc
     await watched.disk.fill(watched.thread)
     with pytest.raises(StoreError):
         await watched.watched.run(save(1))
-    waiting = asyncio.create_task(watched.watched.mended())
+    waiting = asyncio.create_task(watched.watched.wait_until_writable())
     await asyncio.sleep(0)
     await watched.watched.give_up()
     await asyncio.wait_for(waiting, timeout=PATIENCE)
@@ -138,7 +138,7 @@ async def test_a_run_outlives_a_full_disk(tmp_path: Path) -> None:
         assert STATUS_OF[refusal.value.details.reason] is grpc.StatusCode.UNAVAILABLE
         assert server.coordinator.state.uploaded == ids(0)
         await disk.empty(server.thread)
-        await asyncio.wait_for(server.coordinator._store.mended(), timeout=PATIENCE)
+        await asyncio.wait_for(server.coordinator._store.wait_until_writable(), timeout=PATIENCE)
         for daemon in daemons[1:]:
             await daemon.work(0)
         await server.until_round(1)

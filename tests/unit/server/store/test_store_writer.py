@@ -17,7 +17,7 @@ import pytest
 import store_records
 from store_records import CONFIG, RUN_ID, client_record, upload_record, uploaded_clients
 
-from feddbp_server.store import MemoryStore, SqliteStore, Store, StoreThread
+from feddbp_server.store import MemoryStore, SqliteStore, Store, StoreWriter
 
 Work = Callable[[Store], Any]
 
@@ -45,8 +45,8 @@ def store(tmp_path: Path) -> SqliteStore:
 
 
 @pytest.fixture
-async def thread(store: SqliteStore) -> AsyncIterator[StoreThread]:
-    started = StoreThread(store)
+async def thread(store: SqliteStore) -> AsyncIterator[StoreWriter]:
+    started = StoreWriter(store)
     yield started
     if started._thread.is_alive():
         await started.close()
@@ -64,7 +64,7 @@ def fail_after(work: Work) -> Work:
     return job
 
 
-async def as_one_group(thread: StoreThread, jobs: list[Work]) -> list[Any]:
+async def as_one_group(thread: StoreWriter, jobs: list[Work]) -> list[Any]:
     """What each of the jobs gives or raises when they are committed together."""
     gate = Gate()
     holding = asyncio.create_task(thread.run(gate))
@@ -76,54 +76,54 @@ async def as_one_group(thread: StoreThread, jobs: list[Work]) -> list[Any]:
     return await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_a_job_gives_its_caller_what_it_returns_or_raises(thread: StoreThread) -> None:
+async def test_a_job_gives_its_caller_what_it_returns_or_raises(thread: StoreWriter) -> None:
     assert await thread.run(lambda store: store.uploads(0)) == []
     with pytest.raises(ZeroDivisionError):
         await thread.run(lambda _: 1 // 0)
     assert await thread.run(lambda _: 7) == 7
 
 
-async def test_all_jobs_run_in_one_thread_that_is_not_the_loops(thread: StoreThread) -> None:
+async def test_all_jobs_run_in_one_thread_that_is_not_the_loops(thread: StoreWriter) -> None:
     threads = await asyncio.gather(*(thread.run(lambda _: threading.get_ident()) for _ in range(20)))
     assert len(set(threads)) == 1
     assert threads[0] != threading.get_ident()
 
 
-async def test_jobs_are_done_in_the_order_they_are_given(thread: StoreThread) -> None:
+async def test_jobs_are_done_in_the_order_they_are_given(thread: StoreWriter) -> None:
     done: list[int] = []
     await as_one_group(thread, [lambda _, number=number: done.append(number) for number in range(200)])
     assert done == list(range(200))
 
 
-async def test_jobs_that_wait_together_share_one_commit(thread: StoreThread, store: SqliteStore) -> None:
+async def test_jobs_that_wait_together_share_one_commit(thread: StoreWriter, store: SqliteStore) -> None:
     statements: list[str] = []
     store._db.set_trace_callback(statements.append)
     await as_one_group(thread, [save(client) for client in range(50)])
     assert statements.count("COMMIT") == 2  # the gate's and theirs
 
 
-async def test_a_group_has_a_limit(thread: StoreThread, store: SqliteStore) -> None:
+async def test_a_group_has_a_limit(thread: StoreWriter, store: SqliteStore) -> None:
     statements: list[str] = []
     store._db.set_trace_callback(statements.append)
     await as_one_group(thread, [save(client) for client in range(130)])
     assert statements.count("COMMIT") == 1 + 3  # 64, 64 and 2
 
 
-async def test_one_failing_job_does_not_fail_its_neighbours(thread: StoreThread, tmp_path: Path) -> None:
+async def test_one_failing_job_does_not_fail_its_neighbours(thread: StoreWriter, tmp_path: Path) -> None:
     first, failed, last = await as_one_group(thread, [save(0), fail_after(save(1)), save(2)])
     assert (first, last) == (None, None)
     assert isinstance(failed, ZeroDivisionError)
     assert uploaded_clients(tmp_path) == [0, 2]
 
 
-async def test_a_job_the_database_refuses_does_not_fail_its_neighbours(thread: StoreThread, tmp_path: Path) -> None:
+async def test_a_job_the_database_refuses_does_not_fail_its_neighbours(thread: StoreWriter, tmp_path: Path) -> None:
     results = await as_one_group(thread, [save(0), save(0), save(1)])
     assert isinstance(results[1], sqlite3.IntegrityError)
     assert (results[0], results[2]) == (None, None)
     assert uploaded_clients(tmp_path) == [0, 1]
 
 
-async def test_what_a_finished_job_wrote_is_visible_to_everyone(thread: StoreThread, tmp_path: Path) -> None:
+async def test_what_a_finished_job_wrote_is_visible_to_everyone(thread: StoreWriter, tmp_path: Path) -> None:
     async def write_and_look(client: int) -> bool:
         await thread.run(save(client))
         return client in uploaded_clients(tmp_path)
@@ -131,7 +131,7 @@ async def test_what_a_finished_job_wrote_is_visible_to_everyone(thread: StoreThr
     assert all(await asyncio.gather(*(write_and_look(client) for client in range(30))))
 
 
-async def test_a_job_is_not_finished_before_its_whole_group_is_committed(thread: StoreThread, tmp_path: Path) -> None:
+async def test_a_job_is_not_finished_before_its_whole_group_is_committed(thread: StoreWriter, tmp_path: Path) -> None:
     holding, inside = Gate(), Gate()
     first = asyncio.create_task(thread.run(holding))
     await holding.reached()
@@ -150,7 +150,7 @@ async def test_a_job_is_not_finished_before_its_whole_group_is_committed(thread:
 
 
 async def test_a_commit_that_fails_fails_the_whole_group_and_nothing_after_it(
-    thread: StoreThread, store: SqliteStore, tmp_path: Path
+    thread: StoreWriter, store: SqliteStore, tmp_path: Path
 ) -> None:
     store._db.execute("PRAGMA foreign_keys = ON")
     store._db.execute("CREATE TABLE promise (upload REFERENCES upload (id) DEFERRABLE INITIALLY DEFERRED)")
@@ -171,7 +171,7 @@ async def test_a_commit_that_fails_fails_the_whole_group_and_nothing_after_it(
 
 
 async def test_on_a_full_disk_nothing_is_said_to_be_stored_that_is_not(
-    thread: StoreThread, store: SqliteStore, tmp_path: Path
+    thread: StoreWriter, store: SqliteStore, tmp_path: Path
 ) -> None:
     await thread.run(save(0))
     pages = store._db.execute("PRAGMA page_count").fetchone()[0]
@@ -189,7 +189,7 @@ async def test_on_a_full_disk_nothing_is_said_to_be_stored_that_is_not(
 
 
 async def test_a_caller_that_gives_up_leaves_its_job_and_its_neighbours_alone(
-    thread: StoreThread, tmp_path: Path
+    thread: StoreWriter, tmp_path: Path
 ) -> None:
     gate = Gate()
     holding = asyncio.create_task(thread.run(gate))
@@ -207,7 +207,7 @@ async def test_a_caller_that_gives_up_leaves_its_job_and_its_neighbours_alone(
 
 
 async def test_closing_finishes_what_was_given_and_then_lets_go_of_the_directory(
-    thread: StoreThread, tmp_path: Path
+    thread: StoreWriter, tmp_path: Path
 ) -> None:
     gate = Gate()
     holding = asyncio.create_task(thread.run(gate))
@@ -240,7 +240,7 @@ class Tidied(SqliteStore):
 
 async def test_tidying_follows_its_job_outside_of_any_transaction(tmp_path: Path) -> None:
     store = Tidied(tmp_path)
-    thread = StoreThread(store)
+    thread = StoreWriter(store)
     await thread.run(save(0))
     assert store.in_transaction == []
     await thread.tidy(save(1))
@@ -255,7 +255,7 @@ class CannotTidy(MemoryStore):
 
 
 async def test_tidying_that_fails_is_logged_and_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    thread = StoreThread(CannotTidy())
+    thread = StoreWriter(CannotTidy())
     with caplog.at_level(logging.WARNING):
         await thread.tidy(lambda store: store.save_client(client_record(1)))
         clients = await asyncio.wait_for(thread.run(lambda store: store.clients()), timeout=5)
@@ -273,10 +273,10 @@ def test_what_a_job_stored_outlives_the_death_of_the_process_right_after(tmp_pat
         from pathlib import Path
         sys.path.insert(0, {str(Path(store_records.__file__).parent)!r})
         from store_records import CONFIG, RUN_ID, upload_record
-        from feddbp_server.store import SqliteStore, StoreThread
+        from feddbp_server.store import SqliteStore, StoreWriter
 
         async def main():
-            thread = StoreThread(SqliteStore(Path({str(tmp_path)!r})))
+            thread = StoreWriter(SqliteStore(Path({str(tmp_path)!r})))
             await thread.run(lambda store: store.open_run(RUN_ID, CONFIG))
             jobs = [
                 thread.run(lambda store, client=client: store.save_upload(upload_record(client), bytes(50_000)))
