@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PROTO  := proto/feddbp/v1/federation.proto
 
-.PHONY: help demo test lint format proto chaos fuzz soak bench compose-test clean
+.PHONY: help demo test lint format proto chaos fuzz soak bench compose-test wheel clean
 .DEFAULT_GOAL := help
 
 help:           ## list the targets
@@ -51,5 +51,8 @@ bench: $(STAMP) ## measured ratios against the bars we hold ourselves to
 compose-test: $(STAMP) ## federations in containers, killed, paused and cut off in the middle of their run
 	$(BIN)/python -m deploy.trials
 
-clean:          ## remove the virtual environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+wheel: $(STAMP) ## the wheel and the source archive, into dist/
+	$(BIN)/python -m build --no-isolation --outdir dist .
+
+clean:          ## remove the virtual environment, caches and dist/
+	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
