@@ -125,7 +125,6 @@ def _field_list(settings: type[BaseModel], table: str = "") -> Iterator[str]:
         if isinstance(nested, type) and issubclass(nested, BaseModel):
             yield from _field_list(nested, f"{table}{name}.")
             continue
-        default = (
-            "required" if field.is_required() else f"default: ``{field.get_default(call_default_factory=True)!r}``"
-        )
-        yield f":param {table}{name}: {field.description or ''} ({default})"
+        default = field.get_default(call_default_factory=True)
+        note = " (required)" if field.is_required() else "" if default is None else f" (default: ``{default!r}``)"
+        yield f":param {table}{name}: {field.description or ''}{note}"
