@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-DOCS = Path(__file__).parent
-sys.path.insert(0, str(DOCS))
+sys.path.insert(0, str(Path(__file__).parent))
 
-from feddbp_common.version import VERSION  # noqa: E402
+from feddbp_common.version import VERSION
 
 project = "FedDBP"
 author = "the FedDBP authors"
@@ -21,12 +20,7 @@ extensions = [
     "site_hooks",
 ]
 
-# Pages under project/ show a document of the repository's root; one that a checkout lacks has no page.
-exclude_patterns = ["_build"] + [
-    f"project/{page.name}"
-    for page in (DOCS / "project").glob("*.md")
-    if not (DOCS.parent / f"{page.stem.upper()}.md").exists()
-]
+exclude_patterns = ["_build"]
 
 myst_enable_extensions = ["dollarmath"]
 myst_fence_as_directive = ["mermaid"]

@@ -9,7 +9,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from enum import Enum
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -112,10 +113,22 @@ def _hide_signature_of_settings(
 
 def _read_docstring(_app: Sphinx, kind: str, name: str, documented: Any, _options: object, lines: list[str]) -> None:
     """Understands sections such as `Raises:`, but not in attributes, where any colon would follow a type."""
+    lines[:] = _with_marked_code(lines)
     if kind not in ("attribute", "data", "property"):
         lines[:] = GoogleDocstring(lines, name=name, obj=documented).lines()
     if _is_settings(documented):
         lines += ["", *_field_list(documented)]
+
+
+def _with_marked_code(lines: Sequence[str]) -> Iterator[str]:
+    """Marks indented blocks after a paragraph as code, as in Markdown; Sphinx takes them for quotations."""
+    paragraph_is_indented = False
+    for before, line in zip(("", *lines), lines, strict=False):
+        if not before and line.startswith("    ") and not paragraph_is_indented:
+            yield from ("::", "")
+        if line:
+            paragraph_is_indented = line.startswith(" ")
+        yield line
 
 
 def _field_list(settings: type[BaseModel], table: str = "") -> Iterator[str]:
@@ -126,5 +139,6 @@ def _field_list(settings: type[BaseModel], table: str = "") -> Iterator[str]:
             yield from _field_list(nested, f"{table}{name}.")
             continue
         default = field.get_default(call_default_factory=True)
+        default = default.value if isinstance(default, Enum) else default
         note = " (required)" if field.is_required() else "" if default is None else f" (default: ``{default!r}``)"
         yield f":param {table}{name}: {field.description or ''}{note}"
