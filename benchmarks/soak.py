@@ -28,6 +28,7 @@ from benchmarks.measurement import Measurement, table_of
 from benchmarks.servers import RunningServer, running_server
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.daemon.connection import Connection
+from feddbp_common.artifacts import AUDIT_NAME, DATABASE_NAME
 from feddbp_common.config.run import DataConfig, RunConfig
 from feddbp_common.rpc.credentials import ClientCredentials
 from feddbp_common.wire import Encoded
@@ -173,7 +174,7 @@ def _resident(server: RunningServer) -> int:
 
 def _on_disk(server: RunningServer) -> int:
     size = 0
-    for path in server.state_dir.glob("run.sqlite3*"):
+    for path in server.state_dir.glob(f"{DATABASE_NAME}*"):
         with suppress(FileNotFoundError):  # the log is removed when the server ends
             size += path.stat().st_size
     return size
@@ -222,7 +223,7 @@ def soak(plan: Plan) -> Outcome:
                 helper.kill()
                 helper.wait()
         exit_code = server.process.wait(60)
-        audit = (server.state_dir / "audit.jsonl").read_text()
+        audit = (server.state_dir / AUDIT_NAME).read_text()
         return Outcome(
             samples=[Sample(**sample) for sample in reports[0]["samples"]],
             errors=[error for report in reports for error in report["errors"]],
@@ -253,7 +254,7 @@ def _show_progress(plan: Plan, server: RunningServer, helpers: list[subprocess.P
         time.sleep(min(10.0, 1.0 + (time.perf_counter() - started) / 10))
         with suppress(FileNotFoundError):  # it may end at any moment
             seconds = time.perf_counter() - started
-            accepted = (server.state_dir / "audit.jsonl").read_bytes().count(b'"accepted"')
+            accepted = (server.state_dir / AUDIT_NAME).read_bytes().count(b'"accepted"')
             print(
                 f"{seconds:6.0f}s  {accepted / plan.clients:6.1f} of {plan.rounds} rounds  "
                 f"{_resident(server) / 1e6:6.1f} MB resident  {_on_disk(server) / 1e6:7.1f} MB on disk",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from feddbp_common.artifacts import METRICS_NAME, SUMMARY_NAME
 from feddbp_lab.commands.compose import ComposeConfig, FileConfig, compose_file
 from feddbp_lab.commands.options import DemoRun
 
@@ -102,12 +103,12 @@ class Project:
         wait_until(lambda: set(self._containers("State")) == {"exited"}, "the end of the run")
 
     def outcome(self) -> Outcome:
-        metrics = [json.loads(line) for line in self._file_of_server("metrics.jsonl").splitlines()]
+        metrics = [json.loads(line) for line in self._file_of_server(METRICS_NAME).splitlines()]
         for line in metrics:
             del line["seconds"]
         return Outcome(
             exit_codes=dict(zip(self._containers("Service"), self._containers("ExitCode"), strict=True)),
-            prototypes=json.loads(self._file_of_server("summary.json"))["prototypes_sha256"],
+            prototypes=json.loads(self._file_of_server(SUMMARY_NAME))["prototypes_sha256"],
             metrics=sorted(metrics, key=lambda line: (line["round"], line["client"])),
         )
 

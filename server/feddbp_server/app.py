@@ -18,6 +18,7 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
+from feddbp_common.artifacts import ENDPOINT_NAME
 from feddbp_common.atomic_files import replace_text
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.rpc.credentials import CertificateDirectory, is_loopback
@@ -40,7 +41,6 @@ log = logging.getLogger("feddbp.server")
 
 FEDERATION: Final = pb.DESCRIPTOR.services_by_name["Federation"].full_name
 CONTROL: Final = pb.DESCRIPTOR.services_by_name["Control"].full_name
-ENDPOINT_NAME: Final = "endpoint.json"
 _GRACE: Final = timedelta(seconds=5)
 
 

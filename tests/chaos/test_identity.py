@@ -24,6 +24,7 @@ from processes import Federation, GaveUpError, federation
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_client.daemon.connection import Connection, ServerUnavailableError, upload_parts
+from feddbp_common.artifacts import TOKENS_NAME
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.rpc.credentials import (
     OPERATOR,
@@ -308,7 +309,7 @@ def opened_by_tokens(
     """A server that goes by tokens, and where to find its certificate if it has one."""
     with federation(tmp_path_factory.mktemp("tokens-server")) as running:
         secured = ("--certs", certs) if request.param else ()
-        running.server("--token-file", tokens / "tokens.txt", *secured, *PROBED)
+        running.server("--token-file", tokens / TOKENS_NAME, *secured, *PROBED)
         yield running, certs if request.param else None
 
 
@@ -536,7 +537,7 @@ def test_keys_and_tokens_are_for_their_owner_only_whatever_the_umask(tmp_path: P
         os.umask(before)
     secrets = [path for path in tmp_path.iterdir() if path.suffix in (".key", ".token", ".txt")]
     assert {path.name for path in secrets} == {
-        *("ca.key", "client-3.key", "exposed.key", "tokens.txt"),
+        *("ca.key", "client-3.key", "exposed.key", TOKENS_NAME),
         *("client-0.token", "client-1.token", "operator.token"),
     }
     assert {permissions(path) for path in secrets} == {0o600}

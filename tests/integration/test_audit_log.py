@@ -13,6 +13,7 @@ from raw_calls import RawCall, RawChannel
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.daemon.connection import Connection
+from feddbp_common.artifacts import AUDIT_NAME
 from feddbp_lab.light_client import LightClient
 
 RUN = (
@@ -32,7 +33,7 @@ RUN = (
 
 
 def audit(running: Federation, what: str | None = None) -> list[dict[str, Any]]:
-    lines = (running.state_dir / "audit.jsonl").read_text().splitlines()
+    lines = (running.state_dir / AUDIT_NAME).read_text().splitlines()
     entries: list[dict[str, Any]] = [json.loads(line) for line in lines]
     return [entry for entry in entries if what in (None, entry["what"])]
 

@@ -14,6 +14,7 @@ import numpy as np
 from run_machine import policy
 
 from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.artifacts import METRICS_NAME, SUMMARY_NAME
 from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
 from feddbp_common.wire import Encoded, FisherScores, Payload, PrototypeSet, decode, encode
 from feddbp_server.reporting.audit import Audit
@@ -213,10 +214,10 @@ async def whole_run(server: Server) -> None:
 
 
 def summary_of(directory: Path) -> dict[str, Any]:
-    summary: dict[str, Any] = json.loads((directory / "summary.json").read_text())
+    summary: dict[str, Any] = json.loads((directory / SUMMARY_NAME).read_text())
     return summary
 
 
 def metrics_of(directory: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (directory / METRICS_NAME).read_text().splitlines()]
     return sorted(lines, key=lambda line: (line["round"], line["client"]))

@@ -9,8 +9,9 @@ import torch
 
 from feddbp_client.methods.base import LocalMethod
 from feddbp_client.models import ModelError
-from feddbp_client.training.checkpoint import CHECKPOINT_NAME, Checkpoint, CheckpointError
+from feddbp_client.training.checkpoint import Checkpoint, CheckpointError
 from feddbp_client.training.setup import build_method
+from feddbp_common.artifacts import CHECKPOINT_NAME
 from feddbp_common.config.run import RunConfig, run_from_proto
 from feddbp_common.errors import ConfigurationError, FedDBPError, refuse
 from feddbp_common.wire import Payload, check_manifest, check_values, decode, digest_of

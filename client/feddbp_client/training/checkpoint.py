@@ -22,14 +22,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.artifacts import CHECKPOINT_NAME, CLIENT_LOCK_NAME, SESSION_NAME
 from feddbp_common.atomic_files import settle
 from feddbp_common.errors import ConfigurationError, FedDBPError
 from feddbp_common.fault_injection import fault_point
 from feddbp_common.wire import Encoded
 
-CHECKPOINT_NAME: Final = "checkpoint.safetensors"
-_SESSION_NAME: Final = "session.json"
-_LOCK_NAME: Final = "daemon.lock"
 _FORMAT_FAMILY: Final = "feddbp-checkpoint-"
 _FORMAT: Final = f"{_FORMAT_FAMILY}1"
 _MODEL: Final = "model."
@@ -121,7 +119,7 @@ class ClientDirectory:
         self.path = state_dir / run_id / f"client-{client_id}"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.path / _LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
+            self._lock = os.open(self.path / CLIENT_LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise ConfigurationError(f"the state directory {self.path} cannot be used: {error.strerror}") from error
         try:
@@ -140,16 +138,16 @@ class ClientDirectory:
     def session(self) -> str:
         """The secret of the last session, or nothing."""
         try:
-            return str(json.loads((self.path / _SESSION_NAME).read_text())["session"])
+            return str(json.loads((self.path / SESSION_NAME).read_text())["session"])
         except (OSError, ValueError, KeyError):
             return ""
 
     def save_session(self, secret: str) -> None:
-        partial = self.path / (_SESSION_NAME + ".part")
+        partial = self.path / (SESSION_NAME + ".part")
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
             json.dump({"session": secret}, file)
-        settle(partial, self.path / _SESSION_NAME)
+        settle(partial, self.path / SESSION_NAME)
 
     def close(self) -> None:
         os.close(self._lock)

@@ -20,12 +20,12 @@ from typing import Any, Final, Self, TypeVar
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.config import ClientConfig, ComputeConfig, IdentityConfig, SourceConfig
+from feddbp_common.artifacts import ENDPOINT_NAME, SUMMARY_NAME
 from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import ExitCode, FedDBPError
 from feddbp_lab.control_client import watch_status
 from feddbp_lab.processes.children import Child, Children
 from feddbp_lab.processes.flags import arguments_for, clean_environment
-from feddbp_lab.results.run_results import SUMMARY_NAME
 from feddbp_server.config import ListenConfig, RoundsConfig, ServerConfig
 
 T = TypeVar("T")
@@ -161,7 +161,7 @@ class Federation:
 
     @property
     def _endpoint_path(self) -> Path:
-        return self.options.server_dir / "endpoint.json"
+        return self.options.server_dir / ENDPOINT_NAME
 
     @property
     def _summary_path(self) -> Path:

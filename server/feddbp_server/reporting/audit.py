@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from feddbp_common.artifacts import AUDIT_NAME
 from feddbp_common.atomic_files import append_line
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.store import StoreError
@@ -45,7 +46,6 @@ class RateLimit:
 
 log = logging.getLogger("feddbp.server")
 
-AUDIT_NAME: Final = "audit.jsonl"
 _REFUSALS_AT_ONCE: Final = 1000
 _REFUSALS_PER_SECOND: Final = 20.0
 """Written one by one; beyond that they are only counted, or anyone could fill the disk by being refused."""

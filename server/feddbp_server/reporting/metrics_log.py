@@ -8,9 +8,10 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.artifacts import METRICS_NAME, SUMMARY_NAME
 from feddbp_common.atomic_files import append_line, replace_lines, replace_text
 from feddbp_server.store import ReportRecord
 
@@ -58,9 +59,6 @@ class Report:
 
 
 log = logging.getLogger("feddbp.server")
-
-METRICS_NAME: Final = "metrics.jsonl"
-SUMMARY_NAME: Final = "summary.json"
 
 
 @dataclass

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from feddbp_common.artifacts import DATABASE_NAME, SERVER_LOCK_NAME
 from feddbp_server.store.interface import (
     AggregateRecord,
     ClientRecord,
@@ -22,8 +23,6 @@ from feddbp_server.store.interface import (
     refuse_other_run,
 )
 
-DATABASE_NAME: Final = "run.sqlite3"
-_LOCK_NAME: Final = "server.lock"
 _APPLICATION_ID: Final = 0x46444250  # "FDBP": tells our file from any other SQLite database
 _SCHEMA_VERSION: Final = 1
 _ROOM: Final = 4 << 20
@@ -253,7 +252,7 @@ def _lock_directory(state_dir: Path) -> int:
     """Two servers on one directory would each close rounds the other knows nothing of."""
     try:
         state_dir.mkdir(parents=True, exist_ok=True)
-        lock = os.open(state_dir / _LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
+        lock = os.open(state_dir / SERVER_LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise StoreError(f"the state directory {state_dir} cannot be used: {error.strerror}") from error
     try:

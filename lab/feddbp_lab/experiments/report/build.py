@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import html
 from pathlib import Path
-from typing import Final
 
+from feddbp_common.artifacts import REPORT_PAGE_NAME
 from feddbp_common.atomic_files import replace_text
 from feddbp_lab.experiments.plan import Part, Plan
 from feddbp_lab.experiments.report.captions import caption_of, facts_of, gaps_of
@@ -16,14 +16,12 @@ from feddbp_lab.experiments.report.render import as_csv, as_html, as_latex, as_m
 from feddbp_lab.experiments.report.tables import sheet_of, table_of
 from feddbp_lab.experiments.run.output_dir import OutputDir
 
-PAGE_NAME: Final = "index.html"
-
 
 def write_report(store: OutputDir) -> Path:
     """Everything anew from the cells; the path of the page."""
     store.report_dir.mkdir(parents=True, exist_ok=True)
     sections = [_Writer(plan, store).section() for plan in store.plans()]
-    path = store.report_dir / PAGE_NAME
+    path = store.report_dir / REPORT_PAGE_NAME
     replace_text(path, page(sections))
     return path
 

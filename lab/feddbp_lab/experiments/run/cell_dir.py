@@ -18,17 +18,23 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Self
 
+from feddbp_common.artifacts import (
+    CELL_CONFIG_NAME,
+    CELL_FAILURE_NAME,
+    CELL_LOCK_NAME,
+    CLIENT_LOCK_NAME,
+    METRICS_NAME,
+    SERVER_LOCK_NAME,
+    SUMMARY_NAME,
+)
 from feddbp_common.atomic_files import replace_text
 from feddbp_common.config.nested import dotted
 from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import FedDBPError
 from feddbp_lab.experiments.run.leases import held, is_held
 from feddbp_lab.processes.local_federation import ProcessDiedError
-from feddbp_lab.results.run_results import METRICS_NAME, SUMMARY_NAME, MetricsTail, RunResults, weighted_accuracy
+from feddbp_lab.results.run_results import MetricsTail, RunResults, weighted_accuracy
 
-_CONFIG_NAME: Final = "config.json"
-_FAILURE_NAME: Final = "failure.json"
-_LOCK_NAME: Final = ".running"
 _STATE_DIRS: Final = ("server", "clients")
 FINISHED: Final = "finished"
 _ANEW: Final = "remove the cell's folder to run it anew"
@@ -95,30 +101,30 @@ class CellDir:
     def state(self) -> CellState:
         if (self.path / SUMMARY_NAME).exists():
             return CellState.DONE
-        if not (self.path / _CONFIG_NAME).exists():
+        if not (self.path / CELL_CONFIG_NAME).exists():
             return CellState.WAITING
-        if is_held(self.path / _LOCK_NAME):
+        if is_held(self.path / CELL_LOCK_NAME):
             return CellState.RUNNING
-        return CellState.FAILED if (self.path / _FAILURE_NAME).exists() else CellState.INTERRUPTED
+        return CellState.FAILED if (self.path / CELL_FAILURE_NAME).exists() else CellState.INTERRUPTED
 
     def hold(self) -> AbstractContextManager[None]:
         """For as long as the cell is worked on."""
         self.path.mkdir(parents=True, exist_ok=True)
-        return held(self.path / _LOCK_NAME)
+        return held(self.path / CELL_LOCK_NAME)
 
     def locks(self) -> list[Path]:
         """Of the processes that may still be there."""
-        return [self.path / "server" / "server.lock", *self.path.glob("clients/*/*/daemon.lock")]
+        return [self.path / "server" / SERVER_LOCK_NAME, *self.path.glob(f"clients/*/*/{CLIENT_LOCK_NAME}")]
 
     def begin(self, run: RunConfig) -> None:
         """Makes sure that what is to be taken up is this run, and that it can still come to a good end."""
-        config = self.path / _CONFIG_NAME
+        config = self.path / CELL_CONFIG_NAME
         told = run.model_dump(mode="json")
         if config.exists():
             _check_same(self._config(), told, config)
         else:
             replace_text(config, json.dumps(told, indent=2) + "\n")
-        (self.path / _FAILURE_NAME).unlink(missing_ok=True)
+        (self.path / CELL_FAILURE_NAME).unlink(missing_ok=True)
         if (self.path / "server" / SUMMARY_NAME).exists() and self._outcome() != FINISHED:
             # such a run is over for its server: it can only be begun again
             self._drop_state()
@@ -138,18 +144,18 @@ class CellDir:
 
         A runner that is killed just after the summary was written leaves this to the next.
         """
-        if not (self.path / _LOCK_NAME).exists():
+        if not (self.path / CELL_LOCK_NAME).exists():
             return
         if not keep_state:
             self._drop_state()
-        (self.path / _LOCK_NAME).unlink()
+        (self.path / CELL_LOCK_NAME).unlink()
 
     def fail(self, failure: Failure) -> None:
-        replace_text(self.path / _FAILURE_NAME, json.dumps(vars(failure), indent=2) + "\n")
+        replace_text(self.path / CELL_FAILURE_NAME, json.dumps(vars(failure), indent=2) + "\n")
 
     def failure(self) -> Failure | None:
         try:
-            told = json.loads((self.path / _FAILURE_NAME).read_text(encoding="utf-8"))
+            told = json.loads((self.path / CELL_FAILURE_NAME).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         return Failure(cause=told["cause"], exit_code=told["exit_code"], last_lines=tuple(told["last_lines"]))
@@ -186,7 +192,7 @@ class CellDir:
             return ""
 
     def _config(self) -> dict[str, Any]:
-        path = self.path / _CONFIG_NAME
+        path = self.path / CELL_CONFIG_NAME
         try:
             config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:

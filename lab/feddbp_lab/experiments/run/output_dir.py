@@ -9,6 +9,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
+from feddbp_common.artifacts import RUNNER_LOCK_NAME
 from feddbp_common.atomic_files import replace_text
 from feddbp_common.config.diagnostics import Problem
 from feddbp_common.errors import ConfigurationError
@@ -17,7 +18,6 @@ from feddbp_lab.experiments.run.cell_dir import CellDir
 from feddbp_lab.experiments.run.leases import is_held, only_runner
 from feddbp_lab.experiments.spec import BUILT_IN
 
-_LOCK_NAME: Final = ".runner"
 _PLANS: Final = "experiments"
 
 
@@ -36,15 +36,15 @@ class OutputDir:
     def only_runner(self) -> AbstractContextManager[None]:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            (self.path / _LOCK_NAME).open("a").close()
+            (self.path / RUNNER_LOCK_NAME).open("a").close()
         except OSError as error:
             raise ConfigurationError(f"--out: {error.filename}: {error.strerror}") from None
-        return only_runner(self.path / _LOCK_NAME)
+        return only_runner(self.path / RUNNER_LOCK_NAME)
 
     @property
     def has_runner(self) -> bool:
         """Whether somebody is at work here."""
-        return is_held(self.path / _LOCK_NAME)
+        return is_held(self.path / RUNNER_LOCK_NAME)
 
     def folder(self, cell_id: str) -> CellDir:
         return CellDir(self.path / "cells" / cell_id)

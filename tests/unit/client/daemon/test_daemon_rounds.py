@@ -19,9 +19,10 @@ from feddbp_client.daemon import daemon as daemon_module
 from feddbp_client.daemon.backoff import Backoff
 from feddbp_client.daemon.connection import CallRefusedError, Download, ServerUnavailableError
 from feddbp_client.daemon.daemon import ClientDaemon, DaemonOptions
-from feddbp_client.training.checkpoint import CHECKPOINT_NAME, Checkpoint
+from feddbp_client.training.checkpoint import Checkpoint
 from feddbp_client.training.setup import LocalOptions
 from feddbp_client.training.trainer import RoundResult, TrainingError
+from feddbp_common.artifacts import CHECKPOINT_NAME
 from feddbp_common.config.run import RunConfig, run_to_proto
 from feddbp_common.errors import ExitCode
 from feddbp_common.wire import Encoded, Payload, PayloadRules, encode

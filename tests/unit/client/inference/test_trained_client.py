@@ -18,8 +18,9 @@ from feddbp_client.data import DataError
 from feddbp_client.data.batches import scaled
 from feddbp_client.inference.restore import restored_method
 from feddbp_client.inference.trained_client import TrainedClient
-from feddbp_client.training.checkpoint import CHECKPOINT_NAME, Checkpoint
+from feddbp_client.training.checkpoint import Checkpoint
 from feddbp_client.training.setup import build_method
+from feddbp_common.artifacts import CHECKPOINT_NAME
 from feddbp_common.config.run import run_from_proto
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.methods import METHODS

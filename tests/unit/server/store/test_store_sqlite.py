@@ -20,9 +20,9 @@ from store_records import (
     upload_record,
 )
 
+from feddbp_common.artifacts import DATABASE_NAME
 from feddbp_common.errors import ExitCode
 from feddbp_server.store import SqliteStore, StoreError
-from feddbp_server.store.sqlite import DATABASE_NAME
 
 
 def filled(directory: Path) -> SqliteStore:
