@@ -7,12 +7,12 @@ import json
 from enum import StrEnum
 from typing import Any, Final, Self
 
-from google.protobuf import json_format, struct_pb2
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.catalog import CUSTOM_DATASET, DATASETS, FEATURE_DIM, MODEL_GROUPS
 from feddbp_common.config.diagnostics import Problem, did_you_mean
+from feddbp_common.config.protobuf import to_message, values_in
 from feddbp_common.config.types import FrozenModel
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.methods import ExchangeShape, Method, MethodSettings, method_named, split_preset
@@ -23,6 +23,8 @@ MAX_CLASSES: Final = 65_536
 _UINT32_MAX: Final = 2**32 - 1
 """What the protocol can carry."""
 _MAX_IMAGE_SIZE: Final = 1024
+_LONGEST_FAULT: Final = 500
+"""Bounds what a server can put into a client's log; our own messages are shorter."""
 
 
 class FisherForm(StrEnum):
@@ -52,6 +54,7 @@ class DataConfig(FrozenModel):
         ge=1,
         le=_MAX_IMAGE_SIZE,
         description=f"side to which all images of a {CUSTOM_DATASET} data set are scaled (default: each client's own)",
+        json_schema_extra={"zero_is_none": True},
     )
 
     @field_validator("class_names", mode="before")
@@ -120,7 +123,9 @@ class TrainingConfig(FrozenModel):
 class WireConfig(FrozenModel):
     """Wire: the form in which tensors travel."""
 
-    wire_dtype: RealType = Field(RealType.FLOAT32, description="element type of real tensors on the wire")
+    wire_dtype: RealType = Field(
+        RealType.FLOAT32, description="element type of real tensors on the wire", json_schema_extra={"proto": "dtype"}
+    )
     fisher: FisherForm = Field(FisherForm.SCORES, description="Fisher scores in full, or only the top channels")
 
 
@@ -221,57 +226,20 @@ def resolve_settings(method: Method, given: dict[str, Any]) -> MethodSettings:
         raise ConfigurationError(f"setting {first.where!r} of {method.name}: {first.as_clause}") from None
 
 
-_FISHER_TO_PROTO: Final = {
-    FisherForm.SCORES: pb.FISHER_FORM_SCORES,
-    FisherForm.TOP_CHANNELS: pb.FISHER_FORM_TOP_CHANNELS,
-}
-_FISHER_FROM_PROTO: Final = {number: form for form, number in _FISHER_TO_PROTO.items()}
-_REAL_TO_PROTO: Final = {
-    RealType.FLOAT32: pb.DTYPE_FLOAT32,
-    RealType.FLOAT16: pb.DTYPE_FLOAT16,
-    RealType.BFLOAT16: pb.DTYPE_BFLOAT16,
-}
-_REAL_FROM_PROTO: Final = {number: real for real, number in _REAL_TO_PROTO.items()}
-
-
 def run_to_proto(run: RunConfig) -> pb.RunConfig:
-    settings = struct_pb2.Struct()
-    settings.update(run.method_settings)
-    return pb.RunConfig(
-        method=run.method,
-        method_settings=settings,
-        clients=run.clients,
-        rounds=run.rounds,
-        participation=run.participation,
-        seed=run.seed,
-        data=pb.DataConfig(**run.data.model_dump()),
-        training=pb.TrainingConfig(**run.training.model_dump()),
-        wire=pb.WireConfig(dtype=_REAL_TO_PROTO[run.wire.wire_dtype], fisher=_FISHER_TO_PROTO[run.wire.fisher]),
-    )
+    return to_message(run, pb.RunConfig)
 
 
 def run_from_proto(message: pb.RunConfig) -> RunConfig:
-    """The run as a client reads it; whatever this version does not understand is refused, not guessed."""
+    """Reads a run configuration received from a server; refuses anything this version does not know.
+
+    Raises:
+        ConfigurationError: one line that names the field at fault.
+    """
     try:
-        return RunConfig(
-            method=message.method,
-            method_settings=json_format.MessageToDict(message.method_settings),
-            clients=message.clients,
-            rounds=message.rounds,
-            participation=message.participation,
-            seed=message.seed,
-            data=DataConfig.model_validate({**_fields(message.data), "image_size": message.data.image_size or None}),
-            training=TrainingConfig.model_validate(_fields(message.training)),
-            wire=WireConfig(
-                wire_dtype=_REAL_FROM_PROTO[message.wire.dtype], fisher=_FISHER_FROM_PROTO[message.wire.fisher]
-            ),
-        )
+        return RunConfig.model_validate(values_in(message, RunConfig))
     except ValidationError as error:
         fault = str(Problem.first_of(error))
-    except KeyError:
-        fault = "wire: an element type or a form of Fisher scores this version does not know"
-    raise ConfigurationError(f"the server's run configuration cannot be used: {fault}")
-
-
-def _fields(message: pb.DataConfig | pb.TrainingConfig) -> dict[str, Any]:
-    return {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
+    except ConfigurationError as error:
+        fault = str(error)
+    raise ConfigurationError(f"the server's run configuration cannot be used: {fault[:_LONGEST_FAULT]}")

@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 
 from feddbp_common.config.diagnostics import did_you_mean, suggestion, validated
 from feddbp_common.config.nested import Location, get, leaves, put
-from feddbp_common.config.types import format_duration
+from feddbp_common.config.types import field_extra, format_duration
 from feddbp_common.errors import ConfigurationError
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -41,7 +41,7 @@ class Option:
 
     @property
     def extra(self) -> Mapping[str, Any]:
-        return self.field.json_schema_extra if isinstance(self.field.json_schema_extra, dict) else {}
+        return field_extra(self.field)
 
     @property
     def flag(self) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
+from pydantic.fields import FieldInfo
 
 from feddbp_common.errors import ConfigurationError
 
@@ -15,6 +17,15 @@ class FrozenModel(BaseModel):
     """Checked fields and no others, numbers that are finite, and no change once it is made."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def field_extra(field: FieldInfo) -> Mapping[str, Any]:
+    """Returns what a field declares beyond its type, default and description, as `json_schema_extra`.
+
+    `flag`, `aliases` and `metavar` replace what the name gives on the command line, `hidden` keeps the field out of it;
+    `proto` and `zero_is_none` are for the conversion to protobuf.
+    """
+    return field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
 
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}

@@ -112,9 +112,6 @@ def test_the_strategies_above_leave_no_setting_out() -> None:
         "without_decision",
         "without_personalisation",
     }
-    assert {field.name for field in pb.TrainingConfig.DESCRIPTOR.fields} == set(TrainingConfig.model_fields)
-    assert {field.name for field in pb.DataConfig.DESCRIPTOR.fields} == set(DataConfig.model_fields)
-    assert {field.name for field in pb.RunConfig.DESCRIPTOR.fields} == set(RunConfig.model_fields)
 
 
 def _every_other_value() -> list[tuple[str, dict[str, Any]]]:
@@ -297,42 +294,6 @@ def test_the_number_of_classes_follows_from_the_data_or_their_names() -> None:
     }
     named = DataConfig(dataset="custom", class_names=" cat, dog ,,eel ")
     assert (named.classes, named.class_names) == (3, ("cat", "dog", "eel"))
-
-
-# --- what a client makes of what the server says ---
-
-
-@pytest.mark.parametrize(
-    ("change", "fault"),
-    [
-        ({"method": "fedfuture"}, "fedfuture"),
-        ({"rounds": 0}, "rounds"),
-        ({"clients": 0}, "clients"),
-        ({"wire": pb.WireConfig(dtype=pb.DTYPE_FLOAT32)}, "wire"),
-        ({"wire": pb.WireConfig(fisher=pb.FISHER_FORM_SCORES)}, "wire"),
-        ({"wire": pb.WireConfig(dtype=pb.DTYPE_INT32, fisher=pb.FISHER_FORM_SCORES)}, "wire"),
-        ({"data": pb.DataConfig(dataset="fashion", classes=3, alpha=1)}, "fashion"),
-        ({"data": pb.DataConfig(dataset="cifar10", classes=3, alpha=1)}, "cifar10 has 10 classes"),
-        ({"data": pb.DataConfig(dataset="cifar10", classes=10, alpha=-1)}, "alpha"),
-        ({"training": pb.TrainingConfig()}, "model group"),
-    ],
-)
-def test_a_run_this_version_does_not_understand_is_refused_in_one_line(change: dict[str, Any], fault: str) -> None:
-    message = run_to_proto(RunConfig())
-    for name in change:
-        message.ClearField(name)
-    message.MergeFrom(pb.RunConfig(**change))
-    with pytest.raises(ConfigurationError) as caught:
-        run_from_proto(message)
-    assert "\n" not in str(caught.value)
-    assert fault in str(caught.value)
-
-
-def test_a_setting_of_a_later_version_is_refused_not_ignored() -> None:
-    message = run_to_proto(RunConfig())
-    message.method_settings.update({"quantum": True})
-    with pytest.raises(ConfigurationError, match="feddbp has no setting 'quantum'"):
-        run_from_proto(message)
 
 
 # --- the register of methods and groups ---
