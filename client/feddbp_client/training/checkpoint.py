@@ -23,7 +23,7 @@ from torch import Tensor
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.artifacts import CHECKPOINT_NAME, CLIENT_LOCK_NAME, SESSION_NAME
-from feddbp_common.atomic_files import settle
+from feddbp_common.atomic_files import commit_file
 from feddbp_common.errors import ConfigurationError, FedDBPError
 from feddbp_common.fault_injection import fault_point
 from feddbp_common.wire import Encoded
@@ -79,7 +79,7 @@ class Checkpoint:
         try:
             save_file(tensors, partial, metadata)
             fault_point("client.checkpoint.written")
-            settle(partial, path)
+            commit_file(partial, path)
         except (OSError, safetensors.SafetensorError) as error:
             raise CheckpointError(f"cannot write the checkpoint {path}: {error}") from error
 
@@ -147,7 +147,7 @@ class ClientDirectory:
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
             json.dump({"session": secret}, file)
-        settle(partial, self.path / SESSION_NAME)
+        commit_file(partial, self.path / SESSION_NAME)
 
     def close(self) -> None:
         os.close(self._lock)

@@ -12,7 +12,7 @@ from typing import NoReturn, TypeVar
 from pydantic import BaseModel
 
 from feddbp_common.config.diagnostics import did_you_mean
-from feddbp_common.config.sources import build_parser, resolve
+from feddbp_common.config.sources import add_flags, resolve
 from feddbp_common.errors import ConfigurationError, ExitCode, FedDBPError
 from feddbp_common.version import VERSION
 
@@ -51,7 +51,7 @@ def settings_parser(prog: str, description: str, model: type[BaseModel]) -> Pars
 
 
 def add_settings(parser: argparse.ArgumentParser, model: type[BaseModel]) -> None:
-    build_parser(parser, model, env_prefix=ENV_PREFIX)
+    add_flags(parser, model, env_prefix=ENV_PREFIX)
     parser.add_argument("--config", type=Path, default=None, metavar="FILE", help="read options from a TOML file")
 
 

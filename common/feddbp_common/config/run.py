@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.catalog import CUSTOM_DATASET, DATASETS, FEATURE_DIM, MODEL_GROUPS
-from feddbp_common.config.diagnostics import Problem, did_you_mean
+from feddbp_common.config.diagnostics import FieldError, did_you_mean
 from feddbp_common.config.protobuf import to_message, values_in
 from feddbp_common.config.types import FrozenModel
 from feddbp_common.errors import ConfigurationError
@@ -216,14 +216,14 @@ def resolve_settings(method: Method, given: dict[str, Any]) -> MethodSettings:
     try:
         return method.settings.model_validate(given)
     except ValidationError as error:
-        first = Problem.first_of(error)
+        first = FieldError.first_in(error)
         if first.kind == "extra_forbidden":
             known = method.settings.model_fields
             raise ConfigurationError(
-                f"{method.name} has no setting {first.where!r}{did_you_mean(first.where, known)} "
+                f"{method.name} has no setting {first.path!r}{did_you_mean(first.path, known)} "
                 f"(it has: {', '.join(known) or 'none'})"
             ) from None
-        raise ConfigurationError(f"setting {first.where!r} of {method.name}: {first.as_clause}") from None
+        raise ConfigurationError(f"setting {first.path!r} of {method.name}: {first.clause}") from None
 
 
 def run_to_proto(run: RunConfig) -> pb.RunConfig:
@@ -239,7 +239,7 @@ def run_from_proto(message: pb.RunConfig) -> RunConfig:
     try:
         return RunConfig.model_validate(values_in(message, RunConfig))
     except ValidationError as error:
-        fault = str(Problem.first_of(error))
+        fault = str(FieldError.first_in(error))
     except ConfigurationError as error:
         fault = str(error)
     raise ConfigurationError(f"the server's run configuration cannot be used: {fault[:_LONGEST_FAULT]}")

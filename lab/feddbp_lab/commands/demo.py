@@ -17,9 +17,8 @@ from rich.console import Console
 from feddbp_common.artifacts import CURVES_NAME, METRICS_NAME, SUMMARY_NAME
 from feddbp_common.config.command_line import settings_from, settings_parser
 from feddbp_common.errors import ConfigurationError, ExitCode
-from feddbp_common.optional_deps import require_lab
 from feddbp_lab.commands.options import DemoConfig
-from feddbp_lab.processes.local_federation import Federation, FederationOptions, ProcessDiedError
+from feddbp_lab.processes.local_federation import Federation, FederationOptions, ProcessDiedError, require_lab
 from feddbp_lab.processes.signals import on_stop_signals
 from feddbp_lab.results.curves import draw_curves
 from feddbp_lab.results.run_results import MetricsTail, RunResults

@@ -23,6 +23,7 @@ from feddbp_client.config import ClientConfig, ComputeConfig, IdentityConfig, So
 from feddbp_common.artifacts import ENDPOINT_NAME, SUMMARY_NAME
 from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import ExitCode, FedDBPError
+from feddbp_common.optional_deps import require
 from feddbp_lab.control_client import watch_status
 from feddbp_lab.processes.children import Child, Children
 from feddbp_lab.processes.flags import arguments_for, clean_environment
@@ -35,6 +36,12 @@ _OVER: Final = (ExitCode.OK, ExitCode.RUN_FAILED)
 """Codes with which a process says that the run is over, well or not; the server's summary tells which."""
 _FAREWELL_SECONDS: Final = 10.0
 _POLL_SECONDS: Final = 0.02
+_REQUIRED: Final = ("torch", "torchvision", "sklearn", "safetensors", "matplotlib")
+
+
+def require_lab(feature: str) -> None:
+    """Raises ConfigurationError unless everything is installed that running clients and drawing curves needs."""
+    require(feature, _REQUIRED, extra="lab")
 
 
 class RunCutShortError(FedDBPError):

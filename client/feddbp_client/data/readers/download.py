@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING
 
 from feddbp_client.data.images import DataError
 from feddbp_client.data.readers.shared_files import exclusive
-from feddbp_common.atomic_files import settle
+from feddbp_common.atomic_files import commit_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,7 +57,7 @@ def download(
             part = destination.with_name(destination.name + ".part")
             _log.info("downloading %s to %s", url, destination)
             _fetch(url, part, digest, _Limits(size, timeout, attempts, pause))
-            settle(part, destination)
+            commit_file(part, destination)
     except OSError as error:
         raise DataError(f"{destination}: cannot be written: {error}") from error
 

@@ -7,7 +7,7 @@ import logging
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
-from feddbp_common.atomic_files import settle
+from feddbp_common.atomic_files import commit_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +43,7 @@ def replacing(target: Path) -> Iterator[IO[bytes]]:
     try:
         with part.open("wb") as handle:
             yield handle
-        settle(part, target)
+        commit_file(part, target)
     except BaseException:
         part.unlink(missing_ok=True)
         raise

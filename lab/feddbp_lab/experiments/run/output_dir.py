@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from feddbp_common.artifacts import RUNNER_LOCK_NAME
 from feddbp_common.atomic_files import replace_text
-from feddbp_common.config.diagnostics import Problem
+from feddbp_common.config.diagnostics import FieldError
 from feddbp_common.errors import ConfigurationError
 from feddbp_lab.experiments.plan import Plan
 from feddbp_lab.experiments.run.cell_dir import CellDir
@@ -75,6 +75,6 @@ class OutputDir:
             return Plan.model_validate_json(path.read_text(encoding="utf-8"))
         except ValidationError as error:
             raise ConfigurationError(
-                f"{path}: not a plan of this version ({Problem.first_of(error)}); "
+                f"{path}: not a plan of this version ({FieldError.first_in(error)}); "
                 "remove it and run the experiment again, its cells will be found"
             ) from None

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from feddbp_common.config.command_line import Parser, settings_from, settings_parser
-from feddbp_common.config.sources import build_parser, resolve
+from feddbp_common.config.sources import add_flags, resolve
 from feddbp_common.errors import ConfigurationError
 
 
@@ -49,7 +49,7 @@ class Trip(_Strict):
 
 def flags(*argv: str) -> argparse.Namespace:
     parser = Parser(prog="row", allow_abbrev=False)
-    build_parser(parser, Trip, env_prefix="ROW_")
+    add_flags(parser, Trip, env_prefix="ROW_")
     return parser.parse_args(argv)
 
 

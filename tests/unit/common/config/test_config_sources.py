@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
 from feddbp_common.config.command_line import Parser, run_command, settings_from, settings_parser
-from feddbp_common.config.sources import build_parser, options_of, resolve
+from feddbp_common.config.sources import add_flags, options_of, resolve
 from feddbp_common.config.types import Duration
 from feddbp_common.errors import ConfigurationError, ExitCode, FedDBPError
 from feddbp_server.config import ServerConfig
@@ -58,7 +58,7 @@ def machine(
     *argv: str, file: Path | None = None, env: dict[str, str] | None = None, model: type[BaseModel] = Machine
 ) -> Any:
     parser = Parser(prog="brew", allow_abbrev=False)
-    build_parser(parser, model, env_prefix="BREW_")
+    add_flags(parser, model, env_prefix="BREW_")
     return resolve(model, parser.parse_args(argv), env_prefix="BREW_", file=file, environ=env or {})
 
 
@@ -243,7 +243,7 @@ def test_every_leaf_of_the_model_is_an_option_in_the_group_of_its_table() -> Non
 def test_help_shows_choices_defaults_and_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     parser = argparse.ArgumentParser(prog="brew")
-    build_parser(parser, Machine, env_prefix="BREW_")
+    add_flags(parser, Machine, env_prefix="BREW_")
     shown = parser.format_help()
     for piece in (
         "beans:",
