@@ -285,9 +285,9 @@ async def test_a_server_whose_certificate_has_expired_meanwhile_is_not_spoken_to
 
 
 def test_nobody_sets_out_with_an_expired_certificate(expired: Path, running_federation: Federation) -> None:
-    with pytest.raises(GaveUpError, match=r"server.pem has expired on .*; `feddbp certs server` makes a new one"):
+    with pytest.raises(GaveUpError, match=r"server.pem expired on .*; `feddbp certs server` makes a new one"):
         running_federation.server("--certs", expired, *PROBED)
-    with pytest.raises(ConfigurationError, match=r"client-0.pem has expired on .*; `feddbp certs client --id 0` makes"):
+    with pytest.raises(ConfigurationError, match=r"client-0.pem expired on .*; `feddbp certs client --id 0` makes"):
         CertificateDirectory(expired).channel_credentials(client_subject(0))
 
 

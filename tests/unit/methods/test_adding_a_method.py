@@ -174,5 +174,5 @@ def test_a_package_that_does_not_work_is_named_in_one_line(site: Path, code: str
 def test_two_packages_with_a_method_of_the_same_name_are_both_named(site: Path) -> None:
     for package in ("first", "second"):
         install(site, package, {"twice": f"{package}:METHOD"}, {f"{package}.py": ""})
-    with pytest.raises(ConfigurationError, match=r"package (first|second) and package (first|second) both bring"):
+    with pytest.raises(ConfigurationError, match=r"package (first|second) and package (first|second) both define"):
         method_named("twice")

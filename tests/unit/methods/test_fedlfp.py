@@ -276,7 +276,7 @@ def test_rows_about_something_that_is_not_there_are_refused() -> None:
     rule = replace(upload_rules("fedlfp").tensors[0], required=False)
     rules = PayloadRules(tensors=(rule, *upload_rules("fedlfp").tensors[1:]))
     tensors = {name: tensor for name, tensor in rows_of(1).tensors.items() if name != "local_prototypes"}
-    with pytest.raises(PayloadError, match="local_prototypes: is missing, but confidence is there"):
+    with pytest.raises(PayloadError, match="local_prototypes: is missing, but confidence is present"):
         over_the_wire(Payload(tensors=tensors), rules)
 
 

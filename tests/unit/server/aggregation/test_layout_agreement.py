@@ -115,7 +115,7 @@ async def test_a_tensor_that_is_there_in_no_form_or_in_both_is_refused(tmp_path:
     without = {name: tensor for name, tensor in dense.items() if name != "fc.weight"}
     async with Server(MemoryStore(), tmp_path, config=run("fedkd")) as server:
         first, *_ = await join_all(server)
-        for tensors, reason in ((without, "is missing"), ({**dense, **factors}, "comes beside conv1.weight itself")):
+        for tensors, reason in ((without, "is missing"), ({**dense, **factors}, "sent together with conv1.weight")):
             refused = await refusal(server, first.session, encode(Payload(tensors=tensors)))
             assert reason in str(refused)
 
