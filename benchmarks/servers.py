@@ -1,4 +1,4 @@
-"""A real server process for benchmarks, in a directory that vanishes afterwards."""
+"""Runs a server process for benchmarks, in a temporary directory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RunningServer:
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
-        assert self._process is not None, "another process has started it"
+        assert self._process is not None, "the server was started by another process"
         return self._process
 
 
