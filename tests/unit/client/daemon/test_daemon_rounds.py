@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 import torch
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.daemon import daemon as daemon_module
-from feddbp_client.daemon.backoff import Backoff
 from feddbp_client.daemon.connection import CallRefusedError, Download, ServerUnavailableError
 from feddbp_client.daemon.daemon import ClientDaemon, DaemonOptions
 from feddbp_client.training.checkpoint import Checkpoint
@@ -29,6 +27,10 @@ from feddbp_common.wire import Encoded, Payload, PayloadRules, encode
 
 CONFIG = RunConfig(rounds=3)
 Script = Callable[["PretendedServer"], AsyncIterator[pb.RoundEvent]]
+
+
+class Start(Protocol):
+    def __call__(self, server: PretendedServer, *, patience: timedelta = ...) -> ClientDaemon: ...
 
 
 class PretendedServer:
@@ -127,13 +129,12 @@ def model() -> PretendedModel:
 
 
 @pytest.fixture
-def start(
-    tmp_path: Path, model: PretendedModel, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[PretendedServer], ClientDaemon]:
+def start(tmp_path: Path, model: PretendedModel, monkeypatch: pytest.MonkeyPatch) -> Start:
     models = iter((model, PretendedModel()))
 
     def prepared(config: RunConfig, run_id: str, *_: object) -> SimpleNamespace:
         return SimpleNamespace(
+            client_id=0,
             run_id=run_id,
             config=config,
             local=next(models),
@@ -144,19 +145,18 @@ def start(
         )
 
     monkeypatch.setattr(daemon_module, "prepare", prepared)
-    monkeypatch.setattr(daemon_module, "resume", lambda *_: None)
     local = LocalOptions(data=None, data_dir=tmp_path, model=None, device=torch.device("cpu"), amp=False)
-    options = DaemonOptions(state_dir=tmp_path, patience=timedelta(0), local=local)
 
-    def started(server: PretendedServer) -> ClientDaemon:
+    def started(server: PretendedServer, *, patience: timedelta = timedelta(0)) -> ClientDaemon:
         connection: Any = server
+        options = DaemonOptions(state_dir=tmp_path, patience=patience, local=local)
         return ClientDaemon(0, connection, options, training_slot=asyncio.Semaphore(1))
 
     return started
 
 
 async def test_a_round_that_closed_before_its_download_is_passed_over(
-    start: Callable[[PretendedServer], ClientDaemon],
+    start: Start,
 ) -> None:
     async def script(server: PretendedServer) -> AsyncIterator[pb.RoundEvent]:
         yield opened(0)
@@ -171,7 +171,7 @@ async def test_a_round_that_closed_before_its_download_is_passed_over(
 
 
 async def test_a_round_that_was_observed_and_opens_anew_is_trained(
-    start: Callable[[PretendedServer], ClientDaemon],
+    start: Start,
 ) -> None:
     async def script(server: PretendedServer) -> AsyncIterator[pb.RoundEvent]:
         yield opened(0, selected=False)
@@ -185,7 +185,7 @@ async def test_a_round_that_was_observed_and_opens_anew_is_trained(
     assert server.done == ["download 0", "report 0", "download 0", "report 0", "upload 0"]
 
 
-async def test_a_round_that_is_told_of_twice_is_done_once(start: Callable[[PretendedServer], ClientDaemon]) -> None:
+async def test_a_round_that_is_told_of_twice_is_done_once(start: Start) -> None:
     async def script(server: PretendedServer) -> AsyncIterator[pb.RoundEvent]:
         yield opened(0)
         await server.has_seen("upload 0")
@@ -201,7 +201,7 @@ async def test_a_round_that_is_told_of_twice_is_done_once(start: Callable[[Prete
 
 
 async def test_a_server_that_has_forgotten_a_round_is_given_it_again_and_nothing_is_trained_twice(
-    start: Callable[[PretendedServer], ClientDaemon],
+    start: Start,
 ) -> None:
     told: list[list[str]] = []
 
@@ -215,16 +215,13 @@ async def test_a_server_that_has_forgotten_a_round_is_given_it_again_and_nothing
         yield ended()
 
     server = PretendedServer(script)
-    daemon = start(server)
-    daemon._backoff = Backoff(patience=timedelta(seconds=30), clock=time.monotonic)
+    daemon = start(server, patience=timedelta(seconds=30))
     async with asyncio.timeout(30):
         assert await daemon.run() is ExitCode.OK
     assert told == [["download 0", "report 0", "upload 0"], ["report 0", "upload 0"]]
 
 
-async def test_the_last_word_of_a_server_that_is_gone_counts(
-    start: Callable[[PretendedServer], ClientDaemon], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_last_word_of_a_server_that_is_gone_counts(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     async def script(server: PretendedServer) -> AsyncIterator[pb.RoundEvent]:
         yield opened(0)
         await server.has_seen("download 0")
@@ -237,9 +234,7 @@ async def test_the_last_word_of_a_server_that_is_gone_counts(
     assert await start(PretendedServer(script)).run() is ExitCode.RUN_FAILED
 
 
-async def test_training_is_given_up_when_the_run_is_stopped(
-    start: Callable[[PretendedServer], ClientDaemon], model: PretendedModel
-) -> None:
+async def test_training_is_given_up_when_the_run_is_stopped(start: Start, model: PretendedModel) -> None:
     async def script(server: PretendedServer) -> AsyncIterator[pb.RoundEvent]:
         yield opened(0)
         await server.has_seen("download 0")
@@ -250,9 +245,7 @@ async def test_training_is_given_up_when_the_run_is_stopped(
         assert await start(PretendedServer(script)).run() is ExitCode.RUN_FAILED
 
 
-async def test_work_for_one_run_is_never_given_to_another(
-    start: Callable[[PretendedServer], ClientDaemon], model: PretendedModel
-) -> None:
+async def test_work_for_one_run_is_never_given_to_another(start: Start, model: PretendedModel) -> None:
     async def script(server: PretendedServer) -> AsyncIterator[pb.RoundEvent]:
         yield opened(0)
         if server.run_id == "pretended":
@@ -264,8 +257,7 @@ async def test_work_for_one_run_is_never_given_to_another(
 
     model.endless = True
     server = PretendedServer(script)
-    daemon = start(server)
-    daemon._backoff = Backoff(patience=timedelta(seconds=30), clock=time.monotonic)
+    daemon = start(server, patience=timedelta(seconds=30))
     async with asyncio.timeout(30):
         assert await daemon.run() is ExitCode.OK
     assert server.done == ["download 0", "download 0", "report 0", "upload 0"]
@@ -280,7 +272,7 @@ async def test_work_for_one_run_is_never_given_to_another(
     ],
 )
 async def test_whatever_training_raises_is_told_to_the_server_in_one_line(
-    start: Callable[[PretendedServer], ClientDaemon], model: PretendedModel, trouble: Exception, told: str
+    start: Start, model: PretendedModel, trouble: Exception, told: str
 ) -> None:
     async def script(server: PretendedServer) -> AsyncIterator[pb.RoundEvent]:
         yield opened(0)
@@ -295,7 +287,7 @@ async def test_whatever_training_raises_is_told_to_the_server_in_one_line(
 
 
 async def test_the_last_evaluation_is_finished_even_if_the_run_did_not_wait_for_it(
-    start: Callable[[PretendedServer], ClientDaemon], tmp_path: Path
+    start: Start, tmp_path: Path
 ) -> None:
     async def script(server: PretendedServer) -> AsyncIterator[pb.RoundEvent]:
         yield pb.RoundEvent(final_evaluation=pb.FinalEvaluation(round=CONFIG.rounds))
