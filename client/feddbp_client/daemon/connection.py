@@ -21,8 +21,10 @@ from feddbp_common.rpc.failures import TRANSIENT_REASONS, describe_failure, refu
 from feddbp_common.rpc.keepalive import DEFAULT_LEASE, keepalive_options
 from feddbp_common.version import VERSION
 from feddbp_common.wire import (
+    CHUNK_BYTES,
     BodyAssembler,
     Encoded,
+    Payload,
     PayloadRules,
     check_manifest,
     check_values,
@@ -102,10 +104,12 @@ _TRANSFER_DEADLINES: Final = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Download:
-    """What the server sent, and how many bytes of messages it took."""
+    """A checked payload from the server, in both forms: decoded for training, encoded for the checkpoint."""
 
+    payload: Payload
     encoded: Encoded
     message_bytes: int
+    """Serialised size of all messages of the download."""
 
 
 class Connection:
@@ -236,6 +240,19 @@ def upload_parts(session: str, round_number: int, encoded: Encoded) -> Iterator[
         yield pb.UploadPart(chunk=pb.Chunk(data=piece))
 
 
+def upload_bytes(session: str, round_number: int, encoded: Encoded) -> int:
+    """Serialised size of all `upload_parts`, computed without building them: it is reported before the upload."""
+    header = pb.UploadHeader(session=session, round=round_number).ByteSize() + _field_bytes(encoded.manifest.ByteSize())
+    whole, rest = divmod(sum(len(segment) for segment in encoded.segments), CHUNK_BYTES)
+    sizes = [header, *[_field_bytes(CHUNK_BYTES)] * whole, *([_field_bytes(rest)] if rest else [])]
+    return sum(map(_field_bytes, sizes))
+
+
+def _field_bytes(length: int) -> int:
+    """Size of a protobuf field of `length` bytes: a tag of one byte, the length as a varint, the content."""
+    return 1 + max(1, -(-length.bit_length() // 7)) + length
+
+
 def _sent(parts: Iterator[pb.UploadPart]) -> Iterator[pb.UploadPart]:
     yield next(parts)
     fault_point("client.upload.sending")
@@ -261,8 +278,10 @@ async def _receive(parts: AsyncIterable[pb.DownloadPart], rules: PayloadRules) -
     body = assembler.body()
     if digest_of(manifest, [body]) != manifest.sha256:
         raise PayloadError("sha256", "the download was damaged on its way")
-    check_values(decode(manifest, body), rules)
-    return Download(encoded=Encoded(manifest=manifest, segments=(memoryview(body),)), message_bytes=message_bytes)
+    payload = decode(manifest, body)
+    check_values(payload, rules)
+    encoded = Encoded(manifest=manifest, segments=(memoryview(body),))
+    return Download(payload=payload, encoded=encoded, message_bytes=message_bytes)
 
 
 _CHANNEL_OPTIONS: Final = [

@@ -15,14 +15,14 @@ from feddbp_client.daemon.connection import (
     Connection,
     Download,
     ServerUnavailableError,
-    upload_parts,
+    upload_bytes,
 )
 from feddbp_client.training.checkpoint import ClientDirectory
 from feddbp_client.training.setup import ClientSetup, resume
 from feddbp_client.training.trainer import OnEpoch, RoundResult, as_training_error
 from feddbp_common.errors import FedDBPError
 from feddbp_common.fault_injection import fault_point
-from feddbp_common.wire import Encoded, decode, encode
+from feddbp_common.wire import Encoded, encode
 
 log = logging.getLogger("feddbp.client")
 
@@ -153,13 +153,13 @@ class RoundWorker:
 
     async def _compute(self, assignment: Assignment, download: Download) -> CompletedRound:
         trainer, number = self.setup.local, assignment.round
-        payload = decode(download.encoded.manifest, download.encoded.body())
         async with self._slot:
             with as_training_error():
                 if assignment.train:
-                    result = await asyncio.to_thread(trainer.train, payload, number, self._progress_reporter(number))
+                    on_epoch = self._progress_reporter(number)
+                    result = await asyncio.to_thread(trainer.train, download.payload, number, on_epoch)
                 else:
-                    result = await asyncio.to_thread(trainer.observe, payload, number)
+                    result = await asyncio.to_thread(trainer.observe, download.payload, number)
         completed = self._encoded(number, result, download.message_bytes)
         fault_point("client.work.done")
         if assignment.train or number == self.setup.config.rounds:
@@ -171,7 +171,7 @@ class RoundWorker:
         result.metrics.bytes_down = bytes_down
         if result.contribution is not None:
             upload = encode(result.contribution, real_type=self.setup.config.wire_type)
-            result.metrics.bytes_up = sum(part.ByteSize() for part in upload_parts(self._session, number, upload))
+            result.metrics.bytes_up = upload_bytes(self._session, number, upload)
         return CompletedRound(round=number, metrics=result.metrics, upload=upload)
 
     async def _save(self, completed: CompletedRound, received: Encoded) -> None:

@@ -40,6 +40,7 @@ class PretendedServer:
         self.done: list[str] = []
         self.run_id = "pretended"
         self.failures: list[str] = []
+        self.payload = Payload()
         self._script = script
         self._closed_rounds = closed_rounds
         self._changed = asyncio.Event()
@@ -66,7 +67,7 @@ class PretendedServer:
         self._note(f"download {round_number}")
         if round_number in self._closed_rounds:
             raise CallRefusedError("it is over", pb.Refusal(reason=pb.REFUSAL_REASON_WRONG_ROUND, current_round=1))
-        return Download(encoded=encode(Payload()), message_bytes=0)
+        return Download(payload=self.payload, encoded=encode(self.payload), message_bytes=0)
 
     async def report(self, request: pb.ReportRequest) -> None:
         if request.HasField("failure"):
@@ -83,6 +84,7 @@ class PretendedModel:
     def __init__(self) -> None:
         self.endless = False
         self.trouble: Exception | None = None
+        self.received: list[Payload] = []
         self._stopped = threading.Event()
 
     def stop(self) -> None:
@@ -92,6 +94,7 @@ class PretendedModel:
         return RoundResult(metrics=pb.RoundMetrics(), contribution=None)
 
     def train(self, received: Payload, round_number: int, on_epoch: object) -> RoundResult:
+        self.received.append(received)
         if self.endless:
             assert self._stopped.wait(60)
             raise TrainingError("stopped")
@@ -198,6 +201,18 @@ async def test_a_round_that_is_told_of_twice_is_done_once(start: Start) -> None:
     server = PretendedServer(script)
     assert await start(server).run() is ExitCode.OK
     assert server.done.count("upload 0") == 1
+
+
+async def test_training_gets_the_payload_that_the_connection_decoded(start: Start, model: PretendedModel) -> None:
+    async def script(server: PretendedServer) -> AsyncIterator[pb.RoundEvent]:
+        yield opened(0)
+        await server.has_seen("upload 0")
+        yield ended()
+
+    server = PretendedServer(script)
+    assert await start(server).run() is ExitCode.OK
+    (received,) = model.received
+    assert received is server.payload
 
 
 async def test_a_server_that_has_forgotten_a_round_is_given_it_again_and_nothing_is_trained_twice(
