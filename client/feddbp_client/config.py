@@ -32,7 +32,7 @@ class IdentityConfig(FrozenModel):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
 
     @model_validator(mode="after")
-    def _one_way_to_say_who(self) -> Self:
+    def _check_identity(self) -> Self:
         if (self.id is None) == (self.ids is None):
             raise ConfigurationError("say who this client is: either --id N or --ids 0-19")
         check_address(self.server)
@@ -40,7 +40,7 @@ class IdentityConfig(FrozenModel):
         return self
 
     @property
-    def access(self) -> ClientCredentials:
+    def credentials(self) -> ClientCredentials:
         return ClientCredentials(certs=self.certs, token_file=self.token_file)
 
     @property
@@ -75,7 +75,7 @@ class ClientConfig(FrozenModel):
     source: SourceConfig = SourceConfig()
 
     @model_validator(mode="after")
-    def _devices_agree(self) -> Self:
+    def _check_device_options(self) -> Self:
         if self.compute.gpu is not None and self.compute.device != "auto":
             raise ConfigurationError("give --gpu or --device, not both")
         parse_ids(self.identity.ids or "0")

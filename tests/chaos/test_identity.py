@@ -238,7 +238,7 @@ async def test_a_client_that_is_hung_up_on_is_told_what_that_may_mean(
     foreign = tmp_path / "foreign"
     Authority.create(foreign).issue_party(client_subject(0))
     shutil.copy(certs / "ca.pem", foreign / "ca.pem")
-    connection = Connection(secured.address, access=ClientCredentials(certs=foreign))
+    connection = Connection(secured.address, credentials=ClientCredentials(certs=foreign))
     with pytest.raises(ServerUnavailableError, match="does not accept our certificate"):
         await connection.get_run()
     await connection.close()
@@ -277,7 +277,7 @@ async def test_a_server_whose_certificate_has_expired_meanwhile_is_not_spoken_to
     server = grpc.aio.server()
     port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair(expired, SERVER)]))
     await server.start()
-    connection = Connection(f"127.0.0.1:{port}", access=access)
+    connection = Connection(f"127.0.0.1:{port}", credentials=access)
     with pytest.raises(ServerUnavailableError, match="certificate has expired"):
         await connection.get_run()
     await connection.close()
@@ -404,7 +404,7 @@ async def test_a_stolen_session_is_of_no_use_under_another_certificate(
 async def test_a_second_live_daemon_is_refused_and_the_first_goes_on(
     secured: Federation, access: ClientCredentials
 ) -> None:
-    connection = Connection(secured.address, client_id=2, access=access)
+    connection = Connection(secured.address, client_id=2, credentials=access)
     first = LightClient(2, connection)
     async with caller(secured.address, client_subject(2), access) as second:
         staying = asyncio.create_task(first.stay())

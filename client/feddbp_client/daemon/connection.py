@@ -36,7 +36,7 @@ from feddbp_common.wire import (
 log = logging.getLogger("feddbp.client")
 
 MAX_DOWNLOAD_BYTES: Final = 256 << 20
-_AWAY: Final = (
+_UNAVAILABLE_CODES: Final = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.CANCELLED,
@@ -88,7 +88,7 @@ class CallTimeouts:
 
     def under(self, deadline: timedelta) -> CallTimeouts:
         """The same for a run whose rounds may close after `deadline`: longer waits have nothing to wait for."""
-        span = max(deadline, _SHORTEST_BOUND)
+        span = max(deadline, _SHORTEST_TIMEOUT)
         return CallTimeouts(
             answer=min(self.answer, span),
             transfer=min(self.transfer, _TRANSFER_DEADLINES * span),
@@ -96,7 +96,7 @@ class CallTimeouts:
         )
 
 
-_SHORTEST_BOUND: Final = timedelta(seconds=10)
+_SHORTEST_TIMEOUT: Final = timedelta(seconds=10)
 """However short the rounds: a busy server is not one that hangs."""
 _TRANSFER_DEADLINES: Final = 4
 """A round is extended a few times while too few contributions are in, and a slow one may still count."""
@@ -120,97 +120,97 @@ class Connection:
         address: str,
         *,
         client_id: int = 0,
-        access: ClientCredentials = ClientCredentials(),  # noqa: B008 - frozen
-        bounds: CallTimeouts = CallTimeouts(),  # noqa: B008 - frozen
+        credentials: ClientCredentials = ClientCredentials(),  # noqa: B008 - frozen
+        timeouts: CallTimeouts = CallTimeouts(),  # noqa: B008 - frozen
     ) -> None:
         self.address = address
         self._subject = client_subject(client_id)
-        self._access = access
-        self._metadata = access.metadata()
-        self._bounds = self._bounds_without_deadline = bounds
+        self._credentials = credentials
+        self._metadata = credentials.metadata()
+        self._timeouts = self._timeouts_without_deadline = timeouts
         self._open_channel(keepalive_options(DEFAULT_LEASE))
 
     def _open_channel(self, keepalive: list[tuple[str, int]]) -> None:
         self._keepalive = keepalive
-        self._channel = self._access.channel(self.address, self._subject, [*keepalive, *_CHANNEL_OPTIONS])
+        self._channel = self._credentials.channel(self.address, self._subject, [*keepalive, *_CHANNEL_OPTIONS])
         self._stub: pb_grpc.FederationAsyncStub = pb_grpc.FederationStub(self._channel)
 
     async def close(self) -> None:
         await self._channel.close()
 
     async def get_run(self) -> pb.GetRunResponse:
-        with self._translated():
+        with self._translating_errors():
             return await self._stub.GetRun(
-                pb.GetRunRequest(software_version=VERSION), timeout=self._answer, metadata=self._metadata
+                pb.GetRunRequest(software_version=VERSION), timeout=self._answer_seconds, metadata=self._metadata
             )
 
     async def join(self, request: pb.JoinRequest) -> pb.JoinResponse:
-        with self._translated():
-            joined = await self._stub.Join(request, timeout=self._answer, metadata=self._metadata)
-        await self._notice_loss_within(joined.lease.ToTimedelta())
+        with self._translating_errors():
+            joined = await self._stub.Join(request, timeout=self._answer_seconds, metadata=self._metadata)
+        await self._adopt_keepalive_of(joined.lease.ToTimedelta())
         return joined
 
     async def follow(self, session: str) -> AsyncIterator[pb.RoundEvent]:
         """The server's events. A connection that dies is noticed by pings, a server that hangs by asking it."""
-        with self._translated():
+        with self._translating_errors():
             call = self._stub.Follow(pb.FollowRequest(session=session), metadata=self._metadata)
             try:
                 while (event := await self._next_event(call)) is not None:
-                    self._take_deadline(event)
+                    self._apply_deadline(event)
                     yield event
             finally:
                 call.cancel()
 
     async def download(self, session: str, round_number: int, rules: PayloadRules) -> Download:
-        with self._translated():
+        with self._translating_errors():
             parts = self._stub.Download(
                 pb.DownloadRequest(session=session, round=round_number),
-                timeout=self._bounds.transfer.total_seconds(),
+                timeout=self._timeouts.transfer.total_seconds(),
                 metadata=self._metadata,
             )
             return await _receive(parts, rules)
 
     async def upload(self, session: str, round_number: int, encoded: Encoded) -> pb.UploadReceipt:
-        with self._translated():
+        with self._translating_errors():
             return await self._stub.Upload(
-                _sent(upload_parts(session, round_number, encoded)),
-                timeout=self._bounds.transfer.total_seconds(),
+                _with_fault_point(upload_parts(session, round_number, encoded)),
+                timeout=self._timeouts.transfer.total_seconds(),
                 metadata=self._metadata,
             )
 
     async def report(self, request: pb.ReportRequest) -> None:
-        with self._translated():
-            await self._stub.Report(request, timeout=self._answer, metadata=self._metadata)
+        with self._translating_errors():
+            await self._stub.Report(request, timeout=self._answer_seconds, metadata=self._metadata)
 
     async def leave(self, session: str, reason: str) -> None:
-        with self._translated():
+        with self._translating_errors():
             await self._stub.Leave(
-                pb.LeaveRequest(session=session, reason=reason), timeout=self._answer, metadata=self._metadata
+                pb.LeaveRequest(session=session, reason=reason), timeout=self._answer_seconds, metadata=self._metadata
             )
 
     @property
-    def _answer(self) -> float:
-        return self._bounds.answer.total_seconds()
+    def _answer_seconds(self) -> float:
+        return self._timeouts.answer.total_seconds()
 
-    async def _notice_loss_within(self, lease: timedelta) -> None:
+    async def _adopt_keepalive_of(self, lease: timedelta) -> None:
         """A server that counts a silent client as gone sooner than usual needs a client that notices sooner, too."""
         keepalive = keepalive_options(lease)
         if keepalive != self._keepalive:
             before = self._channel
             self._open_channel(keepalive)
-            await before.close(grace=self._answer)
+            await before.close(grace=self._answer_seconds)
 
-    def _take_deadline(self, event: pb.RoundEvent) -> None:
+    def _apply_deadline(self, event: pb.RoundEvent) -> None:
         if event.HasField("round_opened"):
-            bounds, opened = self._bounds_without_deadline, event.round_opened
-            self._bounds = bounds.under(opened.deadline.ToTimedelta()) if opened.HasField("deadline") else bounds
+            timeouts, opened = self._timeouts_without_deadline, event.round_opened
+            self._timeouts = timeouts.under(opened.deadline.ToTimedelta()) if opened.HasField("deadline") else timeouts
 
     async def _next_event(self, call: _EventStream) -> pb.RoundEvent | None:
         """The next event, however long it takes, as long as the server answers other calls; None after the last."""
         reading = asyncio.ensure_future(call.read())
         try:
             while not reading.done():
-                quiet = self._bounds.quiet.total_seconds()
+                quiet = self._timeouts.quiet.total_seconds()
                 arrived, _ = await asyncio.wait((reading,), timeout=quiet)
                 if not arrived:
                     log.debug("no event for %gs; asking the server at %s whether it is there", quiet, self.address)
@@ -221,15 +221,15 @@ class Connection:
             reading.cancel()
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translating_errors(self) -> Iterator[None]:
         try:
             yield
         except grpc.aio.AioRpcError as error:
             refusal = refusal_in(error)
             if refusal is not None and refusal.reason not in TRANSIENT_REASONS:
                 raise CallRefusedError(error.details() or "refused without a reason", refusal) from None
-            if error.code() in _AWAY or refusal is not None:
-                cause = describe_failure(error, with_certificate=self._access.certs is not None)
+            if error.code() in _UNAVAILABLE_CODES or refusal is not None:
+                cause = describe_failure(error, with_certificate=self._credentials.certs is not None)
                 raise ServerUnavailableError(f"the server at {self.address} does not answer ({cause})") from None
             raise CallRefusedError(f"{error.code().name}: {error.details()}", pb.Refusal()) from None
 
@@ -253,7 +253,7 @@ def _field_bytes(length: int) -> int:
     return 1 + max(1, -(-length.bit_length() // 7)) + length
 
 
-def _sent(parts: Iterator[pb.UploadPart]) -> Iterator[pb.UploadPart]:
+def _with_fault_point(parts: Iterator[pb.UploadPart]) -> Iterator[pb.UploadPart]:
     yield next(parts)
     fault_point("client.upload.sending")
     yield from parts

@@ -16,7 +16,7 @@ from feddbp_client.daemon.connection import REJOIN_REASONS, CallRefusedError, Co
 from feddbp_client.daemon.event_stream import EventStream
 from feddbp_client.daemon.round_worker import Assignment, RoundWorker
 from feddbp_client.training.checkpoint import ClientDirectory
-from feddbp_client.training.setup import LocalOptions, prepare
+from feddbp_client.training.setup import LocalOptions, build_client
 from feddbp_client.training.trainer import as_training_error
 from feddbp_common.config.run import run_from_proto
 from feddbp_common.errors import ExitCode
@@ -92,19 +92,19 @@ class ClientDaemon:
 
     async def _worker_for_current_run(self) -> RoundWorker:
         described = await self._connection.get_run()
-        if self._worker is None or self._worker.setup.run_id != described.run_id:
+        if self._worker is None or self._worker.client.run_id != described.run_id:
             await self._close_worker()
             async with self._slot:
                 with as_training_error():
-                    setup = await asyncio.to_thread(
-                        prepare,
+                    client = await asyncio.to_thread(
+                        build_client,
                         run_from_proto(described.config),
                         described.run_id,
                         self.client_id,
                         self._options.local,
                     )
             directory = ClientDirectory(self._options.state_dir, described.run_id, self.client_id)
-            self._worker = RoundWorker(setup, directory, self._connection, training_slot=self._slot)
+            self._worker = RoundWorker(client, directory, self._connection, training_slot=self._slot)
             self._worker.resume()
             self._session = ""
         return self._worker
@@ -115,15 +115,15 @@ class ClientDaemon:
             self._worker = None
 
     async def _join(self, worker: RoundWorker) -> None:
-        setup = worker.setup
+        client = worker.client
         fault_point("client.join.calling")
         joined = await self._connection.join(
             pb.JoinRequest(
-                run_id=setup.run_id,
+                run_id=client.run_id,
                 client_id=self.client_id,
                 previous_session=self._session or worker.directory.session(),
-                data=setup.summary(),
-                capabilities=setup.capabilities(),
+                data=client.data_summary(),
+                capabilities=client.capabilities(),
             )
         )
         fault_point("client.join.answered")
@@ -131,7 +131,7 @@ class ClientDaemon:
         worker.start_session(joined.session)
         worker.directory.save_session(joined.session)
         self._backoff.answered()
-        log.info("client %d joined run %s with %s", self.client_id, setup.run_id, setup.architecture)
+        log.info("client %d joined run %s with %s", self.client_id, client.run_id, client.architecture)
         self._check_patience(joined.lease.ToTimedelta())
 
     def _check_patience(self, lease: timedelta) -> None:

@@ -31,7 +31,7 @@ class EventStream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._reader is not None
-        if self._is_last_word():
+        if self._run_has_ended():
             # the server ends the stream itself; whoever hangs up first leaves it in doubt whether the end was heard
             await asyncio.wait([self._reader], timeout=_END_OF_STREAM_SECONDS)
         self._reader.cancel()
@@ -43,32 +43,32 @@ class EventStream:
         Once the server has told how the run ended it may be gone: what an action still wanted of it no longer counts.
         """
         try:
-            await self._or_stream_ends(self._arrived.wait())
+            await self._unless_stream_ends(self._arrived.wait())
             event = self._newest
             assert event is not None
             self._arrived.clear()
-            return await self._or_stream_ends(act(event))
+            return await self._unless_stream_ends(act(event))
         except (ServerUnavailableError, CallRefusedError):
-            if self._newest is None or not self._is_last_word():
+            if self._newest is None or not self._run_has_ended():
                 raise
             return await act(self._newest)
 
-    async def _or_stream_ends(self, work: Awaitable[T]) -> T:
+    async def _unless_stream_ends(self, work: Awaitable[T]) -> T:
         assert self._reader is not None
         task = asyncio.ensure_future(work)
         await asyncio.wait((task, self._reader), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done() and not self._has_finished():
+        if not task.done() and not self._run_has_finished():
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             self._reader.result()  # raises what ended the stream
             raise ServerUnavailableError("the server ended the event stream")
         return await task
 
-    def _is_last_word(self) -> bool:
+    def _run_has_ended(self) -> bool:
         """A stream that ends after telling how the run ended has not been lost."""
         return self._newest is not None and self._newest.HasField("run_ended")
 
-    def _has_finished(self) -> bool:
+    def _run_has_finished(self) -> bool:
         """After a run's last round there is an evaluation worth finishing; after any other end there is nothing."""
         return self._newest is not None and self._newest.run_ended.outcome == pb.RUN_OUTCOME_FINISHED
 

@@ -18,7 +18,7 @@ from feddbp_client.daemon.connection import (
     upload_bytes,
 )
 from feddbp_client.training.checkpoint import ClientDirectory
-from feddbp_client.training.setup import ClientSetup, resume
+from feddbp_client.training.setup import LocalClient, restore_checkpoint
 from feddbp_client.training.trainer import OnEpoch, RoundResult, as_training_error
 from feddbp_common.errors import FedDBPError
 from feddbp_common.fault_injection import fault_point
@@ -58,13 +58,13 @@ class RoundWorker:
 
     def __init__(
         self,
-        setup: ClientSetup,
+        client: LocalClient,
         directory: ClientDirectory,
         connection: Connection,
         *,
         training_slot: asyncio.Semaphore,
     ) -> None:
-        self.setup = setup
+        self.client = client
         self.directory = directory
         self._connection = connection
         self._slot = training_slot
@@ -76,11 +76,9 @@ class RoundWorker:
 
     def resume(self) -> None:
         """Restores weights and the last completed round from the checkpoint, if there is one."""
-        checkpoint = resume(self.setup, self.directory)
+        checkpoint = restore_checkpoint(self.client, self.directory)
         if checkpoint is not None:
-            self._cached = CompletedRound(
-                round=checkpoint.round, metrics=checkpoint.metrics, upload=checkpoint.contribution
-            )
+            self._cached = CompletedRound(round=checkpoint.round, metrics=checkpoint.metrics, upload=checkpoint.upload)
 
     def start_session(self, session: str) -> None:
         """Delivers under this session from now on."""
@@ -90,7 +88,7 @@ class RoundWorker:
 
     @property
     def has_final_evaluation(self) -> bool:
-        return self._cached is not None and self._cached.round == self.setup.config.rounds
+        return self._cached is not None and self._cached.round == self.client.config.rounds
 
     async def run_round(self, assignment: Assignment) -> None:
         """Delivers the round's result, computing it first unless it is cached or in progress."""
@@ -106,17 +104,17 @@ class RoundWorker:
             if completed.upload is not None and assignment.train:
                 await self._connection.upload(self._session, number, completed.upload)
                 fault_point("client.upload.receipt")
-                log.info("client %d has uploaded round %d", self.setup.client_id, number)
+                log.info("client %d has uploaded round %d", self.client.client_id, number)
         except CallRefusedError as error:
             if error.reason not in LATE_REASONS:
                 raise
-            log.warning("client %d is too late for round %d: %s", self.setup.client_id, number, error)
+            log.warning("client %d is too late for round %d: %s", self.client.client_id, number, error)
             return
         self._delivered = assignment
 
     def stop(self) -> None:
         """Stops the training in progress at its next batch; the worker cannot train afterwards."""
-        self.setup.local.stop()
+        self.client.trainer.stop()
 
     async def close(self) -> None:
         """Aborts the round in progress, then releases the directory: no thread may write to it without its lock."""
@@ -130,7 +128,7 @@ class RoundWorker:
             return self._cached
         if self._running is None or self._running[0] != assignment:
             await self._wait_until_idle()
-            config = self.setup.config
+            config = self.client.config
             rules = config.method_spec.download_rules(config.settings, config.exchange_shape)
             download = await self._connection.download(self._session, assignment.round, rules)
             self._running = (assignment, asyncio.create_task(self._compute(assignment, download)))
@@ -152,31 +150,31 @@ class RoundWorker:
             self._running = None
 
     async def _compute(self, assignment: Assignment, download: Download) -> CompletedRound:
-        trainer, number = self.setup.local, assignment.round
+        trainer, number = self.client.trainer, assignment.round
         async with self._slot:
             with as_training_error():
                 if assignment.train:
                     on_epoch = self._progress_reporter(number)
                     result = await asyncio.to_thread(trainer.train, download.payload, number, on_epoch)
                 else:
-                    result = await asyncio.to_thread(trainer.observe, download.payload, number)
+                    result = await asyncio.to_thread(trainer.evaluate, download.payload, number)
         completed = self._encoded(number, result, download.message_bytes)
         fault_point("client.work.done")
-        if assignment.train or number == self.setup.config.rounds:
+        if assignment.train or number == self.client.config.rounds:
             await self._save(completed, download.encoded)
         return completed
 
     def _encoded(self, number: int, result: RoundResult, bytes_down: int) -> CompletedRound:
         upload = None
         result.metrics.bytes_down = bytes_down
-        if result.contribution is not None:
-            upload = encode(result.contribution, real_type=self.setup.config.wire_type)
+        if result.upload is not None:
+            upload = encode(result.upload, real_type=self.client.config.wire_type)
             result.metrics.bytes_up = upload_bytes(self._session, number, upload)
         return CompletedRound(round=number, metrics=result.metrics, upload=upload)
 
     async def _save(self, completed: CompletedRound, received: Encoded) -> None:
         checkpoint = replace(
-            self.setup.checkpoint(completed.round, completed.metrics), contribution=completed.upload, received=received
+            self.client.checkpoint(completed.round, completed.metrics), upload=completed.upload, received=received
         )
         await asyncio.to_thread(checkpoint.save, self.directory.checkpoint)
         fault_point("client.work.saved")
@@ -198,7 +196,7 @@ class RoundWorker:
         try:
             await self._connection.report(request)
         except (ServerUnavailableError, CallRefusedError) as error:
-            log.debug("client %d: a report of round %d was lost: %s", self.setup.client_id, number, error)
+            log.debug("client %d: a report of round %d was lost: %s", self.client.client_id, number, error)
 
 
 def _throttled(seconds: float, call: OnEpoch) -> OnEpoch:

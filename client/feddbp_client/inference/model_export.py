@@ -69,7 +69,7 @@ def _write_torch_export(client: TrainedClient, file: IO[bytes], facts: str) -> N
 
 def _write_torchscript(client: TrainedClient, file: IO[bytes], facts: str) -> None:
     # of the client itself: the trace of an exported program would be one for as many images as it was traced with
-    with _telling_why(client):
+    with _as_export_error(client):
         traced = torch.jit.trace(client.scorer, _example(client), check_trace=False)
     module = torch.jit.script(_PixelsOnly(traced))
     _check_same(client, module)
@@ -78,19 +78,19 @@ def _write_torchscript(client: TrainedClient, file: IO[bytes], facts: str) -> No
 
 def _write_onnx(client: TrainedClient, file: IO[bytes], facts: str) -> None:
     program = _program(client)
-    with _telling_why(client):
+    with _as_export_error(client):
         converted = torch.onnx.export(program, dynamo=True, verbose=False)
     assert converted is not None
     converted.model.graph.outputs[0].name = "scores"
     converted.model.metadata_props[FACTS_NAME] = facts
     model = converted.model_proto
-    _drop_idle_rounding(model)
+    _clear_needless_ceil_mode(model)
     content = model.SerializeToString()
     _check_same(client, _by_reference(content))
     file.write(content)
 
 
-def _drop_idle_rounding(model: ModelProto) -> None:
+def _clear_needless_ceil_mode(model: ModelProto) -> None:
     """A window that moves by one pixel ends at the edge anyway; ONNX's reference, told to round up, overshoots it."""
     for node in model.graph.node:
         told = {attribute.name: attribute for attribute in node.attribute}
@@ -114,7 +114,7 @@ def _by_reference(content: bytes) -> Callable[[Tensor], Tensor]:
 def _program(client: TrainedClient) -> ExportedProgram:
     """The client as a graph for any number of images."""
     any_number = {"images": {0: Dim("batch", min=1)}}
-    with _telling_why(client):
+    with _as_export_error(client):
         program = torch.export.export(client.scorer, (_example(client),), dynamic_shapes=any_number, strict=False)
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # where things lie on this machine is of no use to others
@@ -131,14 +131,14 @@ def _check_same(client: TrainedClient, module: Callable[[Tensor], Any]) -> None:
     random = torch.Generator().manual_seed(0)
     for count in _TRIED_BATCHES:
         images = torch.randint(0, 256, (count, *client.facts.image_shape), generator=random, dtype=torch.uint8)
-        with _telling_why(client), torch.no_grad():
+        with _as_export_error(client), torch.no_grad():
             expected, found = client.scorer(images), module(images)
         if not torch.allclose(expected, found, rtol=_TOLERANCE, atol=_TOLERANCE):
             raise ExportError(f"{client.facts.architecture}, once exported, gives other scores for {count} images")
 
 
 @contextmanager
-def _telling_why(client: TrainedClient) -> Iterator[None]:
+def _as_export_error(client: TrainedClient) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # the model may be the user's own, and torch raises what it likes of it

@@ -16,7 +16,7 @@ from feddbp_common.config.run import RunConfig, run_from_proto
 from feddbp_common.errors import ConfigurationError, FedDBPError, refuse
 from feddbp_common.wire import Payload, check_manifest, check_values, decode, digest_of
 
-_WHERE_CLIENTS_ARE: Final = ("client-*", "*/client-*", "clients/*/client-*")
+_CLIENT_DIRECTORIES: Final = ("client-*", "*/client-*", "clients/*/client-*")
 """Below a run's directory, a client's state directory, and what `feddbp demo` writes."""
 
 
@@ -28,7 +28,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise ConfigurationError(str(error)) from error
 
 
-def restored_method(checkpoint: Checkpoint, device: torch.device) -> LocalMethod:  # type: ignore[type-arg]
+def restore_method(checkpoint: Checkpoint, device: torch.device) -> LocalMethod:  # type: ignore[type-arg]
     """The method as it was when the checkpoint was written, with what the server had sent by then."""
     who = f"client {checkpoint.client_id} of run {checkpoint.run_id}"
     config = run_from_proto(checkpoint.config)
@@ -76,7 +76,7 @@ def _in_directory(directory: Path) -> Path:
     file = directory / CHECKPOINT_NAME
     if file.exists():
         return file
-    for where in _WHERE_CLIENTS_ARE:
+    for where in _CLIENT_DIRECTORIES:
         found = sorted(directory.glob(f"{where}/{CHECKPOINT_NAME}"))
         if found:
             raise ConfigurationError(f"{directory} is not a client's directory; give one, such as {found[0].parent}")

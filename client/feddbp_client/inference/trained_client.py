@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from feddbp_client.data.batches import channels_first, scaled
 from feddbp_client.data.images import Picture, fitted
-from feddbp_client.inference.restore import read_checkpoint, restored_method
+from feddbp_client.inference.restore import read_checkpoint, restore_method
 from feddbp_client.methods.base import LocalMethod
 from feddbp_client.methods.scores import ScoreKind, Scores
 from feddbp_client.training.checkpoint import Checkpoint
@@ -124,7 +124,7 @@ class TrainedClient:
 
     def __init__(self, checkpoint: Checkpoint, *, device: str = "auto") -> None:
         self.device = choose_device(gpu=None, device=device)
-        self.scorer = Scorer(restored_method(checkpoint, self.device))
+        self.scorer = Scorer(restore_method(checkpoint, self.device))
         self.facts = ClientFacts(
             run_id=checkpoint.run_id,
             client_id=checkpoint.client_id,
@@ -161,7 +161,7 @@ class TrainedClient:
         return found
 
     def _batches(self, images: Iterable[ImageLike]) -> Iterator[Tensor]:
-        remaining = iter(_several(images))
+        remaining = iter(_as_iterable(images))
         while batch := list(islice(remaining, _BATCH)):
             yield channels_first(np.stack([self._pixels(image) for image in batch]))
 
@@ -170,7 +170,7 @@ class TrainedClient:
         return fitted(Path(image) if isinstance(image, str) else image, self.facts.image_shape, origin=origin)
 
 
-def _several(images: Iterable[ImageLike]) -> Iterable[ImageLike]:
+def _as_iterable(images: Iterable[ImageLike]) -> Iterable[ImageLike]:
     """A lone image is taken for one, and not for the letters or rows it consists of."""
     if isinstance(images, np.ndarray):
         alone = images.ndim == 2 or (images.ndim == 3 and images.shape[-1] in (1, 3))

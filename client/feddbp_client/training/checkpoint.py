@@ -31,7 +31,7 @@ from feddbp_common.wire import Encoded
 _FORMAT_FAMILY: Final = "feddbp-checkpoint-"
 _FORMAT: Final = f"{_FORMAT_FAMILY}1"
 _MODEL: Final = "model."
-_CONTRIBUTION: Final = "contribution"
+_UPLOAD: Final = "contribution"
 _RECEIVED: Final = "received"
 
 
@@ -53,7 +53,7 @@ class Checkpoint:
     config: pb.RunConfig
     model: Mapping[str, Tensor]
     metrics: pb.RoundMetrics
-    contribution: Encoded | None = None
+    upload: Encoded | None = None
     received: Encoded | None = None
     """What the server sent last; with it the client can predict."""
 
@@ -71,7 +71,7 @@ class Checkpoint:
             "config": _text(self.config.SerializeToString()),
             "metrics": _text(self.metrics.SerializeToString()),
         }
-        for name, encoded in ((_CONTRIBUTION, self.contribution), (_RECEIVED, self.received)):
+        for name, encoded in ((_UPLOAD, self.upload), (_RECEIVED, self.received)):
             if encoded is not None:
                 tensors[name] = torch.frombuffer(bytearray(encoded.body() or b"\0"), dtype=torch.uint8)
                 metadata[name] = _text(encoded.manifest.SerializeToString())
@@ -103,7 +103,7 @@ class Checkpoint:
                 model={
                     name.removeprefix(_MODEL): tensor for name, tensor in tensors.items() if name.startswith(_MODEL)
                 },
-                contribution=_encoded(_CONTRIBUTION, metadata, tensors),
+                upload=_encoded(_UPLOAD, metadata, tensors),
                 received=_encoded(_RECEIVED, metadata, tensors),
             )
         except FileNotFoundError:

@@ -21,7 +21,7 @@ def choose_device(*, gpu: int | None, device: str) -> torch.device:
     if gpu is not None:
         return _cuda(gpu, f"--gpu {gpu}")
     if device == "auto":
-        return _best_there_is()
+        return _best_available()
     try:
         chosen = torch.device(device)
     except RuntimeError:
@@ -35,7 +35,7 @@ def choose_device(*, gpu: int | None, device: str) -> torch.device:
     return chosen
 
 
-def _best_there_is() -> torch.device:
+def _best_available() -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda", 0)
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
@@ -83,7 +83,7 @@ def take(images: Tensor, index: Tensor, device: torch.device) -> Tensor:
 
 
 @contextmanager
-def freed_after_use(device: torch.device) -> Iterator[None]:
+def releasing_gpu_memory(device: torch.device) -> Iterator[None]:
     """Gives a GPU's memory back to others on the machine when the client is done with it."""
     try:
         yield

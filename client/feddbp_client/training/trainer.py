@@ -49,10 +49,10 @@ def as_training_error() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundResult:
-    """What a round gave: results to report and, if the client trained, a contribution."""
+    """What a round gave: results to report and, if the client trained, a upload."""
 
     metrics: pb.RoundMetrics
-    contribution: Payload | None
+    upload: Payload | None
 
 
 class LocalTrainer:
@@ -87,30 +87,30 @@ class LocalTrainer:
         if self._stop.is_set():
             raise TrainingError("stopped")
 
-    def observe(self, received: Payload, round_number: int) -> RoundResult:
+    def evaluate(self, received: Payload, round_number: int) -> RoundResult:
         """Evaluates only: the last evaluation, or a round this client was not chosen for."""
         self._check_stop()
         self._seed(round_number)
         self.method.receive(received, completed_rounds=round_number)
-        return RoundResult(metrics=self._evaluate(), contribution=None)
+        return RoundResult(metrics=self._measure(), upload=None)
 
     def train(self, received: Payload, round_number: int, on_epoch: OnEpoch) -> RoundResult:
-        metrics = self.observe(received, round_number).metrics
+        metrics = self.evaluate(received, round_number).metrics
         started = time.perf_counter()
         losses = self._train(round_number, on_epoch)
         trained = time.perf_counter()
-        contribution = self._collect()
+        upload = self._collect()
         metrics.losses.extend(pb.LossTerm(name=name, value=value) for name, value in losses.items())
         metrics.seconds.train = trained - started
         metrics.seconds.collect = time.perf_counter() - trained
-        return RoundResult(metrics=metrics, contribution=contribution)
+        return RoundResult(metrics=metrics, upload=upload)
 
     def _seed(self, round_number: int) -> None:
         """Everything random in a round depends on the run, the client and the round, not on what happened before."""
         torch.manual_seed(derive_seed(self._config.seed, "round", self._client_id, round_number))
 
     @torch.inference_mode()
-    def _evaluate(self) -> pb.RoundMetrics:
+    def _measure(self) -> pb.RoundMetrics:
         started = time.perf_counter()
         self.method.eval()
         correct = dict.fromkeys(self.method.inference_rules, 0)

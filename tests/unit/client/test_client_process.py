@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from feddbp_client.process import host
+from feddbp_client.process import run_daemons
 from feddbp_client.training.trainer import TrainingError
 from feddbp_common.errors import ExitCode
 
@@ -42,7 +42,7 @@ class PretendedDaemon:
 async def hosted(*daemons: PretendedDaemon, all_or_none: bool = False) -> int:
     pretended: Any = daemons
     async with asyncio.timeout(30):
-        return await host(pretended, all_or_none=all_or_none)
+        return await run_daemons(pretended, all_or_none=all_or_none)
 
 
 async def failing() -> ExitCode:

@@ -116,7 +116,7 @@ def trained_alone(name: str, **settings: Any) -> dict[str, Tensor]:
     run = LocalTrainer(method=client, data=data, config=config, client_id=0, device=torch.device("cpu"))
     known = strategy.initial()
     for number in range(2):
-        contribution = run.train(strategy.reply(known, None), number, lambda *_: None).contribution
+        contribution = run.train(strategy.reply(known, None), number, lambda *_: None).upload
         assert contribution is not None
         known = strategy.aggregate(known, [upload_of(0, contribution)], round_number=number)
     return client.state_dict()

@@ -90,8 +90,8 @@ class PretendedModel:
     def stop(self) -> None:
         self._stopped.set()
 
-    def observe(self, received: Payload, round_number: int) -> RoundResult:
-        return RoundResult(metrics=pb.RoundMetrics(), contribution=None)
+    def evaluate(self, received: Payload, round_number: int) -> RoundResult:
+        return RoundResult(metrics=pb.RoundMetrics(), upload=None)
 
     def train(self, received: Payload, round_number: int, on_epoch: object) -> RoundResult:
         self.received.append(received)
@@ -100,7 +100,7 @@ class PretendedModel:
             raise TrainingError("stopped")
         if self.trouble is not None:
             raise self.trouble
-        return RoundResult(metrics=pb.RoundMetrics(), contribution=Payload())
+        return RoundResult(metrics=pb.RoundMetrics(), upload=Payload())
 
 
 def opened(number: int, *, selected: bool = True) -> pb.RoundEvent:
@@ -135,19 +135,19 @@ def model() -> PretendedModel:
 def start(tmp_path: Path, model: PretendedModel, monkeypatch: pytest.MonkeyPatch) -> Start:
     models = iter((model, PretendedModel()))
 
-    def prepared(config: RunConfig, run_id: str, *_: object) -> SimpleNamespace:
+    def built(config: RunConfig, run_id: str, *_: object) -> SimpleNamespace:
         return SimpleNamespace(
             client_id=0,
             run_id=run_id,
             config=config,
-            local=next(models),
+            trainer=next(models),
             architecture="none",
-            summary=pb.DataSummary,
+            data_summary=pb.DataSummary,
             capabilities=pb.Capabilities,
             checkpoint=pretended_checkpoint,
         )
 
-    monkeypatch.setattr(daemon_module, "prepare", prepared)
+    monkeypatch.setattr(daemon_module, "build_client", built)
     local = LocalOptions(data=None, data_dir=tmp_path, model=None, device=torch.device("cpu"), amp=False)
 
     def started(server: PretendedServer, *, patience: timedelta = timedelta(0)) -> ClientDaemon:

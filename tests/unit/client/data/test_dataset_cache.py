@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from feddbp_client.data import SharedLoad, load_dataset
-from feddbp_client.training.setup import ClientSetup, LocalOptions, prepare
+from feddbp_client.data import SharedDatasetCache, load_dataset
+from feddbp_client.training.setup import LocalClient, LocalOptions, build_client
 from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
 from feddbp_common.errors import ConfigurationError
 
@@ -28,11 +28,11 @@ class Process:
             model=None,
             device=torch.device("cpu"),
             amp=False,
-            shared_load=SharedLoad(client_ids),
+            dataset_cache=SharedDatasetCache(client_ids),
         )
 
-    def prepare(self, client_id: int) -> ClientSetup:
-        return prepare(CONFIG, "run", client_id, self._options)
+    def build_client(self, client_id: int) -> LocalClient:
+        return build_client(CONFIG, "run", client_id, self._options)
 
 
 def loaded_images() -> weakref.ref[object]:
@@ -42,35 +42,35 @@ def loaded_images() -> weakref.ref[object]:
 
 def test_the_data_set_is_freed_when_the_last_client_has_its_shard() -> None:
     process = Process(0, 2)
-    first = process.prepare(0)
+    first = process.build_client(0)
     images = loaded_images()
     assert images() is not None
-    last = process.prepare(2)
+    last = process.build_client(2)
     assert images() is None
     assert all(len(prepared.data.train_images) > 0 for prepared in (first, last))
 
 
 def test_a_client_that_prepares_twice_does_not_count_for_another() -> None:
     process = Process(0, 1)
-    process.prepare(0)
+    process.build_client(0)
     images = loaded_images()
-    process.prepare(0)
+    process.build_client(0)
     assert images() is not None
 
 
 def test_a_client_that_cannot_go_on_does_not_keep_it() -> None:
     process = Process(0, 3)
-    process.prepare(0)
+    process.build_client(0)
     images = loaded_images()
     with pytest.raises(ConfigurationError, match="client id 3 is not one of this run's 0 to 2"):
-        process.prepare(3)
+        process.build_client(3)
     assert images() is None
 
 
 def test_another_run_frees_it_again() -> None:
     process = Process(0, 1)
     for _ in range(2):
-        process.prepare(1)
+        process.build_client(1)
         images = loaded_images()
-        process.prepare(0)
+        process.build_client(0)
         assert images() is None

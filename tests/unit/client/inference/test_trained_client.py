@@ -16,7 +16,7 @@ from trained_samples import GREY, NAMES, as_arrays, checkpoint_of, random_pixels
 
 from feddbp_client.data import DataError
 from feddbp_client.data.batches import scaled
-from feddbp_client.inference.restore import restored_method
+from feddbp_client.inference.restore import restore_method
 from feddbp_client.inference.trained_client import TrainedClient
 from feddbp_client.training.checkpoint import Checkpoint
 from feddbp_client.training.setup import build_method
@@ -137,7 +137,7 @@ def test_weights_a_round_ended_with_are_not_undone_by_what_it_began_with(name: s
         key: value + 1 if value.is_floating_point() and not key.startswith("mentee.anchor_") else value
         for key, value in checkpoint.model.items()
     }
-    method = restored_method(replace(checkpoint, model=moved), CPU)
+    method = restore_method(replace(checkpoint, model=moved), CPU)
     for key, value in method.state_dict().items():
         assert torch.equal(value, moved[key]), key
 

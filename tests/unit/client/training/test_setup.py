@@ -11,7 +11,7 @@ from PIL import Image
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.training.checkpoint import ClientDirectory
-from feddbp_client.training.setup import ClientSetup, LocalOptions, prepare, resume
+from feddbp_client.training.setup import LocalClient, LocalOptions, build_client, restore_checkpoint
 from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig, run_from_proto, run_to_proto
 from feddbp_common.errors import ConfigurationError
 
@@ -33,10 +33,10 @@ def pictures(path: Path, side: int) -> Path:
     return path
 
 
-def prepared(data: Path, image_size: int | None = None) -> ClientSetup:
+def prepared(data: Path, image_size: int | None = None) -> LocalClient:
     options = LocalOptions(data=data, data_dir=Path(), model=None, device=torch.device("cpu"), amp=False)
     # as a client gets it
-    return prepare(run_from_proto(run_to_proto(config(image_size))), "run", 0, options)
+    return build_client(run_from_proto(run_to_proto(config(image_size))), "run", 0, options)
 
 
 @pytest.mark.parametrize(("side", "asked_for", "taken"), [(20, None, 20), (100, None, 64), (20, 40, 40), (100, 96, 96)])
@@ -50,8 +50,8 @@ def test_a_client_that_comes_back_with_images_of_another_size_is_told(tmp_path: 
     directory = ClientDirectory(tmp_path / "state", "run", 0)
     before = prepared(pictures(tmp_path / "before", 20))
     before.checkpoint(0, pb.RoundMetrics()).save(directory.checkpoint)
-    assert resume(before, directory) is not None
+    assert restore_checkpoint(before, directory) is not None
     after = prepared(pictures(tmp_path / "after", 24))
     with pytest.raises(ConfigurationError, match=r"with images of shape \[3, 20, 20\], not \[3, 24, 24\];"):
-        resume(after, directory)
+        restore_checkpoint(after, directory)
     directory.close()
