@@ -32,7 +32,7 @@ def _start(argv: Sequence[str]) -> int:
 async def _run(config: ClientConfig) -> int:
     if config.source.model is not None:
         import_from_working_directory()
-    # torch takes a second to import: mistakes in the flags are told before that
+    # torch takes a second to import: wrong flags are reported before that
     import torch
 
     from feddbp_client.daemon.connection import Connection
@@ -61,7 +61,7 @@ async def _run(config: ClientConfig) -> int:
         client_id: Connection(identity.server, client_id=client_id, credentials=identity.credentials)
         for client_id in identity.client_ids
     }
-    slot = asyncio.Semaphore(1)  # one client trains at a time: torch's generator and the cores are shared
+    slot = asyncio.Semaphore(1)  # clients train one at a time: they share torch's generator and the cores
     daemons = [
         ClientDaemon(client_id, connection, options, training_slot=slot)
         for client_id, connection in connections.items()

@@ -82,7 +82,7 @@ def test_a_cell_without_its_data_fails_and_is_done_once_they_are_there(experimen
     experiments.run("out", "cifar10", clients=1, rounds=1).expect_exit(5)
     (cell,) = (experiments.out("out") / "cells").iterdir()
     failure = json.loads((cell / CELL_FAILURE_NAME).read_text())
-    assert "cifar10.npz: not an npz file, or cut short (the process of client 0, exit code" in failure["cause"]
+    assert "cifar10.npz: not an npz file, or truncated (the process of client 0, exit code" in failure["cause"]
     images = np.random.default_rng(0).integers(0, 256, (100, 32, 32, 3), dtype=np.uint8)
     np.savez(archive, x_train=images, y_train=np.arange(100) % 10)
     experiments.run("out", "cifar10", clients=1, rounds=1).expect_exit(0)

@@ -1,4 +1,4 @@
-"""Calls to the server: typed answers in, two kinds of trouble out - away for now, or refused."""
+"""Typed calls to the server; errors become ServerUnavailableError, worth a retry, or CallRefusedError."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ _EventStream: TypeAlias = "grpc.aio.UnaryStreamCall[pb.FollowRequest, pb.RoundEv
 
 
 class ServerUnavailableError(FedDBPError):
-    """The server does not answer, or not for now."""
+    """The server is unreachable, or temporarily cannot answer."""
 
     exit_code = ExitCode.UNREACHABLE
 
 
 class CallRefusedError(FedDBPError):
-    """The server answered, and the answer is no."""
+    """The server refused the call; `reason` and `field` say why."""
 
     exit_code = ExitCode.REFUSED
 
@@ -70,24 +70,24 @@ LATE_REASONS: Final = (
     pb.REFUSAL_REASON_NOT_SELECTED,
     pb.REFUSAL_REASON_ALREADY_UPLOADED,
 )
-"""Refusals after which a client is simply late: the next round is another chance."""
+"""Refusals of a late client, which waits for the next round."""
 REJOIN_REASONS: Final = (pb.REFUSAL_REASON_STALE_SESSION, pb.REFUSAL_REASON_ID_IN_USE)
-"""Refusals after which joining again may help: now, or once a lease has run out."""
+"""Refusals that joining again may resolve, at once or when a lease has expired."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallTimeouts:
-    """How long a client waits for a server whose connection is alive; keepalive sees to one that is not."""
+    """Timeouts for calls on a live connection; keepalive detects a dead one."""
 
     answer: timedelta = timedelta(seconds=30)
-    """For the answer to a call without a stream."""
+    """For a unary call."""
     transfer: timedelta = timedelta(hours=1)
     """For a whole upload or download."""
     quiet: timedelta = timedelta(minutes=5)
-    """For an event; after that the server is asked whether it is still there."""
+    """For an event; after that the server is probed by a unary call."""
 
     def under(self, deadline: timedelta) -> CallTimeouts:
-        """The same for a run whose rounds may close after `deadline`: longer waits have nothing to wait for."""
+        """The same, capped for a run whose rounds may close after `deadline`."""
         span = max(deadline, _SHORTEST_TIMEOUT)
         return CallTimeouts(
             answer=min(self.answer, span),
@@ -97,9 +97,9 @@ class CallTimeouts:
 
 
 _SHORTEST_TIMEOUT: Final = timedelta(seconds=10)
-"""However short the rounds: a busy server is not one that hangs."""
+"""Lower limit of the caps: even with short rounds, a busy server is not a hung one."""
 _TRANSFER_DEADLINES: Final = 4
-"""A round is extended a few times while too few contributions are in, and a slow one may still count."""
+"""A transfer's cap in round deadlines: a round without quorum is extended, so a slow upload may still count."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,7 @@ class Download:
 
 
 class Connection:
-    """A channel to one server, under one client's name."""
+    """A channel to one server, with one client's credentials."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class Connection:
         return joined
 
     async def follow(self, session: str) -> AsyncIterator[pb.RoundEvent]:
-        """The server's events. A connection that dies is noticed by pings, a server that hangs by asking it."""
+        """Yields the server's events. Keepalive detects a dead connection, a probe a hung server."""
         with self._translating_errors():
             call = self._stub.Follow(pb.FollowRequest(session=session), metadata=self._metadata)
             try:
@@ -193,7 +193,7 @@ class Connection:
         return self._timeouts.answer.total_seconds()
 
     async def _adopt_keepalive_of(self, lease: timedelta) -> None:
-        """A server that counts a silent client as gone sooner than usual needs a client that notices sooner, too."""
+        """Reopens the channel with the keepalive of this lease, if that differs: a shorter lease needs faster pings."""
         keepalive = keepalive_options(lease)
         if keepalive != self._keepalive:
             before = self._channel
@@ -206,14 +206,14 @@ class Connection:
             self._timeouts = timeouts.under(opened.deadline.ToTimedelta()) if opened.HasField("deadline") else timeouts
 
     async def _next_event(self, call: _EventStream) -> pb.RoundEvent | None:
-        """The next event, however long it takes, as long as the server answers other calls; None after the last."""
+        """The next event, or None after the last; waits for as long as the server answers probes."""
         reading = asyncio.ensure_future(call.read())
         try:
             while not reading.done():
                 quiet = self._timeouts.quiet.total_seconds()
                 arrived, _ = await asyncio.wait((reading,), timeout=quiet)
                 if not arrived:
-                    log.debug("no event for %gs; asking the server at %s whether it is there", quiet, self.address)
+                    log.debug("no event for %gs; probing the server at %s", quiet, self.address)
                     await self.get_run()
             event = await reading
             return event if isinstance(event, pb.RoundEvent) else None
@@ -260,7 +260,7 @@ def _with_fault_point(parts: Iterator[pb.UploadPart]) -> Iterator[pb.UploadPart]
 
 
 async def _receive(parts: AsyncIterable[pb.DownloadPart], rules: PayloadRules) -> Download:
-    """Checks what the server sends as strictly as the server checks clients."""
+    """Assembles a download, checked as strictly as the server checks uploads."""
     manifest: pb.Manifest | None = None
     assembler = BodyAssembler(0)
     message_bytes = 0
@@ -274,10 +274,10 @@ async def _receive(parts: AsyncIterable[pb.DownloadPart], rules: PayloadRules) -
         else:
             assembler.add(part.chunk.data)
     if manifest is None:
-        raise PayloadError("manifest", "the server's download is empty")
+        raise PayloadError("manifest", "the download is empty: the server sent no parts")
     body = assembler.body()
     if digest_of(manifest, [body]) != manifest.sha256:
-        raise PayloadError("sha256", "the download was damaged on its way")
+        raise PayloadError("sha256", "the download does not match its digest: it was damaged in transit")
     payload = decode(manifest, body)
     check_values(payload, rules)
     encoded = Encoded(manifest=manifest, segments=(memoryview(body),))
@@ -285,9 +285,9 @@ async def _receive(parts: AsyncIterable[pb.DownloadPart], rules: PayloadRules) -
 
 
 _CHANNEL_OPTIONS: Final = [
-    # our own backoff decides when to try again; the channel's must not outlast it
+    # Backoff decides when to reconnect; the channel's own backoff must not outlast it
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    # despite its name, the time a handshake may take: a slow link must not be cut off by a short backoff
+    # despite its name, the timeout of a handshake: it must not cut off a slow link
     ("grpc.min_reconnect_backoff_ms", 10_000),
 ]

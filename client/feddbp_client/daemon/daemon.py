@@ -137,8 +137,8 @@ class ClientDaemon:
     def _check_patience(self, lease: timedelta) -> None:
         if self._options.patience < lease:
             log.warning(
-                "client %d gives up after %gs without the server, but after a crash its id may be reserved for %gs; "
-                "a longer --patience would bring it back",
+                "client %d stops retrying after %gs, but after a crash the server may reserve its id for %gs; "
+                "give a longer --patience",
                 self.client_id,
                 self._options.patience.total_seconds(),
                 lease.total_seconds(),
@@ -155,7 +155,7 @@ class ClientDaemon:
             case "final_evaluation":
                 await worker.run_round(Assignment(event.final_evaluation.round, train=False))
             case "server_draining":
-                raise ServerUnavailableError("the server is going away")
+                raise ServerUnavailableError("the server is shutting down")
             case "run_ended":
                 fault_point("client.end.told")
                 return self._ended(event.run_ended, worker)
@@ -171,7 +171,7 @@ class ClientDaemon:
             ended.reason,
         )
         if worker.directory.checkpoint.exists():
-            log.info("client %d has kept what it learnt in %s", self.client_id, worker.directory.checkpoint)
+            log.info("client %d has its checkpoint in %s", self.client_id, worker.directory.checkpoint)
         return ExitCode.OK if finished else ExitCode.RUN_FAILED
 
     def _ended_while_away(self, reason: str) -> ExitCode:

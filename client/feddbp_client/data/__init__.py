@@ -1,4 +1,4 @@
-"""Images and labels for one client: public data sets split over clients, or an owner's private data."""
+"""Images and labels of one client: its shard of a public data set, or its own private data."""
 
 from feddbp_client.data.batches import batches
 from feddbp_client.data.dataset_cache import SharedDatasetCache, clear_dataset_cache

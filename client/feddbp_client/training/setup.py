@@ -1,4 +1,4 @@
-"""Getting ready for a run: the client's data, its model, and what it kept from before."""
+"""Builds a client for a run: its data, its model, and the weights of its last checkpoint."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ log = logging.getLogger("feddbp.client")
 
 @dataclass(frozen=True, kw_only=True)
 class LocalOptions:
-    """What a client decides for itself."""
+    """Options that each client sets itself: data, model and device."""
 
     data: Path | None
     data_dir: Path
@@ -41,12 +41,12 @@ class LocalOptions:
     device: torch.device
     amp: bool
     dataset_cache: SharedDatasetCache | None = None
-    """Told when a client has its shard; without it the whole data set stays in memory for whoever comes next."""
+    """Released when the client has its shard; without it the data set stays cached."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalClient:
-    """A client that is ready to join."""
+    """A client's data, model and trainer for one run."""
 
     client_id: int
     run_id: str
@@ -84,10 +84,10 @@ class LocalClient:
 
 
 def build_client(config: RunConfig, run_id: str, client_id: int, options: LocalOptions) -> LocalClient:
-    """Loads the client's data and builds its model; slow, and the same every time."""
+    """Loads the client's data and builds its model; slow and deterministic."""
     try:
         data = load_client_data(config, client_id, options)
-    finally:  # nor does a client need it that cannot go on
+    finally:  # a client whose data cannot be loaded must not hold the cache either
         if options.dataset_cache is not None:
             options.dataset_cache.release(client_id)
     group = MODEL_GROUPS[config.training.model_group]
@@ -121,7 +121,7 @@ def load_client_data(config: RunConfig, client_id: int, options: LocalOptions) -
         except DataError as error:
             raise ConfigurationError(f"--data {error}") from error
     if config.data.dataset == CUSTOM_DATASET:
-        raise ConfigurationError("in this run every client brings its own data: give --data")
+        raise ConfigurationError("the run has no public data set, every client brings its own: give --data")
     return shard_of(
         load_dataset(config.data.dataset, options.data_dir),
         clients=config.clients,
@@ -135,7 +135,7 @@ def load_client_data(config: RunConfig, client_id: int, options: LocalOptions) -
 def build_method(
     config: RunConfig, client_id: int, architecture: str, head: str, image_shape: tuple[int, int, int]
 ) -> LocalMethod:  # type: ignore[type-arg]
-    """The client's half of the method with fresh weights, drawn from the run seed and the client's id."""
+    """The client's half of the method, its weights drawn from the run seed and the client's id."""
     torch.manual_seed(derive_seed(config.seed, "weights", client_id))
     width = config.training.feature_dim
     shape = config.exchange_shape
@@ -156,20 +156,20 @@ def build_method(
 
 
 def restore_checkpoint(client: LocalClient, directory: ClientDirectory) -> Checkpoint | None:
-    """Puts the weights of the last checkpoint, if there is one, into the prepared client."""
+    """Loads the weights of the last checkpoint, if there is one, into the client and returns it."""
     checkpoint = directory.load()
     if checkpoint is None:
         return None
     if checkpoint.architecture != client.architecture:
         raise ConfigurationError(
-            f"client {client.client_id} began this run as {checkpoint.architecture}, not {client.architecture}; "
+            f"client {client.client_id} started this run with {checkpoint.architecture}, not {client.architecture}; "
             "give the same --model"
         )
     if checkpoint.image_shape != client.data.image_shape:
         raise ConfigurationError(
-            f"client {client.client_id} began this run with images of shape {list(checkpoint.image_shape)}, not "
-            f"{list(client.data.image_shape)}; give the same --data, or fix their size by the run's --image-size"
+            f"client {client.client_id} started this run with images of shape {list(checkpoint.image_shape)}, not "
+            f"{list(client.data.image_shape)}; give the same --data, or set the run's --image-size"
         )
     client.trainer.method.load_state_dict(dict(checkpoint.model))
-    log.info("client %d goes on after round %d", client.client_id, checkpoint.round)
+    log.info("client %d resumes after round %d", client.client_id, checkpoint.round)
     return checkpoint

@@ -61,7 +61,7 @@ async def test_the_others_go_on_when_one_fails_and_its_cause_is_told_at_once_and
     with pytest.raises(TrainingError, match="training diverged"):
         await hosted(PretendedDaemon(7, failing), healthy)
     assert healthy.outcome is ExitCode.OK
-    assert caplog.messages == ["client 7 cannot go on: training diverged"]
+    assert caplog.messages == ["client 7 failed: training diverged"]
 
 
 async def test_all_or_none_ends_with_the_first_that_fails() -> None:

@@ -1,4 +1,4 @@
-"""Files several processes of one machine share: a lock between them, and writes that are whole or absent."""
+"""Files that several processes of one machine share: a lock per file, and atomic writes."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def exclusive(target: Path) -> Iterator[None]:
-    """Holds the lock that guards target; OSError if its folder cannot be written.
+    """Holds an exclusive lock for target; raises OSError if its folder is not writable.
 
-    The kernel frees the lock with its process, so a crash leaves nothing to clean up. The empty lock file
-    stays: were it removed, a third process could lock a new file of that name while a second holds the old.
+    The kernel releases the lock with the process, so a crash leaves nothing to clean up. The empty lock file stays:
+    were it removed, a third process could lock a new file of that name while a second one holds the old.
     """
     with target.with_name(f".{target.name.removeprefix('.')}.lock").open("a") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _log.info("waiting for another process that is preparing %s", target)
+            _log.info("waiting for another process that writes %s", target)
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
 
 @contextmanager
 def replacing(target: Path) -> Iterator[IO[bytes]]:
-    """A file to write that becomes target when the block ends well, and vanishes when it does not.
+    """A file that replaces target when the block succeeds, and is removed when it raises.
 
-    For whoever holds the lock on target: the name of the unfinished file is fixed, so that what a crash left
-    behind is overwritten by the next attempt and not kept for ever.
+    For the holder of target's lock: the name of the partial file is fixed, so that the next attempt overwrites what a
+    crash left behind.
     """
     part = target.with_name(f".{target.name.removeprefix('.')}.part")
     try:

@@ -139,7 +139,7 @@ def test_an_onnx_file_that_answers_otherwise_is_not_written(tmp_path: Path, monk
         return converted
 
     monkeypatch.setattr(torch.onnx, "export", convert_with_a_fault)
-    with pytest.raises(ExportError, match="mini_plain, once exported, gives other scores"):
+    with pytest.raises(ExportError, match="mini_plain, once exported, gives different scores"):
         export(client_of(), tmp_path / "client.onnx", "onnx")
     assert list(tmp_path.iterdir()) == []
 

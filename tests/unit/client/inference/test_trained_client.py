@@ -182,7 +182,7 @@ def rewritten(path: Path, **metadata: str | None) -> Path:
     ("metadata", "complaint"),
     [
         ({"format": None}, "is not a client's checkpoint"),
-        ({"format": "feddbp-checkpoint-9"}, "of another version: its format is feddbp-checkpoint-9, ours"),
+        ({"format": "feddbp-checkpoint-9"}, "has checkpoint format feddbp-checkpoint-9; this version reads"),
         ({"config": "AAAA"}, "cannot read the checkpoint"),
         ({"config": "&"}, "cannot read the checkpoint"),
         ({"architecture": None}, "cannot read the checkpoint .*architecture"),
@@ -236,7 +236,7 @@ def test_damage_to_what_the_server_sent_is_noticed() -> None:
     body = bytearray(checkpoint.received.body())
     body[7] ^= 1
     damaged = Encoded(manifest=checkpoint.received.manifest, segments=(memoryview(body),))
-    with pytest.raises(ConfigurationError, match=r"what the server sent to client 0 .* is damaged"):
+    with pytest.raises(ConfigurationError, match=r"the download in the checkpoint of client 0 .* is damaged"):
         TrainedClient(replace(checkpoint, received=damaged))
 
 

@@ -104,8 +104,11 @@ JPEG = encoded(flat((1, 2, 3)), "JPEG")
         ({**GOOD, "classes": np.array([1, 2, 3])}, "expected a list of names"),
         ({**GOOD, "x_test": pixels(1, side=9), "y_test": np.array([0])}, "training images are"),
         ({**jpeg_keys([JPEG], "train"), "y_train": np.array([0, 1])}, "expected 3 integers"),
-        ({**jpeg_keys([JPEG], "train"), "off_train": np.array([0, 9**9]), "y_train": np.array([0])}, "does not rise"),
-        ({**jpeg_keys([JPEG], "train"), "off_train": np.array([9, 4]), "y_train": np.array([0])}, "does not rise"),
+        (
+            {**jpeg_keys([JPEG], "train"), "off_train": np.array([0, 9**9]), "y_train": np.array([0])},
+            "is not increasing",
+        ),
+        ({**jpeg_keys([JPEG], "train"), "off_train": np.array([9, 4]), "y_train": np.array([0])}, "is not increasing"),
         ({**jpeg_keys([b"junk!"], "train"), "y_train": np.array([0])}, "image 0 of jpg_train: not a readable image"),
         (
             {**jpeg_keys([JPEG, encoded(flat((0, 0, 0), 9), "JPEG")], "train"), "y_train": np.array([0, 1])},
