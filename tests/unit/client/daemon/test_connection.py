@@ -48,7 +48,7 @@ def test_upload_bytes_is_the_serialised_size_of_all_parts(
 
 
 class OneDownload(pb_grpc.FederationServicer):
-    """A server that sends one payload, whatever is asked for."""
+    """A server that answers every download with the same payload."""
 
     def __init__(self, payload: Encoded) -> None:
         self._payload = payload

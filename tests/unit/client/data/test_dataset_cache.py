@@ -1,4 +1,4 @@
-"""A process that hosts clients keeps their shards, and the data set they were cut from only while it is needed."""
+"""The data set cache of a process, which is cleared when all clients have their shards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONFIG = RunConfig(
 
 
 class Process:
-    """As many clients as it is told, which load the digits together."""
+    """A process with these clients, which share the digits."""
 
     def __init__(self, *client_ids: int) -> None:
         self._options = LocalOptions(
@@ -36,7 +36,7 @@ class Process:
 
 
 def loaded_images() -> weakref.ref[object]:
-    """Whether the images that are in memory now still are, later on."""
+    """A weak reference to the cached images, empty once they are freed."""
     return weakref.ref(load_dataset("digits", Path()).images)
 
 
@@ -47,10 +47,10 @@ def test_the_data_set_is_freed_when_the_last_client_has_its_shard() -> None:
     assert images() is not None
     last = process.build_client(2)
     assert images() is None
-    assert all(len(prepared.data.train_images) > 0 for prepared in (first, last))
+    assert all(len(client.data.train_images) > 0 for client in (first, last))
 
 
-def test_a_client_that_prepares_twice_does_not_count_for_another() -> None:
+def test_a_client_that_is_built_twice_releases_the_cache_once() -> None:
     process = Process(0, 1)
     process.build_client(0)
     images = loaded_images()
@@ -58,7 +58,7 @@ def test_a_client_that_prepares_twice_does_not_count_for_another() -> None:
     assert images() is not None
 
 
-def test_a_client_that_cannot_go_on_does_not_keep_it() -> None:
+def test_a_client_that_fails_to_load_releases_the_cache() -> None:
     process = Process(0, 3)
     process.build_client(0)
     images = loaded_images()
@@ -67,7 +67,7 @@ def test_a_client_that_cannot_go_on_does_not_keep_it() -> None:
     assert images() is None
 
 
-def test_another_run_frees_it_again() -> None:
+def test_the_cache_is_cleared_again_in_another_run() -> None:
     process = Process(0, 1)
     for _ in range(2):
         process.build_client(1)
