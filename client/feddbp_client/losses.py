@@ -22,20 +22,22 @@ HardNegatives = Literal["reweight", "printed", "boundary", "none"]
 _SMALLEST_NORM: Final = 1e-12
 """A shorter vector has no usable direction and counts as zero."""
 
-_SMALLEST_SQUARE: Final = 1e-14
+_SMALLEST_UNIT_SQUARE: Final = 1e-14
 """Unit vectors made from float32 are indistinguishable below a distance of 1e-7."""
 
+_SMALLEST_SQUARE: Final = 1e-12
+"""A feature whose squared distance to its prototype is smaller counts as equal to it."""
+
 _NO_TARGET: Final = -100
+"""The label that cross-entropy ignores."""
 
 
-def prototype_alignment(z: Tensor, prototypes: Tensor, labels: Tensor, known: Tensor, reduction: Reduction) -> Tensor:
-    """L_s: squared distance to the prototype of the sample's class, averaged over the batch.
-
-    The reduction is over channels. A sample whose class has no prototype adds zero and still counts in the average.
-    """
-    offsets = (z - prototypes[labels]) * known[labels].unsqueeze(1)
-    samples, channels = z.shape
-    return offsets.square().sum() / (samples * channels if reduction == "mean" else samples)
+def directions(vectors: Tensor) -> Tensor:
+    """Rows scaled to length one, in float64 where the device has it; a zero row stays zero."""
+    wide = vectors.double() if _has_float64(vectors) else vectors.float()
+    norms = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
+    # where() and not the clamp alone: the clamp passes a gradient of 1/1e-12 to a zero vector
+    return torch.where(norms > _SMALLEST_NORM, wide / norms.clamp_min(_SMALLEST_NORM), 0.0)
 
 
 def squared_distances(a: Tensor, b: Tensor) -> Tensor:
@@ -49,14 +51,6 @@ def squared_distances(a: Tensor, b: Tensor) -> Tensor:
     return torch.addmm(squares, a, b.T, alpha=-2).clamp_min(0)
 
 
-def directions(vectors: Tensor) -> Tensor:
-    """Rows scaled to length one, in float64 where the device has it; a zero row stays zero."""
-    wide = vectors.double() if _has_float64(vectors) else vectors.float()
-    norms = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
-    # where() and not the clamp alone: the clamp passes a gradient of 1/1e-12 to a zero vector
-    return torch.where(norms > _SMALLEST_NORM, wide / norms.clamp_min(_SMALLEST_NORM), 0.0)
-
-
 def normalized_distances(z: Tensor, prototype_directions: Tensor) -> Tensor:
     """d_ic, the distance between the direction of z_i and that of prototype c, in [0, 2].
 
@@ -64,11 +58,27 @@ def normalized_distances(z: Tensor, prototype_directions: Tensor) -> Tensor:
     many steps, so the caller computes their directions once.
     """
     squares = squared_distances(directions(z), prototype_directions)
-    apart = squares > _SMALLEST_SQUARE
-    # masked before the root: its infinite slope at zero, times the mask's zero, would be NaN
-    distances = torch.where(apart, squares, 1.0).sqrt() * apart
+    distances = _masked_root(squares, squares > _SMALLEST_UNIT_SQUARE)
     # features may be in half precision, which is too coarse for a distance that is divided by tau
     return distances.to(torch.promote_types(z.dtype, torch.float32))
+
+
+def prototype_alignment(z: Tensor, prototypes: Tensor, labels: Tensor, known: Tensor, reduction: Reduction) -> Tensor:
+    """L_s: squared distance to the prototype of the sample's class, averaged over the batch.
+
+    The reduction is over channels. A sample whose class has no prototype adds zero and still counts in the average.
+    """
+    offsets = (z - prototypes[labels]) * known[labels].unsqueeze(1)
+    samples, channels = z.shape
+    return offsets.square().sum() / (samples * channels if reduction == "mean" else samples)
+
+
+def alignment(z: Tensor, prototypes: Tensor, labels: Tensor, known: Tensor, distance: AlignmentDistance) -> Tensor:
+    """Distance of every feature to the prototype of its class, averaged over the batch."""
+    if distance != "euclidean":
+        return prototype_alignment(z, prototypes, labels, known, "mean" if distance == "mse" else "sum")
+    squares = (z - prototypes[labels]).square().sum(dim=1)
+    return _masked_root(squares, known[labels] & (squares > _SMALLEST_SQUARE)).sum() / len(z)
 
 
 def contrastive_boundary(distances: Tensor, labels: Tensor, known: Tensor) -> Tensor:
@@ -109,6 +119,23 @@ def contrastive(
     return losses.sum() / len(z)
 
 
+def angular_contrast(
+    z: Tensor, prototype_directions: Tensor, prototype_classes: Tensor, labels: Tensor, *, tau: float
+) -> Tensor:
+    """-log of the share of the sample's class in the sum of exp(cosine / tau) over all prototypes.
+
+    Prototypes are rows of length one, any number of them per class. With one per class this is the cross-entropy of the
+    cosines.
+    """
+    with torch.autocast(z.device.type, enabled=False):  # half precision is too coarse for what is divided by tau
+        cosines = torch.mm(directions(z), prototype_directions.T) / tau
+    own = prototype_classes == labels.unsqueeze(1)
+    # finite, so that a row without a prototype of its class gives no NaN
+    positives = cosines.masked_fill(~own, torch.finfo(cosines.dtype).min).logsumexp(dim=1)
+    losses = (cosines.logsumexp(dim=1) - positives).where(own.any(dim=1), 0.0)
+    return (losses.sum() / len(z)).to(torch.promote_types(z.dtype, torch.float32))
+
+
 def _denominator_logits(
     distances: Tensor,
     labels: Tensor,
@@ -143,6 +170,12 @@ def _mean_where(mask: Tensor, values: Tensor) -> Tensor:
     return (values * mask).sum() / mask.sum().clamp_min(1)
 
 
+def _masked_root(squares: Tensor, mask: Tensor) -> Tensor:
+    """Square roots where the mask is set, else zero without a gradient."""
+    # masked before the root as well: its infinite slope at zero, times the mask's zero, would be NaN
+    return torch.where(mask, squares, 1.0).sqrt() * mask
+
+
 def _squares_of_differences(a: Tensor, b: Tensor) -> Tensor:
     """Exact in float32, as nothing cancels, but slow; needs memory for n * m * d numbers."""
     return (a.unsqueeze(1) - b).float().square().sum(dim=2)
@@ -151,34 +184,3 @@ def _squares_of_differences(a: Tensor, b: Tensor) -> Tensor:
 def _has_float64(tensor: Tensor) -> bool:
     """Apple's GPUs have none."""
     return tensor.device.type != "mps"
-
-
-_ON_PROTOTYPE: Final = 1e-12
-"""A feature whose squared distance to its prototype is smaller counts as equal to it."""
-
-
-def alignment(z: Tensor, prototypes: Tensor, labels: Tensor, known: Tensor, distance: AlignmentDistance) -> Tensor:
-    """Distance of every feature to the prototype of its class, averaged over the batch."""
-    if distance != "euclidean":
-        return prototype_alignment(z, prototypes, labels, known, "mean" if distance == "mse" else "sum")
-    squares = (z - prototypes[labels]).square().sum(dim=1)
-    apart = known[labels] & (squares > _ON_PROTOTYPE)
-    # masked before the root, as in normalized_distances
-    return (torch.where(apart, squares, 1.0).sqrt() * apart).sum() / len(z)
-
-
-def angular_contrast(
-    z: Tensor, prototype_directions: Tensor, prototype_classes: Tensor, labels: Tensor, *, tau: float
-) -> Tensor:
-    """-log of the share of the sample's class in the sum of exp(cosine / tau) over all prototypes.
-
-    Prototypes are rows of length one, any number of them per class. With one per class this is the cross-entropy of the
-    cosines.
-    """
-    with torch.autocast(z.device.type, enabled=False):  # half precision is too coarse for what is divided by tau
-        cosines = torch.mm(directions(z), prototype_directions.T) / tau
-    own = prototype_classes == labels.unsqueeze(1)
-    # finite, so that a row without a prototype of its class gives no NaN
-    positives = cosines.masked_fill(~own, torch.finfo(cosines.dtype).min).logsumexp(dim=1)
-    losses = (cosines.logsumexp(dim=1) - positives).where(own.any(dim=1), 0.0)
-    return (losses.sum() / len(z)).to(torch.promote_types(z.dtype, torch.float32))

@@ -36,6 +36,15 @@ from feddbp_common.wire import (
 log = logging.getLogger("feddbp.client")
 
 MAX_DOWNLOAD_BYTES: Final = 256 << 20
+LATE_REASONS: Final = (
+    pb.REFUSAL_REASON_WRONG_ROUND,
+    pb.REFUSAL_REASON_NOT_SELECTED,
+    pb.REFUSAL_REASON_ALREADY_UPLOADED,
+)
+"""Refusals of a late client, which waits for the next round."""
+REJOIN_REASONS: Final = (pb.REFUSAL_REASON_STALE_SESSION, pb.REFUSAL_REASON_ID_IN_USE)
+"""Refusals that joining again may resolve, at once or when a lease has expired."""
+
 _UNAVAILABLE_CODES: Final = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -43,7 +52,17 @@ _UNAVAILABLE_CODES: Final = (
     grpc.StatusCode.INTERNAL,
     grpc.StatusCode.UNKNOWN,
 )
-
+_SHORTEST_TIMEOUT: Final = timedelta(seconds=10)
+"""Lower limit of the caps: even with short rounds, a busy server is not a hung one."""
+_TRANSFER_DEADLINES: Final = 4
+"""A transfer's cap in round deadlines: a round without quorum is extended, so a slow upload may still count."""
+_CHANNEL_OPTIONS: Final = [
+    # Backoff decides when to reconnect; the channel's own backoff must not outlast it
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # despite its name, the timeout of a handshake: it must not cut off a slow link
+    ("grpc.min_reconnect_backoff_ms", 10_000),
+]
 
 _EventStream: TypeAlias = "grpc.aio.UnaryStreamCall[pb.FollowRequest, pb.RoundEvent]"
 
@@ -65,16 +84,6 @@ class CallRefusedError(FedDBPError):
         self.field = refusal.field
 
 
-LATE_REASONS: Final = (
-    pb.REFUSAL_REASON_WRONG_ROUND,
-    pb.REFUSAL_REASON_NOT_SELECTED,
-    pb.REFUSAL_REASON_ALREADY_UPLOADED,
-)
-"""Refusals of a late client, which waits for the next round."""
-REJOIN_REASONS: Final = (pb.REFUSAL_REASON_STALE_SESSION, pb.REFUSAL_REASON_ID_IN_USE)
-"""Refusals that joining again may resolve, at once or when a lease has expired."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class CallTimeouts:
     """Timeouts for calls on a live connection; keepalive detects a dead one."""
@@ -94,12 +103,6 @@ class CallTimeouts:
             transfer=min(self.transfer, _TRANSFER_DEADLINES * span),
             quiet=min(self.quiet, span),
         )
-
-
-_SHORTEST_TIMEOUT: Final = timedelta(seconds=10)
-"""Lower limit of the caps: even with short rounds, a busy server is not a hung one."""
-_TRANSFER_DEADLINES: Final = 4
-"""A transfer's cap in round deadlines: a round without quorum is extended, so a slow upload may still count."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,12 +285,3 @@ async def _receive(parts: AsyncIterable[pb.DownloadPart], rules: PayloadRules) -
     check_values(payload, rules)
     encoded = Encoded(manifest=manifest, segments=(memoryview(body),))
     return Download(payload=payload, encoded=encoded, message_bytes=message_bytes)
-
-
-_CHANNEL_OPTIONS: Final = [
-    # Backoff decides when to reconnect; the channel's own backoff must not outlast it
-    ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
-    # despite its name, the timeout of a handshake: it must not cut off a slow link
-    ("grpc.min_reconnect_backoff_ms", 10_000),
-]

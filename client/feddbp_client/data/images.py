@@ -6,7 +6,7 @@ import io
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,14 +17,13 @@ from feddbp_common.errors import FedDBPError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+Picture: TypeAlias = Path | bytes | Image.Image | npt.NDArray[np.uint8]
+"""An image file, its content, or its pixels: [H, W] or [H, W, 1 or 3]."""
+_CHANNELS: Final = (1, 3)
+
 
 class DataError(FedDBPError):
     """Data that cannot be found, downloaded, read or split; the message names the file and the cause."""
-
-
-_CHANNELS = (1, 3)
-Picture: TypeAlias = Path | bytes | Image.Image | npt.NDArray[np.uint8]
-"""An image file, its content, or its pixels: [H, W] or [H, W, 1 or 3]."""
 
 
 # Compared and hashed by identity: two arrays have no single truth value, and the split is cached per object.
@@ -88,14 +87,6 @@ def decode(picture: Picture, *, origin: str, size: int | None = None) -> npt.NDA
     return np.asarray(rgb if size is None else _stretched(rgb, size, size))
 
 
-def fitted(picture: Picture, image_shape: tuple[int, int, int], *, origin: str) -> npt.NDArray[np.uint8]:
-    """One image as [H, W, C] for a network that takes (channels, height, width), aspect not kept."""
-    channels, height, width = image_shape
-    rgb = _stretched(_rgb(picture, origin), height, width)
-    # lossless for a grey image: the weights of three equal channels sum to one
-    return np.asarray(rgb if channels == 3 else rgb.convert("L")).reshape(height, width, channels)
-
-
 def decode_all(
     count: int, encoded: Callable[[int], tuple[bytes | Path, str]], *, size: int | None = None
 ) -> npt.NDArray[np.uint8]:
@@ -113,6 +104,14 @@ def decode_all(
     return images
 
 
+def fitted(picture: Picture, image_shape: tuple[int, int, int], *, origin: str) -> npt.NDArray[np.uint8]:
+    """One image as [H, W, C] for a network that takes (channels, height, width), aspect not kept."""
+    channels, height, width = image_shape
+    rgb = _stretched(_rgb(picture, origin), height, width)
+    # lossless for a grey image: the weights of three equal channels sum to one
+    return np.asarray(rgb if channels == 3 else rgb.convert("L")).reshape(height, width, channels)
+
+
 def resized(images: npt.NDArray[np.uint8], size: int) -> npt.NDArray[np.uint8]:
     """[N, H, W, C] as [N, size, size, C], bilinear, aspect not kept."""
     if images.shape[1:3] == (size, size):
@@ -121,10 +120,6 @@ def resized(images: npt.NDArray[np.uint8], size: int) -> npt.NDArray[np.uint8]:
     for index, image in enumerate(images):
         out[index] = np.asarray(_stretched(_from_pixels(image), size, size)).reshape(size, size, -1)
     return out
-
-
-def _stretched(picture: Image.Image, height: int, width: int) -> Image.Image:
-    return picture.resize((width, height), Image.Resampling.BILINEAR)
 
 
 def _rgb(picture: Picture, origin: str) -> Image.Image:
@@ -148,10 +143,6 @@ def _opened(picture: Picture) -> AbstractContextManager[Image.Image]:
     return Image.open(io.BytesIO(picture) if isinstance(picture, bytes) else picture)
 
 
-def _from_pixels(image: npt.NDArray[np.uint8]) -> Image.Image:
-    return Image.fromarray(image[..., 0] if image.ndim == 3 and image.shape[2] == 1 else image)
-
-
 def _as_rgb(picture: Image.Image, origin: str) -> Image.Image:
     if picture.mode.startswith("I;16"):
         # Pillow versions scale or clip these; the high byte is the visible image.
@@ -159,3 +150,11 @@ def _as_rgb(picture: Image.Image, origin: str) -> Image.Image:
     if picture.mode in ("I", "F"):
         raise DataError(f"{origin}: has 32-bit pixels; store it with 8 or 16 bits a channel")
     return picture.convert("RGB")
+
+
+def _from_pixels(image: npt.NDArray[np.uint8]) -> Image.Image:
+    return Image.fromarray(image[..., 0] if image.ndim == 3 and image.shape[2] == 1 else image)
+
+
+def _stretched(picture: Image.Image, height: int, width: int) -> Image.Image:
+    return picture.resize((width, height), Image.Resampling.BILINEAR)

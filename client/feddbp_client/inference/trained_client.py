@@ -28,7 +28,11 @@ from feddbp_client.training.checkpoint import Checkpoint
 from feddbp_client.training.devices import choose_device
 from feddbp_common.errors import ConfigurationError
 
+ImageLike: TypeAlias = str | Picture
+"""A path, the content of a file, a Pillow image, or pixels as uint8 [H, W] or [H, W, 1 or 3]."""
 Measure: TypeAlias = Literal["distance", "squared distance", "probability"]
+
+_BATCH: Final = 256
 _MEASURES: Final[dict[ScoreKind, Measure]] = {
     ScoreKind.DISTANCE: "distance",
     ScoreKind.SQUARED_DISTANCE: "squared distance",
@@ -64,27 +68,6 @@ class Prediction:
         return self.best.name
 
 
-def prediction_of(scores: Tensor, kind: ScoreKind, class_names: tuple[str, ...], *, top: int | None) -> Prediction:
-    """The best `top` classes of a row of scores [C], or all that can be predicted."""
-    row = scores.cpu().double()  # in this order: Apple's GPUs have no float64
-    values = row.softmax(dim=0) if kind is ScoreKind.LOGIT else -row
-    # stable: equal scores are ordered by class id, as in a method's own predictions
-    order = torch.sort(row, descending=True, stable=True).indices[:top]
-    return Prediction(
-        measure=_MEASURES[kind],
-        candidates=tuple(
-            Candidate(class_id=class_id, name=class_names[class_id], value=float(values[class_id]))
-            for class_id in order.tolist()
-            if row[class_id] != -torch.inf
-        ),
-    )
-
-
-ImageLike: TypeAlias = str | Picture
-"""A path, the content of a file, a Pillow image, or pixels as uint8 [H, W] or [H, W, 1 or 3]."""
-_BATCH: Final = 256
-
-
 @dataclass(frozen=True, kw_only=True)
 class ClientFacts:
     """The identity of a client, and what it was trained on."""
@@ -98,25 +81,6 @@ class ClientFacts:
     image_shape: tuple[int, int, int]
     """(channels, height, width) of its training images; other images are resized."""
     class_names: tuple[str, ...]
-
-
-class Scorer(nn.Module):
-    """The method's main inference rule as a module: uint8 pixels [n, C, H, W] to float32 scores [n, classes]."""
-
-    def __init__(self, method: LocalMethod) -> None:  # type: ignore[type-arg]
-        super().__init__()
-        self.method = method.eval().requires_grad_(False)
-        with torch.no_grad():
-            blank = self._scores(torch.zeros(1, *method.task.image_shape, dtype=torch.uint8, device=method.device))
-        self.kind = blank.kind
-        self.is_ready = bool((blank.classes() >= 0).all())
-        """False while a rule that compares with prototypes has received none."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self._scores(images).values.float()
-
-    def _scores(self, images: Tensor) -> Scores:
-        return self.method.scores(scaled(images))[self.method.inference]
 
 
 class TrainedClient:
@@ -168,6 +132,41 @@ class TrainedClient:
     def _pixels(self, image: ImageLike) -> npt.NDArray[np.uint8]:
         origin = str(image) if isinstance(image, str | Path) else "image"
         return fitted(Path(image) if isinstance(image, str) else image, self.facts.image_shape, origin=origin)
+
+
+class Scorer(nn.Module):
+    """The method's main inference rule as a module: uint8 pixels [n, C, H, W] to float32 scores [n, classes]."""
+
+    def __init__(self, method: LocalMethod) -> None:  # type: ignore[type-arg]
+        super().__init__()
+        self.method = method.eval().requires_grad_(False)
+        with torch.no_grad():
+            blank = self._scores(torch.zeros(1, *method.task.image_shape, dtype=torch.uint8, device=method.device))
+        self.kind = blank.kind
+        self.is_ready = bool((blank.classes() >= 0).all())
+        """False while a rule that compares with prototypes has received none."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self._scores(images).values.float()
+
+    def _scores(self, images: Tensor) -> Scores:
+        return self.method.scores(scaled(images))[self.method.inference]
+
+
+def prediction_of(scores: Tensor, kind: ScoreKind, class_names: tuple[str, ...], *, top: int | None) -> Prediction:
+    """The best `top` classes of a row of scores [C], or all that can be predicted."""
+    row = scores.cpu().double()  # in this order: Apple's GPUs have no float64
+    values = row.softmax(dim=0) if kind is ScoreKind.LOGIT else -row
+    # stable: equal scores are ordered by class id, as in a method's own predictions
+    order = torch.sort(row, descending=True, stable=True).indices[:top]
+    return Prediction(
+        measure=_MEASURES[kind],
+        candidates=tuple(
+            Candidate(class_id=class_id, name=class_names[class_id], value=float(values[class_id]))
+            for class_id in order.tolist()
+            if row[class_id] != -torch.inf
+        ),
+    )
 
 
 def _as_iterable(images: Iterable[ImageLike]) -> Iterable[ImageLike]:

@@ -10,13 +10,12 @@ from torch import Tensor, nn
 from feddbp_common.config.catalog import FEATURE_DIM
 from feddbp_common.errors import ConfigurationError
 
+ImageShape: TypeAlias = tuple[int, int, int]
+"""(channels, height, width)."""
+
 
 class ModelError(ConfigurationError):
     """An unknown architecture or head, or one that does not fit the images."""
-
-
-ImageShape: TypeAlias = tuple[int, int, int]
-"""(channels, height, width)."""
 
 
 class FeaturePool(nn.Module):
