@@ -154,7 +154,9 @@ async def _run_clients(address: str, ids: range, server: RunningServer) -> dict[
     """Runs clients to the end of the run; the first one also samples the server."""
     sampler = _Sampler(server)
     sampling = asyncio.create_task(sampler.run())
-    clients = [_SoakClient(number, Connection(address, client_id=number, credentials=_OwnConnection())) for number in ids]
+    clients = [
+        _SoakClient(number, Connection(address, client_id=number, credentials=_OwnConnection())) for number in ids
+    ]
     ends = await asyncio.gather(
         *(client.run(sampler.on_event if client is clients[0] else None) for client in clients), return_exceptions=True
     )
