@@ -31,6 +31,7 @@ from feddbp_server.rpc.federation import FederationService, server_options
 from feddbp_server.rpc.interceptors import RequestGuard
 from feddbp_server.rpc.upload import UploadLimits, UploadReceiver
 from feddbp_server.run.coordinator import Coordinator
+from feddbp_server.run.engine import RunEngine
 from feddbp_server.run.state_machine import Phase
 from feddbp_server.store import SqliteStore, StoreError, StoreWriter
 
@@ -53,7 +54,7 @@ class Server:
         self._stopping = asyncio.Event()
         self._store = StoreWriter(SqliteStore(config.listen.state_dir))
         self._audit = Audit(config.listen.state_dir)
-        self.coordinator = Coordinator(
+        self.engine = RunEngine(
             config=config.run,
             policy=config.policy,
             store=self._store,
@@ -61,6 +62,7 @@ class Server:
             audit=self._audit,
             lease=config.rounds.lease_in_force,
         )
+        self.coordinator = Coordinator(self.engine)
         self._health = health_aio.HealthServicer()
         self._monitor = self._make_monitor()
         guard = RequestGuard(self.coordinator, patience=config.limits.header_wait)
@@ -77,7 +79,7 @@ class Server:
             loop.add_signal_handler(number, self._stop, number)
         try:
             try:
-                await self.coordinator.start()
+                await self.engine.start()
                 await self._listen()
             except OSError as error:
                 file = error.filename2 or error.filename or self._config.listen.state_dir
@@ -115,7 +117,7 @@ class Server:
             return None
         from feddbp_server.metrics import Monitor  # loads an HTTP server, and most runs do without
 
-        return Monitor(self.coordinator)
+        return Monitor(self.coordinator.view)
 
     def _serve_metrics(self) -> None:
         host, port = self._config.listen.metrics_host, self._config.listen.metrics_port
@@ -159,7 +161,7 @@ class Server:
 
     async def _until_over(self) -> None:
         health = asyncio.create_task(self._keep_health())
-        over = asyncio.create_task(self.coordinator.ended(linger=self._config.listen.linger))
+        over = asyncio.create_task(self.engine.ended(linger=self._config.listen.linger))
         stopped = asyncio.create_task(self._stopping.wait())
         await asyncio.wait((over, stopped), return_when=asyncio.FIRST_COMPLETED)
         for task in (health, over, stopped):
@@ -170,39 +172,37 @@ class Server:
     def _stop(self, number: int) -> None:
         self._stop_signal = number
         self._stopping.set()
-        if not self.coordinator.state.phase.is_final:
+        if not self.engine.state.phase.is_final:
             log.info("%s: the run is held until the server is started again", signal.Signals(number).name)
 
     async def _keep_health(self) -> None:
         while True:
-            changed = self.coordinator.run_changed.upcoming()
+            changed = self.engine.run_changed.upcoming()
             await self._tell_health()
             await changed.wait()
 
     async def _tell_health(self) -> None:
         """Clients can be served while the run goes on; operators as long as the process does."""
         serving, not_serving = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
-        going_on = not (
-            self.coordinator.state.phase.is_final or self.coordinator.draining or self.coordinator.storage_trouble
-        )
+        going_on = not (self.engine.state.phase.is_final or self.engine.draining or self.engine.storage_trouble)
         await self._health.set(FEDERATION, serving if going_on else not_serving)
         await self._health.set(CONTROL, serving)
         await self._health.set("", serving)
 
     async def _shut_down(self) -> None:
         await self._health.enter_graceful_shutdown()
-        await self.coordinator.drain()
+        await self.engine.drain()
         await self._grpc.stop(_GRACE.total_seconds())
-        await self.coordinator.drain()  # streams that ended just now have left a last note
+        await self.engine.drain()  # streams that ended just now have left a last note
         if self._monitor is not None:
             await self._monitor.close()
         await self._store.close()
         self._audit.close()
 
     def _exit_code(self) -> ExitCode:
-        if self.coordinator.state.phase is Phase.FINISHED:
+        if self.engine.state.phase is Phase.FINISHED:
             return ExitCode.OK
-        if self.coordinator.state.phase.is_final:
+        if self.engine.state.phase.is_final:
             return ExitCode.RUN_FAILED
         return ExitCode.INTERRUPTED if self._stop_signal == signal.SIGINT else ExitCode.OK
 

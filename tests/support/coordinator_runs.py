@@ -21,6 +21,7 @@ from feddbp_server.reporting.audit import Audit
 from feddbp_server.reporting.metrics_log import Results
 from feddbp_server.rpc.upload import UploadLimits, UploadReceiver
 from feddbp_server.run.coordinator import Coordinator
+from feddbp_server.run.engine import RunEngine
 from feddbp_server.run.sessions import Client
 from feddbp_server.run.state_machine import Phase
 from feddbp_server.store import Store, StoreWriter
@@ -77,7 +78,7 @@ class Server:
         self._audit = Audit(directory)
         self.thread = StoreWriter(store)
         usual = {"rounds": config.rounds, "min_clients": config.clients, "deadline": None}
-        self.coordinator = Coordinator(
+        self.engine = RunEngine(
             config=config,
             policy=policy(**{**usual, **rules}),
             store=self.thread,
@@ -85,18 +86,20 @@ class Server:
             audit=self._audit,
             lease=lease,
         )
+        self.coordinator = Coordinator(self.engine)
+        self.view = self.coordinator.view
         self.ingest = UploadReceiver(self.coordinator, UploadLimits())
 
     async def __aenter__(self) -> Server:
         try:
-            await self.coordinator.start()
+            await self.engine.start()
         except BaseException:
             await self.crash()
             raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.coordinator.drain()
+        await self.engine.drain()
         await self.crash()
 
     async def crash(self) -> None:
@@ -106,27 +109,29 @@ class Server:
 
     @property
     def phase(self) -> Phase:
-        return self.coordinator.state.phase
+        return self.engine.state.phase
 
-    async def until(self, reached: Callable[[Coordinator], bool]) -> None:
+    async def until(self, reached: Callable[[RunEngine], bool]) -> None:
         async with asyncio.timeout(PATIENCE):
             while True:
-                changed = self.coordinator.status_changed.upcoming()
-                if reached(self.coordinator):
+                changed = self.engine.status_changed.upcoming()
+                if reached(self.engine):
                     return
                 await changed.wait()
 
     async def until_round(self, number: int) -> None:
-        await self.until(lambda c: c.state.round >= number and c.state.phase in (Phase.COLLECTING, Phase.EVALUATING))
+        await self.until(
+            lambda run: run.state.round >= number and run.state.phase in (Phase.COLLECTING, Phase.EVALUATING)
+        )
 
     async def until_over(self) -> None:
         """Over, and everything that follows from it done."""
-        await self.until(lambda c: c.state.phase.is_final)
+        await self.until(lambda run: run.state.phase.is_final)
         await self.settled()
 
     async def settled(self) -> None:
         async with asyncio.timeout(PATIENCE):
-            await self.coordinator._tasks.finish()
+            await self.engine.settled()
 
 
 def join_request(coordinator: Coordinator, client_id: int, *, previous: str = "") -> pb.JoinRequest:

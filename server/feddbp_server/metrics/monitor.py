@@ -11,15 +11,15 @@ from prometheus_client.metrics_core import Metric
 from feddbp_server.metrics.calls import CallMeter
 from feddbp_server.metrics.exporter import Exporter, OnLoop
 from feddbp_server.metrics.families import NAMESPACE, call_families, run_families
-from feddbp_server.run.coordinator import Coordinator
+from feddbp_server.run.view import RunView
 
 
 class Monitor:
     """Nothing global: several servers in one process do not see each other's numbers."""
 
-    def __init__(self, coordinator: Coordinator) -> None:
+    def __init__(self, run: RunView) -> None:
         self.meter = CallMeter()
-        self._coordinator = coordinator
+        self._run = run
         self._exporter: Exporter | None = None
 
     def listen(self, host: str, port: int) -> int:
@@ -37,5 +37,5 @@ class Monitor:
             self._exporter = None
 
     def _families(self) -> Iterator[Metric]:
-        yield from run_families(self._coordinator)
+        yield from run_families(self._run)
         yield from call_families(self.meter.methods)

@@ -37,7 +37,7 @@ class ControlService(pb_grpc.ControlServicer):
     @answers
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.RunStatus:
         operator_may(self._identity, context)
-        return status_of(self.coordinator)
+        return status_of(self.coordinator.view)
 
     @streams
     async def WatchStatus(self, request: pb.WatchStatusRequest, context: Context) -> AsyncIterator[pb.RunStatus]:
@@ -45,11 +45,12 @@ class ControlService(pb_grpc.ControlServicer):
         if self._watchers >= _MAX_WATCHERS:
             raise RefusedError(pb.REFUSAL_REASON_BUSY, f"the status is watched {self._watchers} times already")
         self._watchers += 1
+        run = self.coordinator.view
         try:
             while True:
-                changed = self.coordinator.status_changed.upcoming()
-                yield status_of(self.coordinator)
-                if self.coordinator.state.phase.is_final or self.coordinator.draining:
+                changed = run.upcoming_change()
+                yield status_of(run)
+                if run.state.phase.is_final or run.draining:
                     return
                 await changed.wait()
                 await asyncio.sleep(_LEAST_INTERVAL)
@@ -60,16 +61,16 @@ class ControlService(pb_grpc.ControlServicer):
     async def Pause(self, request: pb.PauseRequest, context: Context) -> pb.RunStatus:
         operator_may(self._identity, context)
         await self.coordinator.operate(PauseRequested())
-        return status_of(self.coordinator)
+        return status_of(self.coordinator.view)
 
     @answers
     async def Resume(self, request: pb.ResumeRequest, context: Context) -> pb.RunStatus:
         operator_may(self._identity, context)
         await self.coordinator.operate(ResumeRequested())
-        return status_of(self.coordinator)
+        return status_of(self.coordinator.view)
 
     @answers
     async def Stop(self, request: pb.StopRequest, context: Context) -> pb.RunStatus:
         operator_may(self._identity, context)
         await self.coordinator.operate(StopRequested(one_line(request.reason, _MAX_REASON) or "stopped by an operator"))
-        return status_of(self.coordinator)
+        return status_of(self.coordinator.view)

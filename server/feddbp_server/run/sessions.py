@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import hmac
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
@@ -121,6 +121,10 @@ class Sessions:
 
     def get(self, client_id: int) -> Client | None:
         return self._by_id.get(client_id)
+
+    def label_counts(self, client_id: int) -> Sequence[int]:
+        """The training samples per class of a client that has joined."""
+        return self._by_id[client_id].data.label_counts
 
     def all(self) -> list[Client]:
         return [self._by_id[client_id] for client_id in sorted(self._by_id)]

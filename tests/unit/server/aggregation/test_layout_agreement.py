@@ -52,7 +52,7 @@ def contribution(*, compressed: bool = False, **images: int) -> Encoded:
 
 
 async def upload(server: Server, session: str, encoded: Encoded, number: int = 0) -> None:
-    await server.ingest.receive(parts(session, number, encoded, chunk=1 << 18), server.coordinator.sessions.by_session)
+    await server.ingest.receive(parts(session, number, encoded, chunk=1 << 18), server.engine.sessions.by_session)
 
 
 async def refusal(server: Server, session: str, encoded: Encoded, number: int = 0) -> RefusedError:
@@ -69,7 +69,7 @@ async def test_a_client_with_other_images_is_refused_and_the_run_goes_on(tmp_pat
         assert str(refused) == "conv1.weight: has shape [32, 3, 5, 5], for other clients [32, 1, 5, 5]"
         assert refused.details.reason == pb.REFUSAL_REASON_INVALID_PAYLOAD
         assert refused.details.field == "conv1.weight"
-        assert server.coordinator.state.uploaded == ids(0)
+        assert server.engine.state.uploaded == ids(0)
         for daemon in (second, third):
             await upload(server, daemon.session, contribution())
         await server.until_round(1)
@@ -94,7 +94,7 @@ async def test_it_is_refused_on_its_header_before_a_byte_is_buffered(tmp_path: P
         first, second, _ = await join_all(server)
         await upload(server, first.session, contribution())
         with pytest.raises(RefusedError, match=r"fc\.weight"):
-            await server.ingest.receive(endless(second.session), server.coordinator.sessions.by_session)
+            await server.ingest.receive(endless(second.session), server.engine.sessions.by_session)
 
 
 async def test_the_form_a_tensor_travels_in_does_not_matter(tmp_path: Path) -> None:
@@ -142,4 +142,4 @@ async def test_what_was_decided_outlives_the_server(tmp_path: Path, completed: i
 
 async def test_methods_that_agree_by_their_rules_alone_have_nothing_to_decide(tmp_path: Path) -> None:
     async with Server(MemoryStore(), tmp_path, config=run("feddbp", k_top=2)) as server:
-        assert server.coordinator.aggregator.check_layout(pb.Manifest()) == {}
+        assert server.engine.aggregator.check_layout(pb.Manifest()) == {}

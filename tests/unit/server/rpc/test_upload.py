@@ -39,8 +39,8 @@ async def daemon(server: Server) -> Daemon:
 
 async def refusal_of(server: Server, stream: Parts, ingest: UploadReceiver | None = None) -> RefusedError:
     with pytest.raises(RefusedError) as refusal:
-        await (ingest or server.ingest).receive(stream, server.coordinator.sessions.by_session)
-    assert server.coordinator.state.uploaded == ids()
+        await (ingest or server.ingest).receive(stream, server.engine.sessions.by_session)
+    assert server.engine.state.uploaded == ids()
     stored = await server.thread.run(lambda store: store.uploads(0))
     assert stored == []
     return refusal.value
@@ -68,7 +68,7 @@ LEARNT = contribution(0, 0, Payload())
 @pytest.mark.parametrize("size", [1, 7, 50, 10_000])
 async def test_an_upload_is_accepted_however_it_is_cut(server: Server, daemon: Daemon, size: int) -> None:
     receipt = await server.ingest.receive(
-        parts(daemon.session, 0, LEARNT, chunk=size), server.coordinator.sessions.by_session
+        parts(daemon.session, 0, LEARNT, chunk=size), server.engine.sessions.by_session
     )
     assert (receipt.round, receipt.sha256, receipt.duplicate) == (0, LEARNT.manifest.sha256, False)
     body = await server.thread.run(lambda store: store.upload_body(store.uploads(0)[0]))
@@ -215,7 +215,7 @@ async def test_a_refused_upload_can_be_followed_by_a_good_one(server: Server, da
 async def test_a_duplicate_is_answered_without_reading_its_body(server: Server, daemon: Daemon) -> None:
     await daemon.send(0, LEARNT)
     read: list[int] = []
-    receipt = await server.ingest.receive(counted(header(daemon, LEARNT), read), server.coordinator.sessions.by_session)
+    receipt = await server.ingest.receive(counted(header(daemon, LEARNT), read), server.engine.sessions.by_session)
     assert receipt.duplicate
     assert read == []
 
@@ -239,9 +239,7 @@ async def test_a_stream_that_says_nothing_is_given_up(server: Server, daemon: Da
 
 
 async def test_a_client_uploads_one_thing_at_a_time(server: Server, daemon: Daemon) -> None:
-    first = asyncio.create_task(
-        server.ingest.receive(stuck(header(daemon, LEARNT)), server.coordinator.sessions.by_session)
-    )
+    first = asyncio.create_task(server.ingest.receive(stuck(header(daemon, LEARNT)), server.engine.sessions.by_session))
     await asyncio.sleep(0.01)
     refusal = await refusal_of(server, parts(daemon.session, 0, LEARNT))
     assert refusal.details.reason == pb.REFUSAL_REASON_BUSY
@@ -253,7 +251,7 @@ async def test_a_client_uploads_one_thing_at_a_time(server: Server, daemon: Daem
 
 async def test_the_upload_of_a_superseded_session_is_given_up_for_the_next_one(server: Server, daemon: Daemon) -> None:
     zombie = asyncio.create_task(
-        server.ingest.receive(stuck(header(daemon, LEARNT)), server.coordinator.sessions.by_session)
+        server.ingest.receive(stuck(header(daemon, LEARNT)), server.engine.sessions.by_session)
     )
     await asyncio.sleep(0.01)
     successor = await Daemon.join(server, 0, previous=daemon.session)
@@ -270,7 +268,7 @@ async def test_an_upload_whose_connection_is_lost_is_nobodys_fault(
         yield header(daemon, LEARNT)
         asyncio.get_running_loop().call_soon(upload.cancel)  # as gRPC does, right after the stream has ended
 
-    upload = asyncio.create_task(server.ingest.receive(cut(), server.coordinator.sessions.by_session))
+    upload = asyncio.create_task(server.ingest.receive(cut(), server.engine.sessions.by_session))
     with pytest.raises(asyncio.CancelledError):
         await upload
     assert not (await daemon.send(0, LEARNT)).duplicate
@@ -280,7 +278,7 @@ async def test_an_upload_whose_connection_is_lost_is_nobodys_fault(
 async def test_all_uploads_together_are_bounded(server: Server, daemon: Daemon) -> None:
     size = LEARNT.manifest.total_bytes
     ingest = UploadReceiver(server.coordinator, UploadLimits(bytes_in_flight=2 * size - 1))
-    first = asyncio.create_task(ingest.receive(stuck(header(daemon, LEARNT)), server.coordinator.sessions.by_session))
+    first = asyncio.create_task(ingest.receive(stuck(header(daemon, LEARNT)), server.engine.sessions.by_session))
     await asyncio.sleep(0.01)
     other = await taken_anew(server, 1)
     learnt = contribution(1, 0, Payload())
@@ -289,15 +287,15 @@ async def test_all_uploads_together_are_bounded(server: Server, daemon: Daemon) 
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first
-    receipt = await ingest.receive(parts(other.session, 0, learnt), server.coordinator.sessions.by_session)
+    receipt = await ingest.receive(parts(other.session, 0, learnt), server.engine.sessions.by_session)
     assert not receipt.duplicate
 
 
 async def taken_anew(server: Server, client_id: int) -> Daemon:
     """A daemon in the place of one that is gone."""
-    holder = server.coordinator.sessions.get(client_id)
+    holder = server.engine.sessions.get(client_id)
     assert holder is not None
-    server.coordinator.sessions.close(holder)
+    server.engine.sessions.close(holder)
     return await Daemon.join(server, client_id)
 
 

@@ -70,13 +70,13 @@ def disk() -> FullDisk:
 @pytest.fixture
 async def server(disk: FullDisk, tmp_path: Path) -> AsyncIterator[Server]:
     async with Server(disk, tmp_path) as started:
-        started.coordinator._store._pause = timedelta(milliseconds=10)
+        started.engine.store._pause = timedelta(milliseconds=10)
         yield started
 
 
 async def until_mended(server: Server) -> None:
     async with asyncio.timeout(PATIENCE):
-        await server.coordinator._store.wait_until_writable()
+        await server.engine.store.wait_until_writable()
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ async def test_an_upload_that_cannot_be_kept_is_refused_and_may_be_sent_again(se
     with pytest.raises(Exception, match="disk is full; try again later") as refusal:
         await daemons[0].upload(0)
     assert refusal.value.details.reason == pb.REFUSAL_REASON_STORAGE  # type: ignore[attr-defined]
-    assert server.coordinator.state.uploaded == ids()
+    assert server.engine.state.uploaded == ids()
     disk.full = set()
     await until_mended(server)
     assert not (await daemons[0].upload(0)).duplicate
@@ -121,12 +121,12 @@ async def test_the_status_says_that_nothing_can_be_kept_until_it_can(server: Ser
     disk.full = {"report", "touch"}
     with pytest.raises(StoreError):
         await daemons[0].report(0)
-    status = status_of(server.coordinator)
+    status = status_of(server.view)
     assert status.reason == "the state directory cannot be used: database or disk is full"
     assert [incident.message for incident in status.incidents] == [status.reason]
     disk.full = set()
     await until_mended(server)
-    assert status_of(server.coordinator).reason == ""
+    assert status_of(server.view).reason == ""
 
 
 async def test_trouble_is_noted_once_however_many_calls_meet_it(server: Server, disk: FullDisk) -> None:
@@ -135,7 +135,7 @@ async def test_trouble_is_noted_once_however_many_calls_meet_it(server: Server, 
     for _ in range(5):
         with pytest.raises(StoreError):
             await daemons[0].report(0)
-    assert len(server.coordinator.event_log.incidents) == 1
+    assert len(server.engine.event_log.incidents) == 1
 
 
 async def test_a_join_that_cannot_be_kept_leaves_the_id_free(server: Server, disk: FullDisk) -> None:
@@ -145,7 +145,7 @@ async def test_a_join_that_cannot_be_kept_leaves_the_id_free(server: Server, dis
     disk.full = set()
     await until_mended(server)
     assert (await Daemon.join(server, 0)).client_id == 0
-    assert server.coordinator.state.members == ids(0)
+    assert server.engine.state.members == ids(0)
 
 
 @pytest.mark.parametrize("what", ["aggregate", "progress", "read"])
@@ -157,8 +157,8 @@ async def test_a_round_that_cannot_be_closed_closes_when_there_is_room_again(
         await daemon.work(0)
     disk.full = {what, "touch"}
     await daemons[-1].work(0)
-    await server.until(lambda coordinator: bool(coordinator.storage_trouble))
-    assert (server.phase, server.coordinator.state.round) == (Phase.AGGREGATING, 0)
+    await server.until(lambda run: bool(run.storage_trouble))
+    assert (server.phase, server.engine.state.round) == (Phase.AGGREGATING, 0)
     disk.full = set()
     await server.until_round(1)
     for daemon in daemons:
@@ -184,13 +184,13 @@ async def test_contributions_that_can_never_be_read_again_fail_the_run(
 
 async def test_a_deadline_that_comes_while_the_disk_is_full_is_kept_later(disk: FullDisk, tmp_path: Path) -> None:
     async with Server(disk, tmp_path, min_clients=1, deadline=0.2) as server:
-        server.coordinator._store._pause = timedelta(milliseconds=10)
+        server.engine.store._pause = timedelta(milliseconds=10)
         await Daemon.join(server, 0)
         disk.full = {"progress", "touch"}
-        await server.until(lambda coordinator: bool(coordinator.storage_trouble))
-        assert server.coordinator.state.extensions == 0
+        await server.until(lambda run: bool(run.storage_trouble))
+        assert server.engine.state.extensions == 0
         disk.full = set()
-        await server.until(lambda coordinator: coordinator.state.extensions >= 1)
+        await server.until(lambda run: run.state.extensions >= 1)
 
 
 async def test_a_server_that_goes_away_does_not_wait_for_room(disk: FullDisk, tmp_path: Path, untroubled: str) -> None:
@@ -200,7 +200,7 @@ async def test_a_server_that_goes_away_does_not_wait_for_room(disk: FullDisk, tm
             disk.full = {"aggregate", "touch"}
             for daemon in daemons:
                 await daemon.work(0)
-            await server.until(lambda coordinator: bool(coordinator.storage_trouble))
+            await server.until(lambda run: bool(run.storage_trouble))
         disk.full = set()
         async with Server(disk, tmp_path) as another:
             daemons = [daemon.moved_to(another) for daemon in daemons]
@@ -218,19 +218,19 @@ async def test_an_upload_that_was_kept_but_never_noted_counts_when_it_comes_agai
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemons = await join_all(server)
-    note = server.coordinator.event_log.audit.note
+    note = server.engine.event_log.audit.note
 
     def broken(what: str, **facts: Any) -> None:
         if what == "accepted":
             raise RuntimeError("between the commit and its consequences")
         note(what, **facts)
 
-    monkeypatch.setattr(server.coordinator.event_log.audit, "note", broken)
+    monkeypatch.setattr(server.engine.event_log.audit, "note", broken)
     with pytest.raises(RuntimeError):
         await daemons[0].upload(0)
     monkeypatch.undo()
     assert (await daemons[0].upload(0)).duplicate
-    assert server.coordinator.state.uploaded == ids(0)
+    assert server.engine.state.uploaded == ids(0)
 
 
 async def test_an_operator_is_told_that_nothing_can_be_kept(server: Server, disk: FullDisk) -> None:
@@ -346,14 +346,14 @@ async def test_a_deadline_comes_neither_sooner_nor_later_when_the_clock_is_set(
     async with Server(MemoryStore(), tmp_path, min_clients=1, deadline=60) as server:
         await Daemon.join(server, 0)
         wall_clock.jump(jump)
-        left = status_of(server.coordinator).time_left.ToTimedelta()
+        left = status_of(server.view).time_left.ToTimedelta()
         assert timedelta(seconds=30) < left <= timedelta(seconds=60)
         await asyncio.sleep(0.05)
-        assert server.coordinator.state.extensions == 0
+        assert server.engine.state.extensions == 0
     async with Server(MemoryStore(), tmp_path, min_clients=1, deadline=0.05) as hasty:
         await Daemon.join(hasty, 0)
         wall_clock.jump(-jump)
-        await hasty.until(lambda coordinator: coordinator.state.extensions >= 1)
+        await hasty.until(lambda run: run.state.extensions >= 1)
 
 
 @pytest.mark.parametrize("jump", [timedelta(days=400), timedelta(days=-400)], ids=["forward", "back"])
@@ -368,7 +368,7 @@ async def test_no_lease_ends_and_nobody_is_dropped_when_the_clock_is_set(
         for daemon in daemons:
             await daemon.work(0)
         await server.until_round(1)
-        assert server.coordinator.state.members == ids(0, 1, 2)
+        assert server.engine.state.members == ids(0, 1, 2)
 
 
 async def test_a_run_over_a_clock_that_is_set_back_has_a_summary_that_makes_sense(

@@ -76,9 +76,9 @@ async def test_results_count_although_nobody_waits_for_the_answer(
 ) -> None:
     daemon, *_ = await join_all(server)
     await cancelled(server, disk, "report", daemon.report(0))
-    assert server.coordinator.state.reported == ids(0)
+    assert server.engine.state.reported == ids(0)
     assert [line["client"] for line in metrics_of(tmp_path)] == [0]
-    assert server.coordinator.results.traffic.up == 100
+    assert server.engine.results.traffic.up == 100
     await daemon.report(0)  # it does not know, and says it again
     assert len(metrics_of(tmp_path)) == 1
 
@@ -88,7 +88,7 @@ async def test_a_contribution_counts_although_nobody_waits_for_its_receipt(
 ) -> None:
     daemon, *_ = await join_all(server)
     await cancelled(server, disk, "upload", daemon.upload(0))
-    assert server.coordinator.state.uploaded == ids(0)
+    assert server.engine.state.uploaded == ids(0)
     assert '"accepted"' in (tmp_path / "audit.jsonl").read_text()
     assert (await daemon.upload(0)).duplicate
 
@@ -97,14 +97,14 @@ async def test_a_contribution_counts_although_nobody_waits_for_its_receipt(
 async def test_a_session_nobody_holds_does_not_block_its_id(server: Server, disk: SlowDisk, what: str) -> None:
     await cancelled(server, disk, what, Daemon.join(server, 0))
     daemon = await Daemon.join(server, 0)
-    assert server.coordinator.sessions.is_current(daemon.client)
+    assert server.engine.sessions.is_current(daemon.client)
 
 
 async def test_whoever_leaves_without_waiting_has_left(server: Server, disk: SlowDisk) -> None:
     daemon, *_ = await join_all(server)
     await cancelled(server, disk, "client", server.coordinator.leave(daemon.client, "enough"))
-    assert 0 not in server.coordinator.state.members
-    assert not server.coordinator.sessions.is_current(daemon.client)
+    assert 0 not in server.engine.state.members
+    assert not server.engine.sessions.is_current(daemon.client)
 
 
 async def test_memory_and_disk_agree_on_what_an_operator_asked_for(server: Server, disk: SlowDisk) -> None:
