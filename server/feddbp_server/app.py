@@ -28,8 +28,8 @@ from feddbp_server.reporting.metrics_log import Results
 from feddbp_server.rpc.auth import CertificateAuth, Identity, NoAuth, TokenAuth
 from feddbp_server.rpc.control import ControlService
 from feddbp_server.rpc.federation import FederationService, server_options
-from feddbp_server.rpc.interceptors import RequestGuard
-from feddbp_server.rpc.upload import UploadLimits, UploadReceiver
+from feddbp_server.rpc.interceptors import CallGuard
+from feddbp_server.rpc.upload import Uploads
 from feddbp_server.run.coordinator import Coordinator
 from feddbp_server.run.engine import RunEngine
 from feddbp_server.run.state_machine import Phase
@@ -50,10 +50,11 @@ class Server:
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
+        self._limits = config.limits.in_force
         self._stop_signal: int | None = None
         self._stopping = asyncio.Event()
         self._store = StoreWriter(SqliteStore(config.listen.state_dir))
-        self._audit = Audit(config.listen.state_dir)
+        self._audit = Audit(config.listen.state_dir, limits=self._limits)
         self.engine = RunEngine(
             config=config.run,
             policy=config.policy,
@@ -61,14 +62,15 @@ class Server:
             results=Results(config.listen.state_dir),
             audit=self._audit,
             lease=config.rounds.lease_in_force,
+            limits=self._limits,
         )
-        self.coordinator = Coordinator(self.engine)
+        self.coordinator = Coordinator(self.engine, self._limits)
         self._health = health_aio.HealthServicer()
         self._monitor = self._make_monitor()
-        guard = RequestGuard(self.coordinator, patience=config.limits.header_wait)
+        guard = CallGuard(self.engine.event_log, request_wait=self._limits.header_wait)
         self._grpc = grpc.aio.server(
             interceptors=[guard] if self._monitor is None else [self._monitor.meter, guard],
-            options=server_options(config.rounds.lease_in_force),
+            options=server_options(config.rounds.lease_in_force, self._limits),
         )
         self.port = 0
         self.metrics_port: int | None = None
@@ -91,11 +93,11 @@ class Server:
 
     async def _listen(self) -> None:
         identity = self._identity()
-        federation = FederationService(
-            self.coordinator, identity=identity, ingest=UploadReceiver(self.coordinator, self._upload_limits())
-        )
+        uploads = Uploads(self.engine, self._limits)
+        federation = FederationService(self.coordinator, identity=identity, uploads=uploads)
+        control = ControlService(self.coordinator, identity=identity, limits=self._limits)
         pb_grpc.add_FederationServicer_to_server(federation, self._grpc)
-        pb_grpc.add_ControlServicer_to_server(ControlService(self.coordinator, identity=identity), self._grpc)
+        pb_grpc.add_ControlServicer_to_server(control, self._grpc)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
         if self._config.listen.reflection:
             self._add_reflection()
@@ -117,7 +119,7 @@ class Server:
             return None
         from feddbp_server.metrics import Monitor  # loads an HTTP server, and most runs do without
 
-        return Monitor(self.coordinator.view)
+        return Monitor(self.coordinator.view, self._limits)
 
     def _serve_metrics(self) -> None:
         host, port = self._config.listen.metrics_host, self._config.listen.metrics_port
@@ -127,15 +129,6 @@ class Server:
         log.info("metrics are at http://%s/metrics", _address(host, self.metrics_port))
         if not is_loopback(host):
             log.warning("metrics are told to anyone who reaches %s, unencrypted", host)
-
-    def _upload_limits(self) -> UploadLimits:
-        limits = self._config.limits
-        return UploadLimits(
-            max_bytes=limits.max_upload_bytes,
-            bytes_in_flight=limits.max_bytes_in_flight,
-            header_wait=limits.header_wait,
-            idle=limits.chunk_wait,
-        )
 
     def _identity(self) -> Identity:
         listen = self._config.listen

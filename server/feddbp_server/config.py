@@ -13,6 +13,7 @@ from feddbp_common.config.types import Duration, FrozenModel, format_duration
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.rpc.credentials import check_exposure
 from feddbp_common.rpc.keepalive import DEFAULT_LEASE
+from feddbp_server.run.limits import DEFAULT_LIMITS, Limits
 from feddbp_server.run.state_machine import RoundPolicy
 
 
@@ -80,17 +81,17 @@ class RoundsConfig(FrozenModel):
 class LimitsConfig(FrozenModel):
     """Limits: how much of the server uploads may take."""
 
-    max_upload_bytes: int = Field(64 << 20, ge=1, description="largest upload that is admitted")
+    max_upload_bytes: int = Field(DEFAULT_LIMITS.upload_bytes, ge=1, description="largest upload that is admitted")
     max_bytes_in_flight: int = Field(
-        512 << 20,
+        DEFAULT_LIMITS.bytes_in_flight,
         ge=1,
         description="bytes of all uploads that are being received; they take up to three times as much memory",
     )
     header_wait: Duration = Field(
-        timedelta(seconds=10), gt=timedelta(0), description="longest wait for a request, or an upload's header"
+        DEFAULT_LIMITS.header_wait, gt=timedelta(0), description="longest wait for a request, or an upload's header"
     )
     chunk_wait: Duration = Field(
-        timedelta(seconds=30), gt=timedelta(0), description="longest wait for an upload's next chunk"
+        DEFAULT_LIMITS.chunk_wait, gt=timedelta(0), description="longest wait for an upload's next chunk"
     )
 
     @model_validator(mode="after")
@@ -101,6 +102,16 @@ class LimitsConfig(FrozenModel):
                 " an upload that large would be told to try again for ever"
             )
         return self
+
+    @property
+    def in_force(self) -> Limits:
+        """All limits of the server, those that are options among them."""
+        return Limits(
+            upload_bytes=self.max_upload_bytes,
+            bytes_in_flight=self.max_bytes_in_flight,
+            header_wait=self.header_wait,
+            chunk_wait=self.chunk_wait,
+        )
 
 
 class ServerConfig(FrozenModel):

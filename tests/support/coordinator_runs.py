@@ -19,9 +19,12 @@ from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
 from feddbp_common.wire import Encoded, FisherScores, Payload, PrototypeSet, decode, encode
 from feddbp_server.reporting.audit import Audit
 from feddbp_server.reporting.metrics_log import Results
-from feddbp_server.rpc.upload import UploadLimits, UploadReceiver
+from feddbp_server.rpc.auth import NoAuth
+from feddbp_server.rpc.federation import FederationService
+from feddbp_server.rpc.upload import Uploads
 from feddbp_server.run.coordinator import Coordinator
 from feddbp_server.run.engine import RunEngine
+from feddbp_server.run.limits import DEFAULT_LIMITS
 from feddbp_server.run.sessions import Client
 from feddbp_server.run.state_machine import Phase
 from feddbp_server.store import Store, StoreWriter
@@ -75,6 +78,7 @@ class Server:
 
     def __init__(self, store: Store, directory: Path, *, config: RunConfig = CONFIG, **rules: Any) -> None:
         lease = rules.pop("lease", timedelta(seconds=30))
+        limits = rules.pop("limits", DEFAULT_LIMITS)
         self._audit = Audit(directory)
         self.thread = StoreWriter(store)
         usual = {"rounds": config.rounds, "min_clients": config.clients, "deadline": None}
@@ -85,10 +89,12 @@ class Server:
             results=Results(directory),
             audit=self._audit,
             lease=lease,
+            limits=limits,
         )
-        self.coordinator = Coordinator(self.engine)
+        self.coordinator = Coordinator(self.engine, limits)
         self.view = self.coordinator.view
-        self.ingest = UploadReceiver(self.coordinator, UploadLimits())
+        self.uploads = Uploads(self.engine, limits)
+        self.federation = FederationService(self.coordinator, identity=NoAuth(), uploads=self.uploads)
 
     async def __aenter__(self) -> Server:
         try:
@@ -129,6 +135,11 @@ class Server:
         await self.until(lambda run: run.state.phase.is_final)
         await self.settled()
 
+    async def upload(self, stream: AsyncIterator[pb.UploadPart]) -> pb.UploadReceipt:
+        """An upload as the service receives it."""
+        unused: Any = None  # without authentication, nothing asks for the context of a call
+        return await self.federation.Upload(stream, unused)
+
     async def settled(self) -> None:
         async with asyncio.timeout(PATIENCE):
             await self.engine.settled()
@@ -168,8 +179,8 @@ class Daemon:
         return Daemon(server, server.coordinator.sessions.by_session(self.session), self.session)
 
     async def download(self, number: int) -> Payload:
-        encoded = await self.server.coordinator.download(self.client, number)
-        return decode(encoded.manifest, encoded.body())
+        first, *rest = [part async for part in self.server.coordinator.download(self.client, number)]
+        return decode(first.manifest, b"".join(part.chunk.data for part in rest))
 
     async def report(self, number: int) -> None:
         await self.server.coordinator.report_metrics(self.client, number, metrics(self.client_id, number))
@@ -180,9 +191,7 @@ class Daemon:
         return await self.send(number, learnt)
 
     async def send(self, number: int, encoded: Encoded) -> pb.UploadReceipt:
-        return await self.server.ingest.receive(
-            parts(self.session, number, encoded), self.server.coordinator.sessions.by_session
-        )
+        return await self.server.upload(parts(self.session, number, encoded))
 
     async def work(self, number: int) -> None:
         await self.report(number)
@@ -197,9 +206,10 @@ async def parts(session: str, number: int, encoded: Encoded, *, chunk: int = 50)
 
 
 def accept(server: Server, daemon: Daemon, learnt: Encoded) -> Coroutine[None, None, pb.UploadReceipt]:
-    """Hands a contribution to round 0 to the coordinator as ingest does, but without its checks."""
+    """Commits a contribution to round 0 that was neither admitted nor received."""
     body = learnt.body()
-    return server.coordinator.accept_upload(daemon.client, 0, learnt.manifest, body, decode(learnt.manifest, body))
+    header = pb.UploadHeader(session=daemon.session, round=0, manifest=learnt.manifest)
+    return server.uploads.commit(daemon.client, header, body, decode(learnt.manifest, body))
 
 
 async def join_all(server: Server) -> list[Daemon]:

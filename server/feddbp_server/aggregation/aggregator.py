@@ -15,6 +15,7 @@ from feddbp_common.errors import refuse
 from feddbp_common.wire import Encoded, Payload, decode, encode
 from feddbp_common.wire.codec import prototype_bytes
 from feddbp_server.aggregation.upload_cache import UploadCache
+from feddbp_server.run.limits import DEFAULT_LIMITS
 from feddbp_server.store import AggregateRecord, Jobs, Store, UploadRecord
 from feddbp_server.strategies import RunFacts, Shapes, Strategy, Upload
 
@@ -46,7 +47,9 @@ class GlobalState:
 class Aggregator:
     """What the server knows, and how it comes to know more."""
 
-    def __init__(self, config: RunConfig, store: Jobs) -> None:
+    def __init__(
+        self, config: RunConfig, store: Jobs, *, cache_bytes: int = DEFAULT_LIMITS.cached_upload_bytes
+    ) -> None:
         self._store = store
         self._config = config
         strategy_type = config.method_spec.load_strategy()
@@ -55,7 +58,7 @@ class Aggregator:
         )
         self._known = self._knowledge(self._strategy.initial())
         self._layout: Shapes | None = None
-        self._kept = UploadCache()
+        self._kept = UploadCache(cache_bytes)
 
     @property
     def sha256(self) -> str:

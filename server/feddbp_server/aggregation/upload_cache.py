@@ -6,18 +6,13 @@ would make the server breathe by as much as it keeps.
 
 from __future__ import annotations
 
-from typing import Final
-
 from feddbp_common.wire import Payload
-
-KEPT_BYTES: Final = 256 << 20
-"""At most; what does not fit is read from the store."""
 
 
 class UploadCache:
     """The last payload of as many clients as there is room for."""
 
-    def __init__(self, room: int = KEPT_BYTES) -> None:
+    def __init__(self, room: int) -> None:
         self._room = room
         self._payloads: dict[int, tuple[int, Payload]] = {}
 

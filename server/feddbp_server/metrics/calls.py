@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import grpc
 
+from feddbp_server.rpc.auth import Context
 from feddbp_server.rpc.interceptors import Handler
-from feddbp_server.rpc.status_codes import Context
 from feddbp_server.run.timing import Durations
 
 BOUNDS: Final = (

@@ -11,24 +11,26 @@ from prometheus_client.metrics_core import Metric
 from feddbp_server.metrics.calls import CallMeter
 from feddbp_server.metrics.exporter import Exporter, OnLoop
 from feddbp_server.metrics.families import NAMESPACE, call_families, run_families
+from feddbp_server.run.limits import Limits
 from feddbp_server.run.view import RunView
 
 
 class Monitor:
     """Nothing global: several servers in one process do not see each other's numbers."""
 
-    def __init__(self, run: RunView) -> None:
+    def __init__(self, run: RunView, limits: Limits) -> None:
         self.meter = CallMeter()
         self._run = run
+        self._limits = limits
         self._exporter: Exporter | None = None
 
     def listen(self, host: str, port: int) -> int:
         """Begins to answer scrapes; returns the port. To be called on the event loop the server runs on."""
         # scrapes may ask for single metrics by name, and ours have names only while they are collected
         registry = CollectorRegistry(support_collectors_without_names=True)
-        registry.register(OnLoop(self._families, asyncio.get_running_loop()))
+        registry.register(OnLoop(self._families, asyncio.get_running_loop(), self._limits))
         ProcessCollector(namespace=NAMESPACE, registry=registry)
-        self._exporter = Exporter(registry, host=host, port=port)
+        self._exporter = Exporter(registry, host=host, port=port, limits=self._limits)
         return self._exporter.port
 
     async def close(self) -> None:

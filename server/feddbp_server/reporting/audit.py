@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from feddbp_common.artifacts import AUDIT_NAME
 from feddbp_common.atomic_files import append_line
+from feddbp_server.run.limits import DEFAULT_LIMITS, Limits
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.store import StoreError
 
@@ -46,26 +47,23 @@ class RateLimit:
 
 log = logging.getLogger("feddbp.server")
 
-_REFUSALS_AT_ONCE: Final = 1000
-_REFUSALS_PER_SECOND: Final = 20.0
-"""Written one by one; beyond that they are only counted, or anyone could fill the disk by being refused."""
-_OF_A_CLIENT_AT_ONCE: Final = 20
-_OF_A_CLIENT_PER_SECOND: Final = 0.1
-"""The same for each thing that a client can do as often as it likes."""
 
 
 class Audit:
     """Writes as things happen, line by line; a reader may follow it. No call fails because it cannot be written."""
 
-    def __init__(self, directory: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, directory: Path, *, limits: Limits = DEFAULT_LIMITS, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._file = (directory / AUDIT_NAME).open("ab", buffering=0)
         except OSError as error:
             raise StoreError(f"the state directory {directory} cannot be used: {error.strerror}") from error
         self._lost = 0
+        self._limits = limits
         self._clock = clock
-        self._refusals = RateLimit(_REFUSALS_AT_ONCE, per_second=_REFUSALS_PER_SECOND, clock=clock)
+        self._refusals = RateLimit(limits.audited_refusals, per_second=limits.audited_refusals_per_second, clock=clock)
         self._of_clients: dict[tuple[int, str], RateLimit] = {}
         self.noted: Counter[str] = Counter()
         """What happened since the server started, by what it was, whether or not it could be written."""
@@ -98,7 +96,11 @@ class Audit:
         """Counts what a client did and writes it down; says whether it did, since a flood of them is only counted."""
         allowance = self._of_clients.get((client, what))
         if allowance is None:
-            allowance = RateLimit(_OF_A_CLIENT_AT_ONCE, per_second=_OF_A_CLIENT_PER_SECOND, clock=self._clock)
+            allowance = RateLimit(
+                self._limits.audited_client_events,
+                per_second=self._limits.audited_client_events_per_second,
+                clock=self._clock,
+            )
             self._of_clients[client, what] = allowance
         if not allowance.take():
             self.noted[what] += 1

@@ -7,10 +7,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_server.reporting.audit import Audit
+from feddbp_server.run.limits import Limits
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.sessions import Client
 from feddbp_server.run.state_machine import (
@@ -28,12 +28,6 @@ from feddbp_server.run.validation import one_line
 
 log = logging.getLogger("feddbp.server")
 
-_KEPT_INCIDENTS: Final = 20
-_KEPT_OF_A_CLIENT: Final = 3
-"""The newest ones: no client can push everything else out of sight."""
-_MAX_WORDS: Final = 500
-"""Characters of what a client says, as far as anyone is told of it."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Incident:
@@ -47,15 +41,16 @@ class Incident:
 class EventLog:
     """Decides nothing: whoever calls has done so, and made it durable where it has to be."""
 
-    def __init__(self, audit: Audit, *, changed: Callable[[], None]) -> None:
+    def __init__(self, audit: Audit, *, limits: Limits, changed: Callable[[], None]) -> None:
         self.audit = audit
-        self.incidents: deque[Incident] = deque(maxlen=_KEPT_INCIDENTS)
+        self.incidents: deque[Incident] = deque(maxlen=limits.incidents)
+        self._limits = limits
         self._changed = changed
         """Called when there is another incident."""
 
     def incident(self, client_id: int | None, message: str) -> None:
         of_client = [known for known in self.incidents if client_id is not None and known.client_id == client_id]
-        if len(of_client) >= _KEPT_OF_A_CLIENT:
+        if len(of_client) >= self._limits.incidents_per_client:
             self.incidents.remove(of_client[0])
         self.incidents.append(Incident(at=time.time(), client_id=client_id, message=message))
         self._changed()
@@ -71,7 +66,7 @@ class EventLog:
             )
 
     def left(self, client: Client, reason: str) -> None:
-        shown = one_line(reason, _MAX_WORDS)
+        shown = one_line(reason, self._limits.text_characters)
         if self.audit.note_of_client("left", client=client.client_id, reason=shown):
             log.info("client %d left: %s", client.client_id, shown or "no reason given")
 
@@ -85,7 +80,7 @@ class EventLog:
         )
 
     def failed(self, client: Client, round_number: int, cause: str) -> None:
-        shown = one_line(cause, _MAX_WORDS) or "no cause given"
+        shown = one_line(cause, self._limits.text_characters) or "no cause given"
         if self.audit.note_of_client("failed", client=client.client_id, round=round_number, cause=shown):
             log.warning("client %d could not do round %d: %s", client.client_id, round_number, shown)
             self.incident(client.client_id, f"could not do round {round_number}: {shown}")

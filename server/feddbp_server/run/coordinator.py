@@ -3,43 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import Final
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.run import RunConfig
 from feddbp_common.fault_injection import fault_point
-from feddbp_common.wire import Encoded, Payload, PayloadRules
-from feddbp_server.aggregation.aggregator import Aggregator
-from feddbp_server.reporting.event_log import EventLog
+from feddbp_common.wire import chunked
 from feddbp_server.reporting.metrics_log import Report
 from feddbp_server.run.client_events import event_for
 from feddbp_server.run.engine import RunEngine
+from feddbp_server.run.limits import Limits
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.sessions import Client, Sessions
-from feddbp_server.run.state_machine import Connected, Disconnected, Event, Joined, Left, Reported, Uploaded
+from feddbp_server.run.state_machine import Connected, Disconnected, Event, Joined, Left, Reported
 from feddbp_server.run.validation import (
     check_download,
     check_join,
     check_progress,
     check_report,
     check_reported_round,
-    check_upload,
 )
 from feddbp_server.run.view import RunView
-from feddbp_server.store import ReportRecord, Store, StoreError, UploadRecord
-
-_MAX_STREAMS: Final = 4
-"""Event streams a session may have open: one, and those of lost connections that were not noticed yet."""
+from feddbp_server.store import ReportRecord, StoreError
 
 
 class Coordinator:
     """Owns the rules of what clients and operators may ask of a run; the engine carries out what it admits."""
 
-    def __init__(self, engine: RunEngine) -> None:
+    def __init__(self, engine: RunEngine, limits: Limits) -> None:
         self._engine = engine
+        self._limits = limits
         self.view = RunView(engine)
 
     @property
@@ -54,24 +48,12 @@ class Coordinator:
     def sessions(self) -> Sessions:
         return self._engine.sessions
 
-    @property
-    def event_log(self) -> EventLog:
-        return self._engine.event_log
-
-    @property
-    def aggregator(self) -> Aggregator:
-        return self._engine.aggregator
-
-    @functools.cached_property
-    def upload_rules(self) -> PayloadRules:
-        return self.config.method_spec.upload_rules(self.config.settings, self.config.exchange_shape)
-
     # --- calls of clients ---------------------------------------------------------------------------------------
 
     async def join(self, request: pb.JoinRequest) -> tuple[Client, str]:
         if self._engine.state.phase.is_final and request.client_id in self._engine.state.members:
             self._engine.confirm_end(request.client_id)
-        check_join(request, self.run_id, self.config, self._engine.state)
+        check_join(request, self.run_id, self.config, self._engine.state, self._limits)
         entering = self._engine.begin(self._enter(request))
         try:
             return await asyncio.shield(entering)
@@ -85,7 +67,7 @@ class Coordinator:
             await self._engine.store.run(lambda store: store.save_client(client.record()))
             fault_point("server.join.committed")
             superseded = self.sessions.enter(client)
-        self.event_log.joined(client)
+        self._engine.event_log.joined(client)
         try:
             await self._engine.apply(Joined(client.client_id))
         except StoreError:
@@ -103,7 +85,7 @@ class Coordinator:
 
     async def follow(self, client: Client) -> AsyncIterator[pb.RoundEvent]:
         """What the client has to know: where the run stands, and then every change of that."""
-        if client.streams >= _MAX_STREAMS:
+        if client.streams >= self._limits.streams_per_session:
             raise RefusedError(pb.REFUSAL_REASON_BUSY, "this session has too many event streams open")
         client.streams += 1
         told: pb.RoundEvent | None = None
@@ -134,65 +116,23 @@ class Coordinator:
                 if client.streams == 0:
                     self._engine.apply_in_background(Disconnected(client.client_id))
 
-    async def download(self, client: Client, round_number: int) -> Encoded:
-        check_download(round_number, self._engine.state)
-        return await self.aggregator.reply(client.client_id, round_number)
-
-    def admit_upload(self, client: Client, round_number: int) -> None:
-        check_upload(client.client_id, round_number, self._engine.state)
-        self._engine.store.check()
-
-    async def earlier_receipt(self, client: Client, round_number: int, sha256: bytes) -> pb.UploadReceipt | None:
-        """The receipt of a contribution that is here already; another one for the same round is refused."""
-        may_be_here = client.client_id in self._engine.state.uploaded or round_number < self._engine.state.round
-        if not may_be_here:
-            return None
-        record = await self._engine.store.run(lambda store: store.upload(client.client_id, round_number))
-        return None if record is None else self._receipt_again(record, sha256)
-
-    async def accept_upload(
-        self, client: Client, round_number: int, manifest: pb.Manifest, body: bytes, payload: Payload
-    ) -> pb.UploadReceipt:
-        """Makes a checked contribution durable. What is given to the store before the round closes counts in it."""
-        if not self.sessions.is_current(client):
-            raise RefusedError(pb.REFUSAL_REASON_STALE_SESSION, "this session was superseded while it uploaded")
-        self.admit_upload(client, round_number)
-        self.aggregator.settle_layout(manifest)
-        return await self._engine.run_shielded(self._commit_upload(client, round_number, manifest, body, payload))
-
-    async def _commit_upload(
-        self, client: Client, round_number: int, manifest: pb.Manifest, body: bytes, payload: Payload
-    ) -> pb.UploadReceipt:
-        record = UploadRecord(
-            client_id=client.client_id,
-            round=round_number,
-            sha256=manifest.sha256,
-            manifest=manifest.SerializeToString(),
-        )
-        fault_point("server.upload.received")
-        before = await self._engine.store.run(lambda store: _save_once(store, record, body))
-        fault_point("server.upload.committed")
-        client.last_seen = self._engine.clock()
-        if before is None:
-            self.aggregator.keep(round_number, client.client_id, payload)
-            self.event_log.accepted(client, round_number, manifest)
-        await self._engine.apply(Uploaded(client.client_id, round_number))
-        if before is not None:
-            return self._receipt_again(before, manifest.sha256)
-        return pb.UploadReceipt(round=round_number, sha256=manifest.sha256)
-
-    def _receipt_again(self, record: UploadRecord, sha256: bytes) -> pb.UploadReceipt:
-        if record.sha256 != sha256:
-            raise RefusedError(
-                pb.REFUSAL_REASON_ALREADY_UPLOADED,
-                f"another contribution of client {record.client_id} to round {record.round} was accepted before",
-                field="round",
-                current_round=self._engine.state.round,
-            )
-        return pb.UploadReceipt(round=record.round, sha256=sha256, duplicate=True)
+    async def download(self, client: Client, round_number: int) -> AsyncIterator[pb.DownloadPart]:
+        """The client's own state for a round: its manifest, then its body in chunks."""
+        if client.downloads >= self._limits.downloads_per_session:
+            raise RefusedError(pb.REFUSAL_REASON_BUSY, "this session has too many downloads open")
+        client.downloads += 1
+        try:
+            check_download(round_number, self._engine.state)
+            encoded = await self._engine.aggregator.reply(client.client_id, round_number)
+            yield pb.DownloadPart(manifest=encoded.manifest)
+            fault_point("server.download.sending")
+            for piece in chunked(encoded.segments):
+                yield pb.DownloadPart(chunk=pb.Chunk(data=piece))
+        finally:
+            client.downloads -= 1
 
     async def report_metrics(self, client: Client, round_number: int, metrics: pb.RoundMetrics) -> None:
-        check_report(round_number, metrics, self._engine.state)
+        check_report(round_number, metrics, self._engine.state, self._limits)
         record = ReportRecord(client_id=client.client_id, round=round_number, metrics=metrics.SerializeToString())
         await self._engine.run_shielded(self._commit_report(record))
 
@@ -211,7 +151,7 @@ class Coordinator:
 
     def report_failure(self, client: Client, round_number: int, cause: str) -> None:
         check_reported_round(round_number, self._engine.state)
-        self.event_log.failed(client, round_number, cause)
+        self._engine.event_log.failed(client, round_number, cause)
 
     async def leave(self, client: Client, reason: str) -> None:
         await self._engine.run_shielded(self._remove_client(client, reason))
@@ -224,7 +164,7 @@ class Coordinator:
             await self._engine.apply(Left(client.client_id))
             await self._engine.store.run(lambda store: store.save_client(client.closed_record()))
             self.sessions.close(client)
-        self.event_log.left(client, reason)
+        self._engine.event_log.left(client, reason)
         self._engine.run_changed.publish()
         self._engine.status_changed.publish()
 
@@ -232,11 +172,3 @@ class Coordinator:
 
     async def operate(self, event: Event) -> None:
         await self._engine.run_shielded(self._engine.apply(event))
-
-
-def _save_once(store: Store, record: UploadRecord, body: bytes) -> UploadRecord | None:
-    """Saves a contribution unless there is one already, which it returns."""
-    before = store.upload(record.client_id, record.round)
-    if before is None:
-        store.save_upload(record, body)
-    return before

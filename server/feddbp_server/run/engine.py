@@ -26,6 +26,7 @@ from feddbp_server.reporting.event_log import EventLog
 from feddbp_server.reporting.metrics_log import Report, Results
 from feddbp_server.reporting.summary import summarise
 from feddbp_server.run.client_events import changes_client_events
+from feddbp_server.run.limits import Limits
 from feddbp_server.run.scheduling import BackgroundTasks, Broadcast, Timer
 from feddbp_server.run.sessions import Sessions
 from feddbp_server.run.snapshot import Progress, differs
@@ -65,6 +66,7 @@ class RunEngine:
         results: Results,
         audit: Audit,
         lease: timedelta,
+        limits: Limits,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
@@ -74,13 +76,13 @@ class RunEngine:
         self.state = RunState()
         self.sessions = Sessions(lease=lease)
         self.store = MonitoredStore(store, changed=self._storage_changed)
-        self.aggregator = Aggregator(config, self.store)
+        self.aggregator = Aggregator(config, self.store, cache_bytes=limits.cached_upload_bytes)
         self.results = results
         self.run_changed = Broadcast()
         """Something a client receives over its event stream."""
         self.status_changed = Broadcast()
         """Anything the status shows."""
-        self.event_log = EventLog(audit, changed=self.status_changed.publish)
+        self.event_log = EventLog(audit, limits=limits, changed=self.status_changed.publish)
         self.draining = False
         self.phase_times = PhaseTimes(clock)
         self.aggregation_times = Durations(AGGREGATION_BOUNDS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Self
+from typing import Final
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.errors import FedDBPError, PayloadError, PayloadTooLargeError
@@ -27,22 +27,21 @@ class RefusedError(FedDBPError):
     ) -> None:
         super().__init__(message)
         self.client_id: int | None = None
+        """Whose call it was, where that is known."""
         self.details = pb.Refusal(reason=reason, field=field, current_round=current_round)
-
-    def of(self, client_id: int) -> Self:
-        """The same refusal, with whose call it was."""
-        self.client_id = client_id
-        return self
 
     @property
     def reason_name(self) -> str:
         return reason_name(self.details.reason)
 
 
-def as_refusal(error: PayloadError | StoreError) -> RefusedError:
-    if isinstance(error, StoreError):
-        return RefusedError(pb.REFUSAL_REASON_STORAGE, f"{error}; try again later")
-    reason = (
-        pb.REFUSAL_REASON_TOO_LARGE if isinstance(error, PayloadTooLargeError) else pb.REFUSAL_REASON_INVALID_PAYLOAD
-    )
-    return RefusedError(reason, str(error), field=error.field)
+def as_refusal(error: RefusedError | PayloadError | StoreError) -> RefusedError:
+    match error:
+        case RefusedError():
+            return error
+        case StoreError():
+            return RefusedError(pb.REFUSAL_REASON_STORAGE, f"{error}; try again later")
+        case PayloadTooLargeError():
+            return RefusedError(pb.REFUSAL_REASON_TOO_LARGE, str(error), field=error.field)
+        case PayloadError():
+            return RefusedError(pb.REFUSAL_REASON_INVALID_PAYLOAD, str(error), field=error.field)

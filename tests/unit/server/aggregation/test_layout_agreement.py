@@ -52,7 +52,7 @@ def contribution(*, compressed: bool = False, **images: int) -> Encoded:
 
 
 async def upload(server: Server, session: str, encoded: Encoded, number: int = 0) -> None:
-    await server.ingest.receive(parts(session, number, encoded, chunk=1 << 18), server.engine.sessions.by_session)
+    await server.upload(parts(session, number, encoded, chunk=1 << 18))
 
 
 async def refusal(server: Server, session: str, encoded: Encoded, number: int = 0) -> RefusedError:
@@ -94,7 +94,7 @@ async def test_it_is_refused_on_its_header_before_a_byte_is_buffered(tmp_path: P
         first, second, _ = await join_all(server)
         await upload(server, first.session, contribution())
         with pytest.raises(RefusedError, match=r"fc\.weight"):
-            await server.ingest.receive(endless(second.session), server.engine.sessions.by_session)
+            await server.upload(endless(second.session))
 
 
 async def test_the_form_a_tensor_travels_in_does_not_matter(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_server.reporting.audit import Audit
 from feddbp_server.reporting.event_log import EventLog
+from feddbp_server.run.limits import DEFAULT_LIMITS
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.sessions import Client
 from feddbp_server.run.state_machine import CloseRound, MembersDropped, Phase
@@ -38,7 +39,7 @@ def changes() -> Changes:
 @pytest.fixture
 def event_log(tmp_path: Path, changes: Changes) -> Iterator[EventLog]:
     audit = Audit(tmp_path, clock=lambda: 0.0)  # time stands still, so what may be written is not renewed
-    yield EventLog(audit, changed=changes)
+    yield EventLog(audit, limits=DEFAULT_LIMITS, changed=changes)
     audit.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -19,7 +20,7 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.run import RealType, WireConfig
 from feddbp_common.wire import Encoded, Payload, PrototypeSet, decode, digest_of, encode
 from feddbp_server.reporting.audit import Audit
-from feddbp_server.rpc.upload import UploadLimits, UploadReceiver
+from feddbp_server.run.limits import Limits
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.store import MemoryStore
 
@@ -37,9 +38,16 @@ async def daemon(server: Server) -> Daemon:
     return (await join_all(server))[0]
 
 
-async def refusal_of(server: Server, stream: Parts, ingest: UploadReceiver | None = None) -> RefusedError:
+@asynccontextmanager
+async def limited(directory: Path, limits: Limits) -> AsyncIterator[tuple[Server, Daemon]]:
+    """A server with other limits, and its client 0."""
+    async with Server(MemoryStore(), directory, limits=limits) as server:
+        yield server, (await join_all(server))[0]
+
+
+async def refusal_of(server: Server, stream: Parts) -> RefusedError:
     with pytest.raises(RefusedError) as refusal:
-        await (ingest or server.ingest).receive(stream, server.engine.sessions.by_session)
+        await server.upload(stream)
     assert server.engine.state.uploaded == ids()
     stored = await server.thread.run(lambda store: store.uploads(0))
     assert stored == []
@@ -67,9 +75,7 @@ LEARNT = contribution(0, 0, Payload())
 
 @pytest.mark.parametrize("size", [1, 7, 50, 10_000])
 async def test_an_upload_is_accepted_however_it_is_cut(server: Server, daemon: Daemon, size: int) -> None:
-    receipt = await server.ingest.receive(
-        parts(daemon.session, 0, LEARNT, chunk=size), server.engine.sessions.by_session
-    )
+    receipt = await server.upload(parts(daemon.session, 0, LEARNT, chunk=size))
     assert (receipt.round, receipt.sha256, receipt.duplicate) == (0, LEARNT.manifest.sha256, False)
     body = await server.thread.run(lambda store: store.upload_body(store.uploads(0)[0]))
     assert body == LEARNT.body()
@@ -123,10 +129,11 @@ async def test_what_the_header_gives_away_is_refused_before_a_chunk_is_read(
     assert read == []
 
 
-async def test_an_upload_larger_than_admitted_is_refused_on_its_header(server: Server, daemon: Daemon) -> None:
-    ingest = UploadReceiver(server.coordinator, UploadLimits(max_bytes=LEARNT.manifest.total_bytes - 1))
+async def test_an_upload_larger_than_admitted_is_refused_on_its_header(tmp_path: Path) -> None:
+    limits = Limits(upload_bytes=LEARNT.manifest.total_bytes - 1)
     read: list[int] = []
-    refusal = await refusal_of(server, counted(header(daemon, LEARNT), read), ingest)
+    async with limited(tmp_path, limits) as (server, daemon):
+        refusal = await refusal_of(server, counted(header(daemon, LEARNT), read))
     assert refusal.details.reason == pb.REFUSAL_REASON_TOO_LARGE
     assert read == []
 
@@ -215,7 +222,7 @@ async def test_a_refused_upload_can_be_followed_by_a_good_one(server: Server, da
 async def test_a_duplicate_is_answered_without_reading_its_body(server: Server, daemon: Daemon) -> None:
     await daemon.send(0, LEARNT)
     read: list[int] = []
-    receipt = await server.ingest.receive(counted(header(daemon, LEARNT), read), server.engine.sessions.by_session)
+    receipt = await server.upload(counted(header(daemon, LEARNT), read))
     assert receipt.duplicate
     assert read == []
 
@@ -229,17 +236,17 @@ async def stuck(part: pb.UploadPart | None) -> Parts:
     await asyncio.Event().wait()
 
 
-async def test_a_stream_that_says_nothing_is_given_up(server: Server, daemon: Daemon) -> None:
-    limits = UploadLimits(header_wait=timedelta(seconds=0.02), idle=timedelta(seconds=0.03))
-    ingest = UploadReceiver(server.coordinator, limits)
-    without_header = await refusal_of(server, stuck(None), ingest)
-    without_body = await refusal_of(server, stuck(header(daemon, LEARNT)), ingest)
+async def test_a_stream_that_says_nothing_is_given_up(tmp_path: Path) -> None:
+    limits = Limits(header_wait=timedelta(seconds=0.02), chunk_wait=timedelta(seconds=0.03))
+    async with limited(tmp_path, limits) as (server, daemon):
+        without_header = await refusal_of(server, stuck(None))
+        without_body = await refusal_of(server, stuck(header(daemon, LEARNT)))
     assert "nothing arrived for 0.02s" in str(without_header)
     assert "nothing arrived for 0.03s" in str(without_body)
 
 
 async def test_a_client_uploads_one_thing_at_a_time(server: Server, daemon: Daemon) -> None:
-    first = asyncio.create_task(server.ingest.receive(stuck(header(daemon, LEARNT)), server.engine.sessions.by_session))
+    first = asyncio.create_task(server.upload(stuck(header(daemon, LEARNT))))
     await asyncio.sleep(0.01)
     refusal = await refusal_of(server, parts(daemon.session, 0, LEARNT))
     assert refusal.details.reason == pb.REFUSAL_REASON_BUSY
@@ -250,9 +257,7 @@ async def test_a_client_uploads_one_thing_at_a_time(server: Server, daemon: Daem
 
 
 async def test_the_upload_of_a_superseded_session_is_given_up_for_the_next_one(server: Server, daemon: Daemon) -> None:
-    zombie = asyncio.create_task(
-        server.ingest.receive(stuck(header(daemon, LEARNT)), server.engine.sessions.by_session)
-    )
+    zombie = asyncio.create_task(server.upload(stuck(header(daemon, LEARNT))))
     await asyncio.sleep(0.01)
     successor = await Daemon.join(server, 0, previous=daemon.session)
     assert not (await successor.send(0, LEARNT)).duplicate
@@ -268,27 +273,27 @@ async def test_an_upload_whose_connection_is_lost_is_nobodys_fault(
         yield header(daemon, LEARNT)
         asyncio.get_running_loop().call_soon(upload.cancel)  # as gRPC does, right after the stream has ended
 
-    upload = asyncio.create_task(server.ingest.receive(cut(), server.engine.sessions.by_session))
+    upload = asyncio.create_task(server.upload(cut()))
     with pytest.raises(asyncio.CancelledError):
         await upload
     assert not (await daemon.send(0, LEARNT)).duplicate
     assert [line["what"] for line in audit_lines(tmp_path)] == ["joined", "joined", "joined", "accepted"]
 
 
-async def test_all_uploads_together_are_bounded(server: Server, daemon: Daemon) -> None:
-    size = LEARNT.manifest.total_bytes
-    ingest = UploadReceiver(server.coordinator, UploadLimits(bytes_in_flight=2 * size - 1))
-    first = asyncio.create_task(ingest.receive(stuck(header(daemon, LEARNT)), server.engine.sessions.by_session))
-    await asyncio.sleep(0.01)
-    other = await taken_anew(server, 1)
-    learnt = contribution(1, 0, Payload())
-    refusal = await refusal_of(server, parts(other.session, 0, learnt), ingest)
-    assert refusal.details.reason == pb.REFUSAL_REASON_BUSY
-    first.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await first
-    receipt = await ingest.receive(parts(other.session, 0, learnt), server.engine.sessions.by_session)
-    assert not receipt.duplicate
+async def test_all_uploads_together_are_bounded(tmp_path: Path) -> None:
+    limits = Limits(bytes_in_flight=2 * LEARNT.manifest.total_bytes - 1)
+    async with limited(tmp_path, limits) as (server, daemon):
+        first = asyncio.create_task(server.upload(stuck(header(daemon, LEARNT))))
+        await asyncio.sleep(0.01)
+        other = await taken_anew(server, 1)
+        learnt = contribution(1, 0, Payload())
+        refusal = await refusal_of(server, parts(other.session, 0, learnt))
+        assert refusal.details.reason == pb.REFUSAL_REASON_BUSY
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        receipt = await server.upload(parts(other.session, 0, learnt))
+        assert not receipt.duplicate
 
 
 async def taken_anew(server: Server, client_id: int) -> Daemon:

@@ -11,14 +11,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from coordinator_runs import CLIENTS, PATIENCE, ROUNDS, Daemon, Server, join_all, metrics_of, summary_of, whole_run
+from coordinator_runs import (
+    CLIENTS,
+    PATIENCE,
+    ROUNDS,
+    Daemon,
+    Server,
+    contribution,
+    join_all,
+    metrics_of,
+    parts,
+    summary_of,
+    whole_run,
+)
 from run_machine import ids
 
 from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.wire import Payload
 from feddbp_server.reporting.audit import Audit
 from feddbp_server.reporting.metrics_log import Results
 from feddbp_server.rpc.status_reply import status_of
-from feddbp_server.run.refusals import as_refusal
+from feddbp_server.run.refusals import RefusedError, as_refusal
 from feddbp_server.run.state_machine import PauseRequested, Phase
 from feddbp_server.store import MemoryStore, MonitoredStore, SqliteStore, StoreError, StoreWriter
 
@@ -112,8 +125,17 @@ async def test_while_nothing_can_be_kept_uploads_are_refused_on_their_header(ser
     disk.full = {"upload", "touch"}
     with pytest.raises(Exception, match="disk is full"):
         await daemons[0].upload(0)
-    with pytest.raises(StoreError, match="disk is full"):
-        server.coordinator.admit_upload(daemons[1].client, 0)
+    parts_read = 0
+
+    async def counted() -> AsyncIterator[pb.UploadPart]:
+        nonlocal parts_read
+        async for part in parts(daemons[1].session, 0, contribution(1, 0, Payload())):
+            parts_read += 1
+            yield part
+
+    with pytest.raises(RefusedError, match="disk is full"):
+        await server.upload(counted())
+    assert parts_read == 1
 
 
 async def test_the_status_says_that_nothing_can_be_kept_until_it_can(server: Server, disk: FullDisk) -> None:
