@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import errno
-import io
 import os
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 
 
@@ -39,16 +36,3 @@ def fsync_path(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def append_line(file: io.FileIO, line: str) -> None:
-    """Appends a line to an unbuffered file; on failure, such as a full disk, removes the part that was written."""
-    end = file.seek(0, os.SEEK_END)
-    encoded = f"{line}\n".encode()
-    try:
-        if file.write(encoded) != len(encoded):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    except OSError:
-        with suppress(OSError):
-            file.truncate(end)
-        raise

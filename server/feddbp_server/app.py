@@ -23,7 +23,7 @@ from feddbp_common.atomic_files import replace_text
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.rpc.credentials import CertificateDirectory, is_loopback
 from feddbp_server.config import ServerConfig
-from feddbp_server.reporting.audit import Audit
+from feddbp_server.reporting.event_log import Audit
 from feddbp_server.reporting.metrics_log import Results
 from feddbp_server.rpc.auth import CertificateAuth, Identity, NoAuth, TokenAuth
 from feddbp_server.rpc.control import ControlService
@@ -154,7 +154,7 @@ class Server:
 
     async def _until_over(self) -> None:
         health = asyncio.create_task(self._keep_health())
-        over = asyncio.create_task(self.engine.ended(linger=self._config.listen.linger))
+        over = asyncio.create_task(self.coordinator.ended(linger=self._config.listen.linger))
         stopped = asyncio.create_task(self._stopping.wait())
         await asyncio.wait((over, stopped), return_when=asyncio.FIRST_COMPLETED)
         for task in (health, over, stopped):

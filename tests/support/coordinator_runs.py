@@ -17,7 +17,7 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.artifacts import METRICS_NAME, SUMMARY_NAME
 from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
 from feddbp_common.wire import Encoded, FisherScores, Payload, PrototypeSet, decode, encode
-from feddbp_server.reporting.audit import Audit
+from feddbp_server.reporting.event_log import Audit
 from feddbp_server.reporting.metrics_log import Results
 from feddbp_server.rpc.auth import NoAuth
 from feddbp_server.rpc.federation import FederationService

@@ -14,7 +14,6 @@ from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import refuse
 from feddbp_common.wire import Encoded, Payload, decode, encode
 from feddbp_common.wire.codec import prototype_bytes
-from feddbp_server.aggregation.upload_cache import UploadCache
 from feddbp_server.run.limits import DEFAULT_LIMITS
 from feddbp_server.store import AggregateRecord, Jobs, Store, UploadRecord
 from feddbp_server.strategies import RunFacts, Shapes, Strategy, Upload
@@ -52,6 +51,7 @@ class Aggregator:
     ) -> None:
         self._store = store
         self._config = config
+        self.upload_rules = config.method_spec.upload_rules(config.settings, config.exchange_shape)
         strategy_type = config.method_spec.load_strategy()
         self._strategy: Strategy = strategy_type(  # type: ignore[type-arg]
             config.settings, RunFacts.of(config)
@@ -77,6 +77,8 @@ class Aggregator:
 
     def check_layout(self, manifest: pb.Manifest) -> Shapes:
         """Refuses an upload whose tensors cannot be averaged with those of the clients before it."""
+        if not self.upload_rules.tensors:
+            return {}
         layout = self._strategy.layout({tensor.name: tuple(tensor.shape) for tensor in manifest.tensors})
         expected = layout if self._layout is None else self._layout
         for name in sorted(expected.keys() | layout.keys()):
@@ -173,3 +175,41 @@ def _done(result: list[tuple[int, Payload]]) -> Future[list[tuple[int, Payload]]
 
 def _shown(shape: tuple[int, ...] | None) -> str:
     return "none" if shape is None else str(list(shape))
+
+
+class UploadCache:
+    """The last upload of as many clients as there is room for, so that closing a round need not read it back.
+
+    A client's upload stays until its next one replaces it: memory that is freed and allocated again in every round
+    would make the server's size swing by as much as it caches.
+    """
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self._payloads: dict[int, tuple[int, Payload]] = {}
+
+    def add(self, round_number: int, client_id: int, payload: Payload) -> None:
+        self._forget(client_id)
+        size = _bytes_of(payload)
+        if size > self._room:
+            self._forget_all_but(round_number)
+        if size <= self._room:
+            self._room -= size
+            self._payloads[client_id] = round_number, payload
+
+    def get(self, round_number: int, client_id: int) -> Payload | None:
+        of_round, payload = self._payloads.get(client_id, (None, None))
+        return payload if of_round == round_number else None
+
+    def _forget_all_but(self, round_number: int) -> None:
+        for client_id in [number for number, (of_round, _) in self._payloads.items() if of_round != round_number]:
+            self._forget(client_id)
+
+    def _forget(self, client_id: int) -> None:
+        if client_id in self._payloads:
+            _, payload = self._payloads.pop(client_id)
+            self._room += _bytes_of(payload)
+
+
+def _bytes_of(payload: Payload) -> int:
+    return sum(array.nbytes for _, array in payload.arrays())

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.artifacts import METRICS_NAME, SUMMARY_NAME
-from feddbp_common.atomic_files import append_line, replace_lines, replace_text
-from feddbp_server.store import ReportRecord
+from feddbp_common.atomic_files import replace_lines, replace_text
+from feddbp_server.reporting.event_log import append_line
+from feddbp_server.store import ReportRecord, Store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +162,11 @@ class Results:
         self.traffic.add(report.metrics)
         self._traffic[report.client_id].add(report.metrics)
         return report
+
+
+def reports_in(store: Store) -> Iterator[Report]:
+    """All reports of a run; to be read in the store's thread, since there may be a million of them."""
+    return map(Report.from_record, store.reports())
 
 
 def _line(report: Report) -> str:

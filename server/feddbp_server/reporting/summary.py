@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -9,9 +10,13 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from feddbp_common.config.run import RunConfig
-from feddbp_server.reporting.metrics_log import Report
+from feddbp_common.fault_injection import fault_point
+from feddbp_server.reporting.metrics_log import Report, Results, reports_in
 from feddbp_server.run.sessions import Client
 from feddbp_server.run.state_machine import Phase
+from feddbp_server.store import Jobs
+
+log = logging.getLogger("feddbp.server")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,20 +87,34 @@ class Tally:
         return self._newest[client_id][1] if client_id in self._newest else None
 
 
-def summarise(
-    *,
-    config: RunConfig,
-    run_id: str,
-    reports: Iterable[Report],
-    clients: list[Client],
-    outcome: Phase,
-    reason: str,
-    completed_rounds: int,
-    seconds: float,
-    prototypes_sha256: str,
-) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class RunOutcome:
+    """A run that is over, except for its reports."""
+
+    config: RunConfig
+    run_id: str
+    clients: list[Client]
+    phase: Phase
+    reason: str
+    completed_rounds: int
+    seconds: float
+    prototypes_sha256: str
+
+
+async def write_summary(outcome: RunOutcome, store: Jobs, results: Results) -> None:
+    """Writes `summary.json`, and whatever `metrics.jsonl` is missing."""
+    summary = await store.run(lambda store: summarise(outcome, reports_in(store)))
+    await store.run(lambda store: results.complete(reports_in(store)))
+    results.write_summary(summary)
+    last = summary["accuracy"]["last"]
+    accuracy = f"accuracy {100 * last['weighted']:.1f} % after {last['round']} rounds; " if last else ""
+    log.info("%sthe summary is %s", accuracy, results.summary_path)
+    fault_point("server.end.summarised")
+
+
+def summarise(outcome: RunOutcome, reports: Iterable[Report]) -> dict[str, Any]:
     """Goes through the reports once, and keeps none: a long run has more of them than should be in memory at once."""
-    tally = Tally()
+    config, tally = outcome.config, Tally()
     for report in reports:
         tally.add(report)
     curve = tally.curve()
@@ -106,19 +125,19 @@ def summarise(
         "clients": config.clients,
         "rounds": config.rounds,
         "seed": config.seed,
-        "outcome": outcome.value,
-        "reason": reason,
-        "completed_rounds": completed_rounds,
+        "outcome": outcome.phase.value,
+        "reason": outcome.reason,
+        "completed_rounds": outcome.completed_rounds,
         "accuracy": {
             "best": best.as_dict() if best else None,
             "last": curve[-1].as_dict() if curve else None,
         },
         "bytes_up": tally.bytes_up,
         "bytes_down": tally.bytes_down,
-        "seconds": seconds,
-        "prototypes_sha256": prototypes_sha256,
-        "run_id": run_id,
-        "per_client": [_client_entry(client, tally.newest_accuracy(client.client_id)) for client in clients],
+        "seconds": outcome.seconds,
+        "prototypes_sha256": outcome.prototypes_sha256,
+        "run_id": outcome.run_id,
+        "per_client": [_client_entry(client, tally.newest_accuracy(client.client_id)) for client in outcome.clients],
         "curve": [point.as_dict() for point in curve],
         "config": config.model_dump(mode="json"),
     }

@@ -17,8 +17,8 @@ from feddbp_server.run.engine import RunEngine
 from feddbp_server.run.limits import Limits
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.sessions import Client
-from feddbp_server.run.state_machine import Uploaded
-from feddbp_server.run.validation import check_upload
+from feddbp_server.run.state_machine import Phase, RunState, Uploaded
+from feddbp_server.run.validation import wrong_round
 from feddbp_server.store import Store, UploadRecord
 
 Parts = AsyncIterator[pb.UploadPart]
@@ -57,11 +57,10 @@ class Uploads:
     """Owns the uploads that are being received and the bytes they may take; the engine owns them once committed."""
 
     def __init__(self, engine: RunEngine, limits: Limits) -> None:
-        config = engine.config
         self._engine = engine
         self._limits = limits
-        self._rules = config.method_spec.upload_rules(config.settings, config.exchange_shape)
-        self._wire_type = config.wire_type
+        self._rules = engine.aggregator.upload_rules
+        self._wire_type = engine.config.wire_type
         self._bytes_in_flight = 0
         self._incoming: dict[int, _Incoming] = {}
 
@@ -197,6 +196,19 @@ class Uploads:
                 current_round=self._engine.state.round,
             )
         return pb.UploadReceipt(round=record.round, sha256=sha256, duplicate=True)
+
+
+def check_upload(client_id: int, round_number: int, state: RunState) -> None:
+    """Refuses on the header what has no chance: the wrong round, or a client that was not chosen."""
+    if Phase.COLLECTING not in (state.phase, state.held_phase) or round_number != state.round:
+        raise wrong_round(round_number, state)
+    if client_id not in state.selected:
+        raise RefusedError(
+            pb.REFUSAL_REASON_NOT_SELECTED,
+            f"client {client_id} was not chosen for round {round_number}",
+            field="round",
+            current_round=state.round,
+        )
 
 
 def _save_once(store: Store, record: UploadRecord, body: bytes) -> UploadRecord | None:

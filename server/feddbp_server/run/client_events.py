@@ -31,16 +31,6 @@ def event_for(client_id: int, state: RunState, policy: RoundPolicy, *, draining:
     return pb.RoundEvent(waiting=pb.Waiting(reason=_why_wait(state, policy)))
 
 
-def changes_client_events(before: RunState, after: RunState) -> bool:
-    """Whether anyone has to be told anything; members who come and go concern only themselves."""
-    return (before.phase, before.round, before.selected, before.observers) != (
-        after.phase,
-        after.round,
-        after.selected,
-        after.observers,
-    )
-
-
 def _why_wait(state: RunState, policy: RoundPolicy) -> str:
     if state.phase is Phase.WAITING:
         # no count: telling everyone of everyone who joins would be a million messages for a thousand clients

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from datetime import timedelta
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.run import RunConfig
@@ -15,7 +16,7 @@ from feddbp_server.run.client_events import event_for
 from feddbp_server.run.engine import RunEngine
 from feddbp_server.run.limits import Limits
 from feddbp_server.run.refusals import RefusedError
-from feddbp_server.run.sessions import Client, Sessions
+from feddbp_server.run.sessions import Client
 from feddbp_server.run.state_machine import Connected, Disconnected, Event, Joined, Left, Reported
 from feddbp_server.run.validation import (
     check_download,
@@ -34,7 +35,10 @@ class Coordinator:
     def __init__(self, engine: RunEngine, limits: Limits) -> None:
         self._engine = engine
         self._limits = limits
+        self._received_end: set[int] = set()
+        """Clients that have received the end of the run."""
         self.view = RunView(engine)
+        self.sessions = engine.sessions
 
     @property
     def run_id(self) -> str:
@@ -44,15 +48,11 @@ class Coordinator:
     def config(self) -> RunConfig:
         return self._engine.config
 
-    @property
-    def sessions(self) -> Sessions:
-        return self._engine.sessions
-
     # --- calls of clients ---------------------------------------------------------------------------------------
 
     async def join(self, request: pb.JoinRequest) -> tuple[Client, str]:
         if self._engine.state.phase.is_final and request.client_id in self._engine.state.members:
-            self._engine.confirm_end(request.client_id)
+            self._confirm_end(request.client_id)
         check_join(request, self.run_id, self.config, self._engine.state, self._limits)
         entering = self._engine.begin(self._enter(request))
         try:
@@ -104,7 +104,7 @@ class Coordinator:
                     fault_point("server.follow.told")
                 if event.WhichOneof("event") == "run_ended":
                     fault_point("server.end.told")
-                    self._engine.confirm_end(client.client_id)
+                    self._confirm_end(client.client_id)
                     return
                 if event.WhichOneof("event") == "server_draining":
                     return
@@ -166,6 +166,23 @@ class Coordinator:
             self.sessions.close(client)
         self._engine.event_log.left(client, reason)
         self._engine.run_changed.publish()
+        self._engine.status_changed.publish()
+
+    async def ended(self, *, linger: timedelta) -> None:
+        """Returns once the run is over and every member has received its end, or `linger` after it was over."""
+        engine = self._engine
+        while not engine.state.phase.is_final:
+            await engine.run_changed.upcoming().wait()
+        give_up = engine.clock() + linger.total_seconds()
+        while not engine.state.members <= self._received_end and engine.clock() < give_up:
+            changed = engine.status_changed.upcoming()
+            try:
+                await asyncio.wait_for(changed.wait(), timeout=max(0.0, give_up - engine.clock()))
+            except TimeoutError:
+                break
+
+    def _confirm_end(self, client_id: int) -> None:
+        self._received_end.add(client_id)
         self._engine.status_changed.publish()
 
     # --- calls of operators -------------------------------------------------------------------------------------

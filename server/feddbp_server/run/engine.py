@@ -7,11 +7,10 @@ and at the end.
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -21,21 +20,17 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.run import RunConfig
 from feddbp_common.fault_injection import fault_point
 from feddbp_server.aggregation.aggregator import Aggregator, GlobalState
-from feddbp_server.reporting.audit import Audit
-from feddbp_server.reporting.event_log import EventLog
-from feddbp_server.reporting.metrics_log import Report, Results
-from feddbp_server.reporting.summary import summarise
-from feddbp_server.run.client_events import changes_client_events
+from feddbp_server.reporting.event_log import Audit, EventLog
+from feddbp_server.reporting.metrics_log import Results, reports_in
+from feddbp_server.reporting.summary import RunOutcome, write_summary
 from feddbp_server.run.limits import Limits
-from feddbp_server.run.scheduling import BackgroundTasks, Broadcast, Timer
 from feddbp_server.run.sessions import Sessions
-from feddbp_server.run.snapshot import Progress, differs
+from feddbp_server.run.snapshot import Progress
 from feddbp_server.run.state_machine import (
     Aggregated,
     CloseRound,
     Effect,
     Event,
-    Phase,
     RoundOpened,
     RoundPolicy,
     RunEnded,
@@ -52,6 +47,23 @@ T = TypeVar("T")
 
 _READ_ATTEMPTS: Final = 3
 """Times a round's uploads are read before the run fails because they cannot be."""
+
+
+class Broadcast:
+    """Wakes every task that waits for the next change.
+
+    Take `upcoming()` before reading the state and wait for it after: no change in between is missed.
+    """
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def publish(self) -> None:
+        self._event.set()
+        self._event = asyncio.Event()
+
+    def upcoming(self) -> asyncio.Event:
+        return self._event
 
 
 class RunEngine:
@@ -87,13 +99,11 @@ class RunEngine:
         self.phase_times = PhaseTimes(clock)
         self.aggregation_times = Durations(AGGREGATION_BOUNDS)
         self.clock = clock
-        self._received_end: set[int] = set()
-        """Clients that have received the end of the run."""
         self._lock = asyncio.Lock()
         self._started_at = clock()
         """Moved back by the time for which earlier servers ran this run."""
-        self._deadline = Timer(lambda: self.apply_in_background(Tick()), clock)
-        self._tasks = BackgroundTasks()
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     # --- start ---
 
@@ -110,10 +120,10 @@ class RunEngine:
             await self._write_summary()
         self.phase_times.enter(self.state.phase)
         await self.apply(Tick())
-        self._deadline.set(self.state.deadline)  # the event may have changed nothing
+        self._set_timer(self.state.deadline)  # of a restored round; the event may have changed nothing
 
     async def _restore(self) -> None:
-        await self.store.run(lambda store: self.results.restore(_reports_in(store)))
+        await self.store.run(lambda store: self.results.restore(reports_in(store)))
         text, clients = await self.store.run(lambda store: (store.progress(), store.clients()))
         self.sessions.restore(clients, self.clock())
         await self.aggregator.restore()
@@ -123,12 +133,11 @@ class RunEngine:
         self._started_at = self.clock() - progress.seconds
         number = progress.state.round
         uploads = await self.store.run(lambda store: store.uploads(number))
-        timed = progress.state.phase in (Phase.COLLECTING, Phase.EVALUATING) and self.policy.deadline is not None
         self.state = replace(
             progress.state,
             uploaded=frozenset(record.client_id for record in uploads),
             reported=self.results.reporters_of(number),
-            deadline=self.clock() + self.policy.deadline.total_seconds() if timed and self.policy.deadline else None,
+            deadline=progress.state.new_deadline(self.policy, self.clock()),
         )
         if self.state.phase.is_final:
             log.warning("the run in this state directory is over; another one needs another --state-dir")
@@ -160,7 +169,7 @@ class RunEngine:
 
     def apply_in_background(self, event: Event) -> None:
         """Applies an event without a caller to fail: errors are logged."""
-        self._tasks.spawn(self._apply_or_log(event))
+        self.begin(self._apply_or_log(event))
 
     async def _apply_or_log(self, event: Event) -> None:
         try:
@@ -178,7 +187,7 @@ class RunEngine:
             await self.store.run(lambda store: _close_in_store(store, record, progress))
             fault_point("server.close.committed")
             self.aggregator.adopt(aggregate)
-        elif differs(before, state):
+        elif state.durable != before.durable:
             progress = self._progress(state)
             await self.store.run(lambda store: store.save_progress(progress))
 
@@ -186,12 +195,14 @@ class RunEngine:
         return Progress(state=state, seconds=self.clock() - self._started_at).to_json()
 
     def _publish(self, before: RunState, state: RunState, effects: Sequence[Effect]) -> None:
-        self.event_log.phase(before.phase, state.phase)
-        self.phase_times.enter(state.phase)
-        self._deadline.set(None if self.draining else state.deadline)
+        if state.phase is not before.phase:
+            self.event_log.phase(before.phase, state.phase)
+            self.phase_times.enter(state.phase)
+        if state.deadline != before.deadline:
+            self._set_timer(state.deadline)
         for effect in effects:
             self._carry_out(effect)
-        if changes_client_events(before, state):
+        if state.client_facing != before.client_facing:
             self.run_changed.publish()
         self.status_changed.publish()
 
@@ -201,11 +212,20 @@ class RunEngine:
                 for client in self.sessions.all():
                     client.progress = pb.Progress()
             case CloseRound(number):
-                self._tasks.spawn(self._close_round(number))
+                self.begin(self._close_round(number))
             case RunEnded():
                 fault_point("server.end.committed")
-                self._tasks.spawn(self._write_summary())
+                self.begin(self._write_summary())
         self.event_log.effect(effect)
+
+    def _set_timer(self, deadline: float | None) -> None:
+        """Applies a `Tick` at the deadline: a deadline needs no traffic to pass."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if deadline is not None and not self.draining:
+            delay = max(0.0, deadline - self.clock())
+            self._timer = asyncio.get_running_loop().call_later(delay, self.apply_in_background, Tick())
 
     # --- closing a round ---
 
@@ -240,56 +260,28 @@ class RunEngine:
 
     # --- the end ---
 
-    def confirm_end(self, client_id: int) -> None:
-        """Records that a client has received the end of the run."""
-        self._received_end.add(client_id)
-        self.status_changed.publish()
-
-    async def ended(self, *, linger: timedelta) -> None:
-        """Returns once the run is over and every member has received its end, or `linger` after it was over."""
-        while not self.state.phase.is_final:
-            await self.run_changed.upcoming().wait()
-        give_up = self.clock() + linger.total_seconds()
-        while not self.state.members <= self._received_end and self.clock() < give_up:
-            changed = self.status_changed.upcoming()
-            try:
-                await asyncio.wait_for(changed.wait(), timeout=max(0.0, give_up - self.clock()))
-            except TimeoutError:
-                break
-
     async def _write_summary(self) -> None:
-        try:
-            await self._write_results()
-        except (OSError, StoreError) as error:
-            log.error("the summary could not be written: %s; the next start of the server writes it", error)
-
-    async def _write_results(self) -> None:
-        summarised = functools.partial(
-            summarise,
+        outcome = RunOutcome(
             config=self.config,
             run_id=self.run_id,
             clients=self.sessions.all(),
-            outcome=self.state.phase,
+            phase=self.state.phase,
             reason=self.state.reason,
             completed_rounds=self.state.round,
             seconds=self.clock() - self._started_at,
             prototypes_sha256=self.aggregator.sha256,
         )
-        # in the store's thread, where the reports are: there may be a million of them
-        summary = await self.store.run(lambda store: summarised(reports=_reports_in(store)))
-        await self.store.run(lambda store: self.results.complete(_reports_in(store)))
-        self.results.write_summary(summary)
-        last = summary["accuracy"]["last"]
-        told = f"accuracy {100 * last['weighted']:.1f} % after {last['round']} rounds; " if last else ""
-        log.info("%sthe summary is %s", told, self.results.summary_path)
-        fault_point("server.end.summarised")
+        try:
+            await write_summary(outcome, self.store, self.results)
+        except (OSError, StoreError) as error:
+            log.error("the summary could not be written: %s; the next start of the server writes it", error)
 
     async def drain(self) -> None:
         """Ends event streams with a notice that the server stops, and finishes a round that is being closed."""
         self.draining = True
         self.run_changed.publish()
         self.status_changed.publish()  # an open status stream would hold up the stop for the whole grace period
-        self._deadline.set(None)
+        self._set_timer(None)
         await self.store.give_up()
         await self.settled()
 
@@ -297,15 +289,24 @@ class RunEngine:
 
     def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Runs work as a task that `drain` waits for."""
-        return self._tasks.begin(work)
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+        return task
+
+    def _task_done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:  # raised where it is awaited, if it still is
+            log.debug("a task of the run has failed", exc_info=task.exception())
 
     async def run_shielded(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs work shielded from the caller's cancellation, so that what became durable is also applied."""
-        return await self._tasks.run_shielded(work)
+        return await asyncio.shield(self.begin(work))
 
     async def settled(self) -> None:
         """Returns once no task is running."""
-        await self._tasks.finish()
+        while self._tasks:
+            await asyncio.wait(list(self._tasks))
 
     @property
     def storage_trouble(self) -> str:
@@ -316,10 +317,6 @@ class RunEngine:
         self.event_log.storage(self.storage_trouble)
         self.run_changed.publish()
         self.status_changed.publish()
-
-
-def _reports_in(store: Store) -> Iterator[Report]:
-    return map(Report.from_record, store.reports())
 
 
 def _close_in_store(store: Store, aggregate: AggregateRecord, progress: str) -> None:

@@ -7,7 +7,7 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from feddbp.v1 import federation_pb2 as pb
@@ -43,7 +43,7 @@ class Client:
 
     def closed_record(self) -> ClientRecord:
         """As it is kept once it has left: no secret opens the session again."""
-        return replace(self.record(), session_sha256=b"")
+        return self.record()._replace(session_sha256=b"")
 
 
 class Sessions:

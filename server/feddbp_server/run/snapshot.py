@@ -21,9 +21,8 @@ class Progress:
         state = self.state
         return json.dumps(
             {
-                # a round that was being closed is collecting again after a restart, with everything in: it closes anew
-                "phase": _durable(state.phase),
-                "held_phase": _durable(state.held_phase) if state.held_phase else None,
+                "phase": state.phase.restored.value,
+                "held_phase": state.held_phase.restored.value if state.held_phase else None,
                 "round": state.round,
                 "members": sorted(state.members),
                 "selected": sorted(state.selected),
@@ -49,25 +48,3 @@ class Progress:
         )
         # a run that an earlier version began is timed from here
         return cls(state=state, seconds=stored.get("seconds", 0.0))
-
-
-def differs(before: RunState, after: RunState) -> bool:
-    """Whether a change has to reach the disk; cheap, since most events leave the durable part alone."""
-    return _durable_part(before) != _durable_part(after)
-
-
-def _durable_part(state: RunState) -> tuple[object, ...]:
-    return (
-        _durable(state.phase),
-        state.held_phase,
-        state.round,
-        state.members,
-        state.selected,
-        state.observers,
-        state.extensions,
-        state.reason,
-    )
-
-
-def _durable(phase: Phase) -> str:
-    return (Phase.COLLECTING if phase is Phase.AGGREGATING else phase).value

@@ -36,6 +36,11 @@ class Phase(StrEnum):
     def is_final(self) -> bool:
         return self in (Phase.FINISHED, Phase.FAILED, Phase.STOPPED)
 
+    @property
+    def restored(self) -> Phase:
+        """The phase after a restart: a round that was being closed is collecting again, with every upload in it."""
+        return Phase.COLLECTING if self is Phase.AGGREGATING else self
+
 
 @dataclass(frozen=True, kw_only=True)
 class RoundPolicy:
@@ -75,6 +80,31 @@ class RunState:
         if self.phase.is_final:
             return frozenset()
         return (self.selected - self.uploaded) | (self.observers - self.reported)
+
+    def new_deadline(self, policy: RoundPolicy, now: float) -> float | None:
+        """The deadline of a phase that begins, or is resumed, now; only phases that wait for clients have one."""
+        if policy.deadline is None or self.phase not in (Phase.COLLECTING, Phase.EVALUATING):
+            return None
+        return now + policy.deadline.total_seconds()
+
+    @property
+    def durable(self) -> tuple[object, ...]:
+        """The part that a snapshot holds; most events leave it alone."""
+        return (
+            self.phase.restored,
+            self.held_phase,
+            self.round,
+            self.members,
+            self.selected,
+            self.observers,
+            self.extensions,
+            self.reason,
+        )
+
+    @property
+    def client_facing(self) -> tuple[object, ...]:
+        """The part that clients' events depend on; members that join or leave concern only themselves."""
+        return self.phase, self.round, self.selected, self.observers
 
 
 # --- events ---
@@ -363,8 +393,8 @@ def _hold(state: RunState) -> RunState:
 
 def _resume(state: RunState, policy: RoundPolicy, now: float) -> RunState:
     assert state.held_phase is not None
-    timed = state.held_phase in (Phase.COLLECTING, Phase.EVALUATING)
-    return replace(state, phase=state.held_phase, held_phase=None, deadline=_deadline(policy, now) if timed else None)
+    resumed = replace(state, phase=state.held_phase, held_phase=None)
+    return replace(resumed, deadline=resumed.new_deadline(policy, now))
 
 
 def _end(state: RunState, phase: Phase, reason: str) -> Step:

@@ -56,19 +56,6 @@ def check_download(round_number: int, state: RunState) -> None:
         raise wrong_round(round_number, state)
 
 
-def check_upload(client_id: int, round_number: int, state: RunState) -> None:
-    """Refuses on the header what has no chance: the wrong round, or a client that was not chosen."""
-    if Phase.COLLECTING not in (state.phase, state.held_phase) or round_number != state.round:
-        raise wrong_round(round_number, state)
-    if client_id not in state.selected:
-        raise RefusedError(
-            pb.REFUSAL_REASON_NOT_SELECTED,
-            f"client {client_id} was not chosen for round {round_number}",
-            field="round",
-            current_round=state.round,
-        )
-
-
 def check_reported_round(round_number: int, state: RunState) -> None:
     """Results may come late, but not early."""
     if round_number > state.round:

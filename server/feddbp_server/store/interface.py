@@ -6,8 +6,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from feddbp_common.errors import ConfigurationError, FedDBPError
 
@@ -22,8 +21,7 @@ class RunMismatchError(ConfigurationError):
     """The state directory holds another run."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClientRecord:
+class ClientRecord(NamedTuple):
     """A client that has joined."""
 
     client_id: int
@@ -36,8 +34,7 @@ class ClientRecord:
     """A serialised `Capabilities`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class UploadRecord:
+class UploadRecord(NamedTuple):
     """A contribution as it is kept: its manifest and, on request, its body."""
 
     client_id: int
@@ -46,8 +43,7 @@ class UploadRecord:
     manifest: bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReportRecord:
+class ReportRecord(NamedTuple):
     """The results of a client in a round, as a serialised `RoundMetrics`."""
 
     client_id: int
@@ -55,8 +51,7 @@ class ReportRecord:
     metrics: bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class AggregateRecord:
+class AggregateRecord(NamedTuple):
     """What the server has learnt after a number of completed rounds."""
 
     completed_rounds: int

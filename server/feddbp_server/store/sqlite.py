@@ -170,15 +170,12 @@ class SqliteStore(Store):
         rows = self._db.execute(
             "SELECT client_id, epoch, session_sha256, data, capabilities FROM client ORDER BY client_id"
         )
-        return [
-            ClientRecord(client_id=row[0], epoch=row[1], session_sha256=row[2], data=row[3], capabilities=row[4])
-            for row in rows
-        ]
+        return [ClientRecord(*row) for row in rows]
 
     def save_client(self, record: ClientRecord) -> None:
         self._db.execute(
             "INSERT OR REPLACE INTO client VALUES (?, ?, ?, ?, ?)",
-            (record.client_id, record.epoch, record.session_sha256, record.data, record.capabilities),
+            record,
         )
 
     def save_upload(self, record: UploadRecord, body: bytes) -> None:
@@ -223,17 +220,17 @@ class SqliteStore(Store):
         return cursor.rowcount == 1
 
     def reports(self) -> Iterator[ReportRecord]:
-        for row in self._db.execute("SELECT round, client_id, metrics FROM report ORDER BY round, client_id"):
-            yield ReportRecord(round=row[0], client_id=row[1], metrics=row[2])
+        for row in self._db.execute("SELECT client_id, round, metrics FROM report ORDER BY round, client_id"):
+            yield ReportRecord(*row)
 
     def aggregate(self) -> AggregateRecord | None:
         row = self._db.execute("SELECT completed_rounds, manifest, body FROM aggregate").fetchone()
-        return None if row is None else AggregateRecord(completed_rounds=row[0], manifest=row[1], body=row[2])
+        return None if row is None else AggregateRecord(*row)
 
     def save_aggregate(self, record: AggregateRecord) -> None:
         self._db.execute(
             "INSERT OR REPLACE INTO aggregate VALUES (0, ?, ?, ?)",
-            (record.completed_rounds, record.manifest, record.body),
+            record,
         )
 
     def close(self) -> None:
@@ -245,7 +242,7 @@ class SqliteStore(Store):
 
     def _select_uploads(self, clause: str, parameters: tuple[int, ...]) -> list[UploadRecord]:
         rows = self._db.execute(f"SELECT client_id, round, sha256, manifest FROM upload {clause}", parameters)  # noqa: S608 - fixed clauses
-        return [UploadRecord(client_id=row[0], round=row[1], sha256=row[2], manifest=row[3]) for row in rows]
+        return [UploadRecord(*row) for row in rows]
 
 
 def _lock_directory(state_dir: Path) -> int:

@@ -11,7 +11,7 @@ import pytest
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.run import RunConfig
 from feddbp_server.reporting.metrics_log import Report, Results, Traffic
-from feddbp_server.reporting.summary import RoundAccuracy, Tally, summarise
+from feddbp_server.reporting.summary import RoundAccuracy, RunOutcome, Tally, summarise
 from feddbp_server.run.sessions import Client
 from feddbp_server.run.state_machine import Phase
 from feddbp_server.store import ReportRecord
@@ -219,13 +219,13 @@ def summary(reports: list[Report], clients: list[Client], **changed: Any) -> dic
     usual: dict[str, Any] = {
         "config": RunConfig(rounds=2, clients=2, seed=7),
         "run_id": "run-1",
-        "outcome": Phase.FINISHED,
+        "phase": Phase.FINISHED,
         "reason": "all rounds are done",
         "completed_rounds": 2,
         "seconds": 12.5,
         "prototypes_sha256": "ab12",
     }
-    return summarise(reports=reports, clients=clients, **{**usual, **changed})
+    return summarise(RunOutcome(clients=clients, **{**usual, **changed}), reports)
 
 
 def test_the_summary_by_hand(tmp_path: Path) -> None:
@@ -277,6 +277,6 @@ def test_the_best_round_is_one_that_most_clients_took_part_in() -> None:
 
 
 def test_a_run_without_results_has_a_summary_too() -> None:
-    made = summary([], [], outcome=Phase.FAILED, reason="nobody came", completed_rounds=0)
+    made = summary([], [], phase=Phase.FAILED, reason="nobody came", completed_rounds=0)
     assert made["accuracy"] == {"best": None, "last": None}
     assert (made["outcome"], made["curve"], made["per_client"]) == ("failed", [], [])

@@ -33,9 +33,8 @@ from run_machine import ids
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.wire import Payload
 from feddbp_server.rpc.status_reply import status_of
-from feddbp_server.run.engine import RunEngine
+from feddbp_server.run.engine import Broadcast, RunEngine
 from feddbp_server.run.refusals import RefusedError
-from feddbp_server.run.scheduling import Broadcast
 from feddbp_server.run.state_machine import PauseRequested, Phase, ResumeRequested, StopRequested
 from feddbp_server.store import MemoryStore, RunMismatchError, SqliteStore
 
@@ -106,7 +105,7 @@ async def test_a_run_goes_from_its_first_join_to_its_end_on_pushes_alone(server:
 
     async with asyncio.timeout(PATIENCE):
         await asyncio.gather(*map(live, range(CLIENTS)))
-        await server.engine.ended(linger=timedelta(seconds=PATIENCE))
+        await server.coordinator.ended(linger=timedelta(seconds=PATIENCE))
     await server.settled()
     assert server.phase is Phase.FINISHED
     for kinds in heard.values():
@@ -444,7 +443,7 @@ async def test_followers_are_told_when_the_server_goes_away(tmp_path: Path) -> N
 async def test_the_server_waits_until_every_member_was_told_of_the_end(server: Server) -> None:
     daemons = await join_all(server)
     await server.coordinator.operate(StopRequested("enough"))
-    ended = asyncio.create_task(server.engine.ended(linger=timedelta(seconds=PATIENCE)))
+    ended = asyncio.create_task(server.coordinator.ended(linger=timedelta(seconds=PATIENCE)))
     for daemon in daemons:
         await asyncio.sleep(0)
         assert not ended.done()
@@ -456,7 +455,7 @@ async def test_the_server_waits_until_every_member_was_told_of_the_end(server: S
 async def test_the_server_does_not_wait_for_ever_for_those_who_are_away(server: Server) -> None:
     await join_all(server)
     await server.coordinator.operate(StopRequested("enough"))
-    await asyncio.wait_for(server.engine.ended(linger=timedelta(seconds=0.05)), timeout=PATIENCE)
+    await asyncio.wait_for(server.coordinator.ended(linger=timedelta(seconds=0.05)), timeout=PATIENCE)
 
 
 async def test_no_change_is_missed_between_looking_and_waiting() -> None:
