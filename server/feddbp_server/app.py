@@ -24,7 +24,7 @@ from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.rpc.credentials import CertificateDirectory, is_loopback
 from feddbp_server.config import ServerConfig
 from feddbp_server.reporting.event_log import Audit
-from feddbp_server.reporting.metrics_log import Results
+from feddbp_server.reporting.metrics_log import MetricsLog
 from feddbp_server.rpc.auth import CertificateAuth, Identity, NoAuth, TokenAuth
 from feddbp_server.rpc.control import ControlService
 from feddbp_server.rpc.federation import FederationService, server_options
@@ -59,7 +59,7 @@ class Server:
             config=config.run,
             policy=config.policy,
             store=self._store,
-            results=Results(config.listen.state_dir),
+            metrics_log=MetricsLog(config.listen.state_dir),
             audit=self._audit,
             lease=config.rounds.lease_in_force,
             limits=self._limits,

@@ -18,14 +18,14 @@ from feddbp_common.artifacts import METRICS_NAME, SUMMARY_NAME
 from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
 from feddbp_common.wire import Encoded, FisherScores, Payload, PrototypeSet, decode, encode
 from feddbp_server.reporting.event_log import Audit
-from feddbp_server.reporting.metrics_log import Results
+from feddbp_server.reporting.metrics_log import MetricsLog
 from feddbp_server.rpc.auth import NoAuth
 from feddbp_server.rpc.federation import FederationService
 from feddbp_server.rpc.upload import Uploads
 from feddbp_server.run.coordinator import Coordinator
 from feddbp_server.run.engine import RunEngine
 from feddbp_server.run.limits import DEFAULT_LIMITS
-from feddbp_server.run.sessions import Client
+from feddbp_server.run.sessions import Session
 from feddbp_server.run.state_machine import Phase
 from feddbp_server.store import Store, StoreWriter
 
@@ -86,7 +86,7 @@ class Server:
             config=config,
             policy=policy(**{**usual, **rules}),
             store=self.thread,
-            results=Results(directory),
+            metrics_log=MetricsLog(directory),
             audit=self._audit,
             lease=lease,
             limits=limits,
@@ -161,29 +161,29 @@ class Daemon:
     """A client's side, as far as the server can tell."""
 
     server: Server
-    client: Client
-    session: str
+    session: Session
+    secret: str
 
     @classmethod
     async def join(cls, server: Server, client_id: int, *, previous: str = "") -> Daemon:
         request = join_request(server.coordinator, client_id, previous=previous)
-        client, session = await server.coordinator.join(request)
-        return cls(server, client, session)
+        session, secret = await server.coordinator.join(request)
+        return cls(server, session, secret)
 
     @property
     def client_id(self) -> int:
-        return self.client.client_id
+        return self.session.client_id
 
     def moved_to(self, server: Server) -> Daemon:
         """The same daemon after the server was restarted: its session is still good."""
-        return Daemon(server, server.coordinator.sessions.by_session(self.session), self.session)
+        return Daemon(server, server.coordinator.sessions.resolve(self.secret), self.secret)
 
     async def download(self, number: int) -> Payload:
-        first, *rest = [part async for part in self.server.coordinator.download(self.client, number)]
+        first, *rest = [part async for part in self.server.coordinator.download(self.session, number)]
         return decode(first.manifest, b"".join(part.chunk.data for part in rest))
 
     async def report(self, number: int) -> None:
-        await self.server.coordinator.report_metrics(self.client, number, metrics(self.client_id, number))
+        await self.server.coordinator.report_metrics(self.session, number, metrics(self.client_id, number))
 
     async def upload(self, number: int, *, salt: int = 0) -> pb.UploadReceipt:
         """Trains and sends, through every check a contribution meets."""
@@ -191,7 +191,7 @@ class Daemon:
         return await self.send(number, learnt)
 
     async def send(self, number: int, encoded: Encoded) -> pb.UploadReceipt:
-        return await self.server.upload(parts(self.session, number, encoded))
+        return await self.server.upload(parts(self.secret, number, encoded))
 
     async def work(self, number: int) -> None:
         await self.report(number)
@@ -208,8 +208,8 @@ async def parts(session: str, number: int, encoded: Encoded, *, chunk: int = 50)
 def accept(server: Server, daemon: Daemon, learnt: Encoded) -> Coroutine[None, None, pb.UploadReceipt]:
     """Commits a contribution to round 0 that was neither admitted nor received."""
     body = learnt.body()
-    header = pb.UploadHeader(session=daemon.session, round=0, manifest=learnt.manifest)
-    return server.uploads.commit(daemon.client, header, body, decode(learnt.manifest, body))
+    header = pb.UploadHeader(session=daemon.secret, round=0, manifest=learnt.manifest)
+    return server.uploads.commit(daemon.session, header, body, decode(learnt.manifest, body))
 
 
 async def join_all(server: Server) -> list[Daemon]:

@@ -21,7 +21,7 @@ from feddbp_server.strategies import RunFacts, Shapes, Strategy, Upload
 LabelCounts = Callable[[int], Sequence[int]]
 """A client's training samples per class, by client id."""
 
-_GROUP: Final = 16
+_GROUP_UPLOADS: Final = 16
 """Uploads fetched from the store at a time; two groups bound the memory of closing a round."""
 
 
@@ -56,9 +56,9 @@ class Aggregator:
         self._strategy: Strategy = strategy_type(  # type: ignore[type-arg]
             config.settings, RunFacts.of(config)
         )
-        self._known = self._knowledge(self._strategy.initial())
+        self._state = self._encoded_state(self._strategy.initial())
         self._layout: Shapes | None = None
-        self._kept = UploadCache(cache_bytes)
+        self._cache = UploadCache(cache_bytes)
 
     @property
     def sha256(self) -> str:
@@ -66,13 +66,13 @@ class Aggregator:
 
         Empty as long as that is nothing, which for a method that exchanges nothing it is for ever.
         """
-        manifest = self._known.encoded.manifest
+        manifest = self._state.encoded.manifest
         return manifest.sha256.hex() if manifest.total_bytes else ""
 
     async def restore(self) -> None:
         record = await self._store.run(lambda store: store.aggregate())
         if record is not None:
-            self.adopt(self._knowledge(decode(pb.Manifest.FromString(record.manifest), record.body)))
+            self.adopt(self._encoded_state(decode(pb.Manifest.FromString(record.manifest), record.body)))
         await self._restore_layout(0 if record is None else record.completed_rounds)
 
     def check_layout(self, manifest: pb.Manifest) -> Shapes:
@@ -96,22 +96,22 @@ class Aggregator:
         if records:
             self.settle_layout(pb.Manifest.FromString(records[0].manifest))
 
-    def keep(self, round_number: int, client_id: int, payload: Payload) -> None:
+    def cache(self, round_number: int, client_id: int, payload: Payload) -> None:
         """Remembers what aggregation will look at of an upload that is in the store."""
         prototypes = payload.prototypes
         if self._strategy.aggregates_prototypes_only and prototypes is not None:
             # a copy: a view would hold on to all that was received
             payload = Payload(prototypes=replace(prototypes, vectors=prototypes.vectors.copy()))
-        self._kept.add(round_number, client_id, payload)
+        self._cache.add(round_number, client_id, payload)
 
     async def close_round(self, round_number: int, label_counts: LabelCounts) -> GlobalState:
         """What the server will know after the round; in force only once `adopt` is called."""
         records = await self._store.run(lambda store: store.uploads(round_number))
-        groups = [records[start : start + _GROUP] for start in range(0, len(records), _GROUP)]
+        groups = [records[start : start + _GROUP_UPLOADS] for start in range(0, len(records), _GROUP_UPLOADS)]
         loop = asyncio.get_running_loop()
 
         def fetch(group: list[UploadRecord]) -> Future[list[tuple[int, Payload]]]:
-            found = ((record.client_id, self._kept.get(round_number, record.client_id)) for record in group)
+            found = ((record.client_id, self._cache.get(round_number, record.client_id)) for record in group)
             kept = {client_id: payload for client_id, payload in found if payload is not None}
             if len(kept) == len(group):
                 return _done(list(kept.items()))
@@ -125,23 +125,23 @@ class Aggregator:
                 for client_id, payload in arrived:
                     yield Upload(client_id=client_id, payload=payload, label_counts=label_counts(client_id))
 
-        known = self._known.payload
+        known = self._state.payload
         return await asyncio.to_thread(
-            lambda: self._knowledge(self._strategy.aggregate(known, uploads(), round_number=round_number))
+            lambda: self._encoded_state(self._strategy.aggregate(known, uploads(), round_number=round_number))
         )
 
-    def adopt(self, learnt: GlobalState) -> None:
-        self._known = learnt
+    def adopt(self, state: GlobalState) -> None:
+        self._state = state
 
-    async def reply(self, client_id: int, round_number: int) -> Encoded:
+    async def download(self, client_id: int, round_number: int) -> Encoded:
         """What a client receives at the start of a round, computed when it asks: there are no copies per client."""
-        known = self._known  # before anything is awaited: a round may close meanwhile
+        known = self._state  # before anything is awaited: a round may close meanwhile
         if not self._strategy.personalises:
             return known.reply
         own = await self._store.run(lambda store: self._last_upload(store, client_id, round_number))
         return known.reply if own is None else self._encoded_reply(known.payload, own)
 
-    def _knowledge(self, payload: Payload) -> GlobalState:
+    def _encoded_state(self, payload: Payload) -> GlobalState:
         """What cannot be encoded fails the round here, and not the clients that ask for it."""
         return GlobalState(payload=payload, encoded=encode(payload), reply=self._encoded_reply(payload, None))
 

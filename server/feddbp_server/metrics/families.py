@@ -45,7 +45,7 @@ def run_families(run: RunView) -> Iterator[Metric]:
         "Seconds in the present phase, since this server's start at most.",
         run.phase_times.age,
     )
-    activities = Counter(run.activity_of(client) for client in run.clients())
+    activities = Counter(run.activity_of(session) for session in run.sessions())
     yield _labelled(
         GaugeMetricFamily("feddbp_clients", "Clients that ever joined, by what they are doing.", labels=["state"]),
         {(name,): activities[activity] for activity, name in ACTIVITY_NAMES.items()},

@@ -20,7 +20,7 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.artifacts import AUDIT_NAME
 from feddbp_server.run.limits import DEFAULT_LIMITS, Limits
 from feddbp_server.run.refusals import RefusedError
-from feddbp_server.run.sessions import Client
+from feddbp_server.run.sessions import Session
 from feddbp_server.run.state_machine import (
     CloseRound,
     DeadlineExtended,
@@ -81,7 +81,7 @@ class Audit:
         self._clock = clock
         self._refusals = RateLimit(limits.audited_refusals, per_second=limits.audited_refusals_per_second, clock=clock)
         self._of_clients: dict[tuple[int, str], RateLimit] = {}
-        self.noted: Counter[str] = Counter()
+        self.recorded: Counter[str] = Counter()
         """What happened since the server started, by what it was, whether or not it could be written."""
         self.refused: Counter[tuple[str, str]] = Counter()
         """Refused calls since the server started, by method and reason."""
@@ -94,8 +94,8 @@ class Audit:
             by_reason[reason] += times
         return by_reason
 
-    def note(self, what: str, *, client: int | None = None, **facts: Any) -> None:
-        self.noted[what] += 1
+    def record(self, what: str, *, client: int | None = None, **facts: Any) -> None:
+        self.recorded[what] += 1
         entry = {"at": datetime.now(UTC).isoformat(timespec="milliseconds"), "what": what, "client": client, **facts}
         try:
             append_line(self._file, json.dumps(entry))
@@ -108,7 +108,7 @@ class Audit:
             log.warning("the audit log can be written again; %d entries are missing", self._lost)
             self._lost = 0
 
-    def note_of_client(self, what: str, *, client: int, **facts: Any) -> bool:
+    def record_client_event(self, what: str, *, client: int, **facts: Any) -> bool:
         """Counts what a client did and writes it down; says whether it did, since a flood of them is only counted."""
         allowance = self._of_clients.get((client, what))
         if allowance is None:
@@ -119,19 +119,19 @@ class Audit:
             )
             self._of_clients[client, what] = allowance
         if not allowance.take():
-            self.noted[what] += 1
+            self.recorded[what] += 1
             return False
-        self._note_flood(allowance, what, client)
-        self.note(what, client=client, **facts)
+        self._record_flood(allowance, what, client)
+        self.record(what, client=client, **facts)
         return True
 
-    def note_refusal(self, call: str, refusal: RefusedError, *, client: int | None, peer: str) -> bool:
+    def record_refusal(self, call: str, refusal: RefusedError, *, client: int | None, peer: str) -> bool:
         """Counts a refusal and writes it down; says whether it did, since a flood of them is only counted."""
         self.refused[call, refusal.reason_name] += 1
         if not self._refusals.take():
             return False
-        self._note_flood(self._refusals, "refusals")
-        self.note(
+        self._record_flood(self._refusals, "refusals")
+        self.record(
             "refused",
             client=client,
             call=call,
@@ -143,15 +143,15 @@ class Audit:
         return True
 
     def close(self) -> None:
-        self._note_flood(self._refusals, "refusals")
+        self._record_flood(self._refusals, "refusals")
         for (client, what), allowance in self._of_clients.items():
-            self._note_flood(allowance, what, client)
+            self._record_flood(allowance, what, client)
         self._file.close()
 
-    def _note_flood(self, allowance: RateLimit, of_what: str, client: int | None = None) -> None:
+    def _record_flood(self, allowance: RateLimit, of_what: str, client: int | None = None) -> None:
         withheld = allowance.take_withheld()
         if withheld:
-            self.note("flood", client=client, **{of_what: withheld})
+            self.record("flood", client=client, **{of_what: withheld})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,39 +180,39 @@ class EventLog:
         self.incidents.append(Incident(at=time.time(), client_id=client_id, message=message))
         self._changed()
 
-    def joined(self, client: Client) -> None:
-        if self.audit.note_of_client("joined", client=client.client_id, epoch=client.epoch):
+    def joined(self, session: Session) -> None:
+        if self.audit.record_client_event("joined", client=session.client_id, epoch=session.epoch):
             log.info(
                 "client %d joins with %s on %s (session %d)",
-                client.client_id,
-                client.capabilities.architecture or "an unnamed model",
-                client.capabilities.device or "an unnamed device",
-                client.epoch,
+                session.client_id,
+                session.capabilities.architecture or "an unnamed model",
+                session.capabilities.device or "an unnamed device",
+                session.epoch,
             )
 
-    def left(self, client: Client, reason: str) -> None:
+    def left(self, session: Session, reason: str) -> None:
         shown = one_line(reason, self._limits.text_characters)
-        if self.audit.note_of_client("left", client=client.client_id, reason=shown):
-            log.info("client %d left: %s", client.client_id, shown or "no reason given")
+        if self.audit.record_client_event("left", client=session.client_id, reason=shown):
+            log.info("client %d left: %s", session.client_id, shown or "no reason given")
 
-    def accepted(self, client: Client, round_number: int, manifest: pb.Manifest) -> None:
-        self.audit.note(
+    def accepted(self, session: Session, round_number: int, manifest: pb.Manifest) -> None:
+        self.audit.record(
             "accepted",
-            client=client.client_id,
+            client=session.client_id,
             round=round_number,
             sha256=manifest.sha256.hex(),
             bytes=manifest.total_bytes,
         )
 
-    def failed(self, client: Client, round_number: int, cause: str) -> None:
+    def failed(self, session: Session, round_number: int, cause: str) -> None:
         shown = one_line(cause, self._limits.text_characters) or "no cause given"
-        if self.audit.note_of_client("failed", client=client.client_id, round=round_number, cause=shown):
-            log.warning("client %d could not do round %d: %s", client.client_id, round_number, shown)
-            self.incident(client.client_id, f"could not do round {round_number}: {shown}")
+        if self.audit.record_client_event("failed", client=session.client_id, round=round_number, cause=shown):
+            log.warning("client %d could not do round %d: %s", session.client_id, round_number, shown)
+            self.incident(session.client_id, f"could not do round {round_number}: {shown}")
 
     def refused(self, call: str, refusal: RefusedError, *, peer: str) -> None:
         """A flood of refusals is only counted: it must push nothing else out of sight."""
-        if self.audit.note_refusal(call, refusal, client=refusal.client_id, peer=peer):
+        if self.audit.record_refusal(call, refusal, client=refusal.client_id, peer=peer):
             log.warning("refused %s (%s): %s", call, refusal.reason_name, refusal)
             self.incident(refusal.client_id, f"refused {call} ({refusal.reason_name}): {refusal}")
 
@@ -229,7 +229,7 @@ class EventLog:
         if (before is Phase.PAUSED) == (now is Phase.PAUSED) or now.is_final:
             return
         what = "paused" if now is Phase.PAUSED else "resumed"
-        self.audit.note(what)
+        self.audit.record(what)
         log.info("an operator has %s the run", what)
 
     def effect(self, effect: Effect) -> None:
@@ -239,14 +239,14 @@ class EventLog:
             case CloseRound(number, missing):
                 if missing:
                     log.warning("round %d closes without %s", number, _listed(missing))
-                    self.audit.note("closed_without", round=number, clients=sorted(missing))
+                    self.audit.record("closed_without", round=number, clients=sorted(missing))
                     self.incident(None, f"round {number} closed without {_listed(missing)}")
             case DeadlineExtended(number, extension, missing):
                 log.warning("round %d: extension %d, waiting for %s", number, extension, _listed(missing))
                 self.incident(None, f"round {number} extended; missing: {_listed(missing)}")
             case MembersDropped(clients):
                 log.warning("dropped until they join again: %s", _listed(clients))
-                self.audit.note("dropped", clients=sorted(clients))
+                self.audit.record("dropped", clients=sorted(clients))
                 self.incident(None, f"dropped until they join again: {_listed(clients)}")
             case RoundAbandoned(number):
                 log.warning(
@@ -256,7 +256,7 @@ class EventLog:
             case FinalEvaluationOpened(_):
                 log.info("all rounds are done; clients evaluate once more")
             case RunEnded(phase, reason):
-                self.audit.note("ended", phase=phase.value, reason=reason)
+                self.audit.record("ended", phase=phase.value, reason=reason)
                 level = logging.INFO if phase is Phase.FINISHED else logging.ERROR
                 log.log(level, "the run %s: %s", phase.value, reason)
 

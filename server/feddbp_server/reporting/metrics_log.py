@@ -82,7 +82,7 @@ class _Tally:
     samples: int = 0
 
 
-class Results:
+class MetricsLog:
     """The run's reports as far as the running server needs them, and the files made of them.
 
     The store is the truth: the files are rewritten from it on every start, and here only tallies and each client's

@@ -11,8 +11,8 @@ from typing import Any
 
 from feddbp_common.config.run import RunConfig
 from feddbp_common.fault_injection import fault_point
-from feddbp_server.reporting.metrics_log import Report, Results, reports_in
-from feddbp_server.run.sessions import Client
+from feddbp_server.reporting.metrics_log import MetricsLog, Report, reports_in
+from feddbp_server.run.sessions import Session
 from feddbp_server.run.state_machine import Phase
 from feddbp_server.store import Jobs
 
@@ -93,7 +93,7 @@ class RunOutcome:
 
     config: RunConfig
     run_id: str
-    clients: list[Client]
+    sessions: list[Session]
     phase: Phase
     reason: str
     completed_rounds: int
@@ -101,14 +101,14 @@ class RunOutcome:
     prototypes_sha256: str
 
 
-async def write_summary(outcome: RunOutcome, store: Jobs, results: Results) -> None:
+async def write_summary(outcome: RunOutcome, store: Jobs, metrics_log: MetricsLog) -> None:
     """Writes `summary.json`, and whatever `metrics.jsonl` is missing."""
     summary = await store.run(lambda store: summarise(outcome, reports_in(store)))
-    await store.run(lambda store: results.complete(reports_in(store)))
-    results.write_summary(summary)
+    await store.run(lambda store: metrics_log.complete(reports_in(store)))
+    metrics_log.write_summary(summary)
     last = summary["accuracy"]["last"]
     accuracy = f"accuracy {100 * last['weighted']:.1f} % after {last['round']} rounds; " if last else ""
-    log.info("%sthe summary is %s", accuracy, results.summary_path)
+    log.info("%sthe summary is %s", accuracy, metrics_log.summary_path)
     fault_point("server.end.summarised")
 
 
@@ -137,7 +137,7 @@ def summarise(outcome: RunOutcome, reports: Iterable[Report]) -> dict[str, Any]:
         "seconds": outcome.seconds,
         "prototypes_sha256": outcome.prototypes_sha256,
         "run_id": outcome.run_id,
-        "per_client": [_client_entry(client, tally.newest_accuracy(client.client_id)) for client in outcome.clients],
+        "per_client": [_client_entry(session, tally) for session in outcome.sessions],
         "curve": [point.as_dict() for point in curve],
         "config": config.model_dump(mode="json"),
     }
@@ -150,13 +150,13 @@ def _best(curve: list[RoundAccuracy]) -> RoundAccuracy | None:
     return max(complete, key=lambda point: point.weighted, default=None)
 
 
-def _client_entry(client: Client, accuracy: float | None) -> dict[str, Any]:
+def _client_entry(session: Session, tally: Tally) -> dict[str, Any]:
     return {
-        "client": client.client_id,
-        "architecture": client.capabilities.architecture,
-        "parameters": client.capabilities.parameters,
-        "classes_held": sum(count > 0 for count in client.data.label_counts),
-        "train_samples": sum(client.data.label_counts),
-        "test_samples": client.data.test_samples,
-        "accuracy": accuracy,
+        "client": session.client_id,
+        "architecture": session.capabilities.architecture,
+        "parameters": session.capabilities.parameters,
+        "classes_held": sum(count > 0 for count in session.data.label_counts),
+        "train_samples": sum(session.data.label_counts),
+        "test_samples": session.data.test_samples,
+        "accuracy": tally.newest_accuracy(session.client_id),
     }

@@ -1,4 +1,4 @@
-"""The Control service: where the run stands, and holding, resuming or ending it."""
+"""The Control service: the status of the run, and pausing, resuming or stopping it."""
 
 from __future__ import annotations
 
@@ -12,33 +12,31 @@ from feddbp_server.rpc.status_reply import status_of
 from feddbp_server.run.coordinator import Coordinator
 from feddbp_server.run.limits import Limits
 from feddbp_server.run.refusals import RefusedError
-from feddbp_server.run.state_machine import PauseRequested, ResumeRequested, StopRequested
-from feddbp_server.run.validation import one_line
 
 
 class ControlService(pb_grpc.ControlServicer):
-    """What operators call."""
+    """Owns the status streams of operators, and leaves every decision to the coordinator."""
 
     def __init__(self, coordinator: Coordinator, *, identity: Identity, limits: Limits) -> None:
         self._coordinator = coordinator
-        self._limits = limits
         self._identity = identity
+        self._limits = limits
         self._watchers = 0
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.RunStatus:
         self._identity.check_operator(context)
-        return status_of(self._coordinator.view)
+        return self._status()
 
     async def WatchStatus(self, request: pb.WatchStatusRequest, context: Context) -> AsyncIterator[pb.RunStatus]:
         self._identity.check_operator(context)
         if self._watchers >= self._limits.status_watchers:
             raise RefusedError(pb.REFUSAL_REASON_BUSY, f"the status is watched {self._watchers} times already")
-        self._watchers += 1
         run = self._coordinator.view
+        self._watchers += 1
         try:
             while True:
                 changed = run.upcoming_change()
-                yield status_of(run)
+                yield self._status()
                 if run.state.phase.is_final or run.draining:
                     return
                 await changed.wait()
@@ -48,16 +46,18 @@ class ControlService(pb_grpc.ControlServicer):
 
     async def Pause(self, request: pb.PauseRequest, context: Context) -> pb.RunStatus:
         self._identity.check_operator(context)
-        await self._coordinator.operate(PauseRequested())
-        return status_of(self._coordinator.view)
+        await self._coordinator.pause()
+        return self._status()
 
     async def Resume(self, request: pb.ResumeRequest, context: Context) -> pb.RunStatus:
         self._identity.check_operator(context)
-        await self._coordinator.operate(ResumeRequested())
-        return status_of(self._coordinator.view)
+        await self._coordinator.resume()
+        return self._status()
 
     async def Stop(self, request: pb.StopRequest, context: Context) -> pb.RunStatus:
         self._identity.check_operator(context)
-        reason = one_line(request.reason, self._limits.text_characters)
-        await self._coordinator.operate(StopRequested(reason or "stopped by an operator"))
+        await self._coordinator.stop(request.reason)
+        return self._status()
+
+    def _status(self) -> pb.RunStatus:
         return status_of(self._coordinator.view)

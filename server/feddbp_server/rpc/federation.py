@@ -16,7 +16,7 @@ from feddbp_server.rpc.upload import Uploads
 from feddbp_server.run.coordinator import Coordinator
 from feddbp_server.run.limits import Limits
 from feddbp_server.run.refusals import RefusedError, as_refusal
-from feddbp_server.run.sessions import Client
+from feddbp_server.run.sessions import Session
 from feddbp_server.store import StoreError
 
 
@@ -40,11 +40,11 @@ class FederationService(pb_grpc.FederationServicer):
             raise refusal from None
 
     @contextmanager
-    def _caller(self, session: str, context: Context) -> Iterator[Client]:
-        """The client a session belongs to; the session alone is not enough where callers have identities."""
-        client = self._coordinator.sessions.by_session(session)
-        with self._acting_as(client.client_id, context):
-            yield client
+    def _caller(self, secret: str, context: Context) -> Iterator[Session]:
+        """The session of a secret, which alone is not enough where callers have identities."""
+        session = self._coordinator.sessions.resolve(secret)
+        with self._acting_as(session.client_id, context):
+            yield session
 
     async def GetRun(self, request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:
         self._identity.check_party(context)
@@ -53,42 +53,42 @@ class FederationService(pb_grpc.FederationServicer):
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:
         with self._acting_as(request.client_id, context):
-            client, secret = await self._coordinator.join(request)
-            response = pb.JoinResponse(session=secret, epoch=client.epoch)
+            session, secret = await self._coordinator.join(request)
+            response = pb.JoinResponse(session=secret, epoch=session.epoch)
             response.lease.FromTimedelta(self._coordinator.sessions.lease)
             return response
 
     async def Follow(self, request: pb.FollowRequest, context: Context) -> AsyncIterator[pb.RoundEvent]:
-        with self._caller(request.session, context) as client:
-            async for event in self._coordinator.follow(client):
+        with self._caller(request.session, context) as session:
+            async for event in self._coordinator.follow(session):
                 yield event
 
     async def Download(self, request: pb.DownloadRequest, context: Context) -> AsyncIterator[pb.DownloadPart]:
-        with self._caller(request.session, context) as client:
-            async for part in self._coordinator.download(client, request.round):
+        with self._caller(request.session, context) as session:
+            async for part in self._coordinator.download(session, request.round):
                 yield part
 
     async def Upload(self, request_iterator: AsyncIterator[pb.UploadPart], context: Context) -> pb.UploadReceipt:
         header = await self._uploads.header(request_iterator)
-        with self._caller(header.session, context) as client:
-            return await self._uploads.upload(client, header, request_iterator)
+        with self._caller(header.session, context) as session:
+            return await self._uploads.upload(session, header, request_iterator)
 
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportResponse:
-        with self._caller(request.session, context) as client:
+        with self._caller(request.session, context) as session:
             match request.WhichOneof("report"):
                 case "progress":
-                    self._coordinator.report_progress(client, request.progress)
+                    self._coordinator.report_progress(session, request.progress)
                 case "metrics":
-                    await self._coordinator.report_metrics(client, request.round, request.metrics)
+                    await self._coordinator.report_metrics(session, request.round, request.metrics)
                 case "failure":
-                    self._coordinator.report_failure(client, request.round, request.failure.cause)
+                    self._coordinator.report_failure(session, request.round, request.failure.cause)
                 case None:
                     raise RefusedError(pb.REFUSAL_REASON_INVALID_REQUEST, "the report says nothing", field="report")
             return pb.ReportResponse()
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveResponse:
-        with self._caller(request.session, context) as client:
-            await self._coordinator.leave(client, request.reason)
+        with self._caller(request.session, context) as session:
+            await self._coordinator.leave(session, request.reason)
             return pb.LeaveResponse()
 
 

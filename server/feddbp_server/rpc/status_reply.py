@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Final
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_server.run.sessions import Client
+from feddbp_server.run.sessions import Session
 from feddbp_server.run.state_machine import Phase
 from feddbp_server.run.view import RunView
 
@@ -38,7 +38,7 @@ def status_of(run: RunView) -> pb.RunStatus:
         round=state.round,
         rounds=policy.rounds,
         min_clients=policy.min_clients,
-        clients=[_client_status(client, run) for client in run.clients()],
+        clients=[_client_status(session, run) for session in run.sessions()],
         missing=sorted(state.missing),
         reason=state.reason or run.storage_trouble,
         mean_accuracy=run.mean_accuracy(),
@@ -56,21 +56,21 @@ def status_of(run: RunView) -> pb.RunStatus:
     return status
 
 
-def _client_status(client: Client, run: RunView) -> pb.ClientStatus:
-    traffic = run.traffic_of(client.client_id)
+def _client_status(session: Session, run: RunView) -> pb.ClientStatus:
+    traffic = run.traffic_of(session.client_id)
     status = pb.ClientStatus(
-        client_id=client.client_id,
-        activity=run.activity_of(client),
-        capabilities=client.capabilities,
-        classes_held=sum(count > 0 for count in client.data.label_counts),
-        train_samples=sum(client.data.label_counts),
-        test_samples=client.data.test_samples,
-        progress=client.progress,
+        client_id=session.client_id,
+        activity=run.activity_of(session),
+        capabilities=session.capabilities,
+        classes_held=sum(count > 0 for count in session.data.label_counts),
+        train_samples=sum(session.data.label_counts),
+        test_samples=session.data.test_samples,
+        progress=session.progress,
         bytes_up=traffic.up,
         bytes_down=traffic.down,
     )
-    status.last_seen.FromNanoseconds(int((time.time() - run.seconds_unseen(client)) * 1e9))
-    newest = run.newest_report_of(client.client_id)
+    status.last_seen.FromNanoseconds(int((time.time() - run.seconds_unseen(session)) * 1e9))
+    newest = run.newest_report_of(session.client_id)
     if newest is not None:
         status.metrics.CopyFrom(newest.metrics)
         status.metrics_round = newest.round

@@ -16,7 +16,7 @@ from feddbp_common.wire import BodyAssembler, Payload, check_manifest, check_val
 from feddbp_server.run.engine import RunEngine
 from feddbp_server.run.limits import Limits
 from feddbp_server.run.refusals import RefusedError
-from feddbp_server.run.sessions import Client
+from feddbp_server.run.sessions import Session
 from feddbp_server.run.state_machine import Phase, RunState, Uploaded
 from feddbp_server.run.validation import wrong_round
 from feddbp_server.store import Store, UploadRecord
@@ -32,8 +32,8 @@ _LOSS_SECONDS: Final = 0.02
 class _Incoming:
     """An upload that is being received; it can be given up while it waits for its next part."""
 
-    def __init__(self, client: Client) -> None:
-        self.client = client
+    def __init__(self, session: Session) -> None:
+        self.session = session
         self._wait: asyncio.Timeout | None = None
         self._superseded = False
 
@@ -77,59 +77,59 @@ class Uploads:
             )
         return first.header
 
-    async def upload(self, client: Client, header: pb.UploadHeader, parts: Parts) -> pb.UploadReceipt:
+    async def upload(self, session: Session, header: pb.UploadHeader, parts: Parts) -> pb.UploadReceipt:
         """Admits, receives and commits an upload; one that was committed before only gets its receipt again."""
-        earlier = await self._earlier_receipt(client, header)
+        earlier = await self._earlier_receipt(session, header)
         if earlier is not None:
             return earlier
-        with self._admit(client, header) as incoming:
+        with self._admit(session, header) as incoming:
             body, payload = await self._receive(incoming, header.manifest, parts)
-            return await self.commit(client, header, body, payload)
+            return await self.commit(session, header, body, payload)
 
-    async def _earlier_receipt(self, client: Client, header: pb.UploadHeader) -> pb.UploadReceipt | None:
+    async def _earlier_receipt(self, session: Session, header: pb.UploadHeader) -> pb.UploadReceipt | None:
         state = self._engine.state
-        may_be_stored = client.client_id in state.uploaded or header.round < state.round
+        may_be_stored = session.client_id in state.uploaded or header.round < state.round
         if not may_be_stored:
             return None
-        record = await self._engine.store.run(lambda store: store.upload(client.client_id, header.round))
+        record = await self._engine.store.run(lambda store: store.upload(session.client_id, header.round))
         return None if record is None else self._receipt_again(record, header.manifest.sha256)
 
     # --- admit ---
 
     @contextmanager
-    def _admit(self, client: Client, header: pb.UploadHeader) -> Iterator[_Incoming]:
+    def _admit(self, session: Session, header: pb.UploadHeader) -> Iterator[_Incoming]:
         """Refuses on the header what has no chance, and holds room for the rest; nothing else was read by then."""
-        self._check_open(client, header)
+        self._check_open(session, header)
         check_manifest(
             header.manifest,
             self._rules,
             max_bytes=self._limits.upload_bytes,
-            label_counts=client.data.label_counts,
+            label_counts=session.data.label_counts,
         )
         self._engine.aggregator.check_layout(header.manifest)
-        with self._room_for(client, header.manifest.total_bytes) as incoming:
+        with self._room_for(session, header.manifest.total_bytes) as incoming:
             yield incoming
 
-    def _check_open(self, client: Client, header: pb.UploadHeader) -> None:
-        check_upload(client.client_id, header.round, self._engine.state)
+    def _check_open(self, session: Session, header: pb.UploadHeader) -> None:
+        check_upload(session.client_id, header.round, self._engine.state)
         self._engine.store.check()
 
     @contextmanager
-    def _room_for(self, client: Client, size: int) -> Iterator[_Incoming]:
-        before = self._incoming.get(client.client_id)
-        if before is not None and before.client is client:
-            raise RefusedError(pb.REFUSAL_REASON_BUSY, f"client {client.client_id} is uploading already")
+    def _room_for(self, session: Session, size: int) -> Iterator[_Incoming]:
+        before = self._incoming.get(session.client_id)
+        if before is not None and before.session is session:
+            raise RefusedError(pb.REFUSAL_REASON_BUSY, f"client {session.client_id} is uploading already")
         if before is not None:
             before.give_up()  # of an earlier session: its commit would be refused
         if self._bytes_in_flight + size > self._limits.bytes_in_flight:
             raise RefusedError(pb.REFUSAL_REASON_BUSY, "too many uploads at once; try again in a moment")
-        incoming = self._incoming[client.client_id] = _Incoming(client)
+        incoming = self._incoming[session.client_id] = _Incoming(session)
         self._bytes_in_flight += size
         try:
             yield incoming
         finally:
-            if self._incoming.get(client.client_id) is incoming:
-                del self._incoming[client.client_id]
+            if self._incoming.get(session.client_id) is incoming:
+                del self._incoming[session.client_id]
             self._bytes_in_flight -= size
 
     # --- receive ---
@@ -158,18 +158,22 @@ class Uploads:
 
     # --- commit ---
 
-    async def commit(self, client: Client, header: pb.UploadHeader, body: bytes, payload: Payload) -> pb.UploadReceipt:
+    async def commit(
+        self, session: Session, header: pb.UploadHeader, body: bytes, payload: Payload
+    ) -> pb.UploadReceipt:
         """Makes a checked upload durable. What is given to the store before the round closes counts in it."""
-        if not self._engine.sessions.is_current(client):
+        if not self._engine.sessions.is_current(session):
             raise _superseded()
-        self._check_open(client, header)
+        self._check_open(session, header)
         self._engine.aggregator.settle_layout(header.manifest)
-        return await self._engine.run_shielded(self._commit(client, header, body, payload))
+        return await self._engine.run_shielded(self._commit(session, header, body, payload))
 
-    async def _commit(self, client: Client, header: pb.UploadHeader, body: bytes, payload: Payload) -> pb.UploadReceipt:
+    async def _commit(
+        self, session: Session, header: pb.UploadHeader, body: bytes, payload: Payload
+    ) -> pb.UploadReceipt:
         engine, manifest = self._engine, header.manifest
         record = UploadRecord(
-            client_id=client.client_id,
+            client_id=session.client_id,
             round=header.round,
             sha256=manifest.sha256,
             manifest=manifest.SerializeToString(),
@@ -177,11 +181,11 @@ class Uploads:
         fault_point("server.upload.received")
         before = await engine.store.run(lambda store: _save_once(store, record, body))
         fault_point("server.upload.committed")
-        client.last_seen = engine.clock()
+        session.last_seen = engine.clock()
         if before is None:
-            engine.aggregator.keep(header.round, client.client_id, payload)
-            engine.event_log.accepted(client, header.round, manifest)
-        await engine.apply(Uploaded(client.client_id, header.round))
+            engine.aggregator.cache(header.round, session.client_id, payload)
+            engine.event_log.accepted(session, header.round, manifest)
+        await engine.apply(Uploaded(session.client_id, header.round))
         if before is not None:
             return self._receipt_again(before, manifest.sha256)
         return pb.UploadReceipt(round=header.round, sha256=manifest.sha256)

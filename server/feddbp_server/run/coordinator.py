@@ -1,4 +1,7 @@
-"""What clients and operators may ask of a run."""
+"""What clients and operators may ask of a run: join, follow, download, report, leave; pause, resume, stop.
+
+The one call that is not here is the upload, which has a module of its own, `rpc/upload.py`.
+"""
 
 from __future__ import annotations
 
@@ -16,29 +19,40 @@ from feddbp_server.run.client_events import event_for
 from feddbp_server.run.engine import RunEngine
 from feddbp_server.run.limits import Limits
 from feddbp_server.run.refusals import RefusedError
-from feddbp_server.run.sessions import Client
-from feddbp_server.run.state_machine import Connected, Disconnected, Event, Joined, Left, Reported
+from feddbp_server.run.sessions import Session
+from feddbp_server.run.state_machine import (
+    Connected,
+    Disconnected,
+    Event,
+    Joined,
+    Left,
+    PauseRequested,
+    Reported,
+    ResumeRequested,
+    StopRequested,
+)
 from feddbp_server.run.validation import (
     check_download,
     check_join,
     check_progress,
     check_report,
     check_reported_round,
+    one_line,
 )
 from feddbp_server.run.view import RunView
 from feddbp_server.store import ReportRecord, StoreError
 
 
 class Coordinator:
-    """Owns the rules of what clients and operators may ask of a run; the engine carries out what it admits."""
+    """Owns the rules of what clients and operators may ask of a run; the engine carries out what they admit."""
 
     def __init__(self, engine: RunEngine, limits: Limits) -> None:
+        self.view = RunView(engine)
+        self.sessions = engine.sessions
         self._engine = engine
         self._limits = limits
         self._received_end: set[int] = set()
         """Clients that have received the end of the run."""
-        self.view = RunView(engine)
-        self.sessions = engine.sessions
 
     @property
     def run_id(self) -> str:
@@ -48,124 +62,133 @@ class Coordinator:
     def config(self) -> RunConfig:
         return self._engine.config
 
-    # --- calls of clients ---------------------------------------------------------------------------------------
+    # --- clients ---
 
-    async def join(self, request: pb.JoinRequest) -> tuple[Client, str]:
-        if self._engine.state.phase.is_final and request.client_id in self._engine.state.members:
-            self._confirm_end(request.client_id)
-        check_join(request, self.run_id, self.config, self._engine.state, self._limits)
-        entering = self._engine.begin(self._enter(request))
+    async def join(self, request: pb.JoinRequest) -> tuple[Session, str]:
+        """A session for a client, and its secret."""
+        state = self._engine.state
+        if state.phase.is_final and request.client_id in state.members:
+            self._confirm_end(request.client_id)  # the refusal below says so
+        check_join(request, self.run_id, self.config, state, self._limits)
+        joining = self._engine.begin(self._commit_join(request))
         try:
-            return await asyncio.shield(entering)
+            return await asyncio.shield(joining)
         except asyncio.CancelledError:
-            self._engine.begin(self._forget(entering))
+            self._engine.begin(self._release(joining))
             raise
 
-    async def _enter(self, request: pb.JoinRequest) -> tuple[Client, str]:
-        async with self.sessions.entrance:
-            client, secret = self.sessions.open(request, self._engine.clock())
-            await self._engine.store.run(lambda store: store.save_client(client.record()))
+    async def _commit_join(self, request: pb.JoinRequest) -> tuple[Session, str]:
+        engine = self._engine
+        async with self.sessions.lock:
+            session, secret = self.sessions.prepare_join(request, engine.clock())
+            await engine.store.run(lambda store: store.save_client(session.record()))
             fault_point("server.join.committed")
-            superseded = self.sessions.enter(client)
-        self._engine.event_log.joined(client)
+            superseded = self.sessions.join(session)
+        engine.event_log.joined(session)
         try:
-            await self._engine.apply(Joined(client.client_id))
+            await engine.apply(Joined(session.client_id))
         except StoreError:
-            self.sessions.close(client)  # nobody will ever hold this session: the id must not wait for its lease
+            self.sessions.leave(session)  # the caller never receives it: release the id now, not at lease expiry
             raise
         if superseded is not None and superseded.streams:
-            self._engine.run_changed.publish()  # its streams find out that they are of the past
-        return client, secret
+            engine.run_changed.publish()  # ends the event streams of the superseded session
+        return session, secret
 
-    async def _forget(self, entering: asyncio.Task[tuple[Client, str]]) -> None:
-        """Whoever asked is gone and will never hold its session: the id must not wait for its lease."""
+    async def _release(self, joining: asyncio.Task[tuple[Session, str]]) -> None:
+        """Ends a session whose caller was cancelled before receiving it: releases the id now, not at lease expiry."""
         with suppress(Exception):
-            client, _ = await entering
-            self.sessions.close(client)
+            session, _ = await joining
+            self.sessions.leave(session)
 
-    async def follow(self, client: Client) -> AsyncIterator[pb.RoundEvent]:
-        """What the client has to know: where the run stands, and then every change of that."""
-        if client.streams >= self._limits.streams_per_session:
+    async def follow(self, session: Session) -> AsyncIterator[pb.RoundEvent]:
+        """The run as this client sees it, and then every change of that."""
+        if session.streams >= self._limits.streams_per_session:
             raise RefusedError(pb.REFUSAL_REASON_BUSY, "this session has too many event streams open")
-        client.streams += 1
-        told: pb.RoundEvent | None = None
+        engine = self._engine
+        session.streams += 1
+        sent: pb.RoundEvent | None = None
         try:
-            await self._engine.apply(Connected(client.client_id))
+            await engine.apply(Connected(session.client_id))
             while True:
-                changed = self._engine.run_changed.upcoming()
-                if not self.sessions.is_current(client):
+                changed = engine.run_changed.upcoming()
+                if not self.sessions.is_current(session):
                     raise RefusedError(pb.REFUSAL_REASON_STALE_SESSION, "this session was superseded by a newer one")
-                event = event_for(
-                    client.client_id, self._engine.state, self._engine.policy, draining=self._engine.draining
-                )
-                if event != told:
+                event = event_for(session.client_id, engine.state, engine.policy, draining=engine.draining)
+                if event != sent:
                     yield event
-                    told = event
+                    sent = event
                     fault_point("server.follow.told")
                 if event.WhichOneof("event") == "run_ended":
                     fault_point("server.end.told")
-                    self._confirm_end(client.client_id)
+                    self._confirm_end(session.client_id)
                     return
                 if event.WhichOneof("event") == "server_draining":
                     return
                 await changed.wait()
         finally:
-            client.streams -= 1
-            if self.sessions.is_current(client):
-                client.last_seen = self._engine.clock()
-                if client.streams == 0:
-                    self._engine.apply_in_background(Disconnected(client.client_id))
+            session.streams -= 1
+            if self.sessions.is_current(session):
+                session.last_seen = engine.clock()
+                if session.streams == 0:
+                    engine.apply_in_background(Disconnected(session.client_id))
 
-    async def download(self, client: Client, round_number: int) -> AsyncIterator[pb.DownloadPart]:
+    async def download(self, session: Session, round_number: int) -> AsyncIterator[pb.DownloadPart]:
         """The client's own state for a round: its manifest, then its body in chunks."""
-        if client.downloads >= self._limits.downloads_per_session:
+        if session.downloads >= self._limits.downloads_per_session:
             raise RefusedError(pb.REFUSAL_REASON_BUSY, "this session has too many downloads open")
-        client.downloads += 1
+        session.downloads += 1
         try:
             check_download(round_number, self._engine.state)
-            encoded = await self._engine.aggregator.reply(client.client_id, round_number)
+            encoded = await self._engine.aggregator.download(session.client_id, round_number)
             yield pb.DownloadPart(manifest=encoded.manifest)
             fault_point("server.download.sending")
             for piece in chunked(encoded.segments):
                 yield pb.DownloadPart(chunk=pb.Chunk(data=piece))
         finally:
-            client.downloads -= 1
+            session.downloads -= 1
 
-    async def report_metrics(self, client: Client, round_number: int, metrics: pb.RoundMetrics) -> None:
+    def report_progress(self, session: Session, progress: pb.Progress) -> None:
+        check_progress(progress)
+        session.progress = progress
+        session.last_seen = self._engine.clock()
+        self._engine.status_changed.publish()
+
+    async def report_metrics(self, session: Session, round_number: int, metrics: pb.RoundMetrics) -> None:
         check_report(round_number, metrics, self._engine.state, self._limits)
-        record = ReportRecord(client_id=client.client_id, round=round_number, metrics=metrics.SerializeToString())
+        record = ReportRecord(client_id=session.client_id, round=round_number, metrics=metrics.SerializeToString())
         await self._engine.run_shielded(self._commit_report(record))
 
     async def _commit_report(self, record: ReportRecord) -> None:
         is_new = await self._engine.store.run(lambda store: store.save_report(record))
         fault_point("server.report.committed")
         if is_new:
-            self._engine.results.add(Report.from_record(record))
+            self._engine.metrics_log.add(Report.from_record(record))
         await self._engine.apply(Reported(record.client_id, record.round))
 
-    def report_progress(self, client: Client, progress: pb.Progress) -> None:
-        check_progress(progress)
-        client.progress = progress
-        client.last_seen = self._engine.clock()
-        self._engine.status_changed.publish()
-
-    def report_failure(self, client: Client, round_number: int, cause: str) -> None:
+    def report_failure(self, session: Session, round_number: int, cause: str) -> None:
         check_reported_round(round_number, self._engine.state)
-        self._engine.event_log.failed(client, round_number, cause)
+        self._engine.event_log.failed(session, round_number, cause)
 
-    async def leave(self, client: Client, reason: str) -> None:
-        await self._engine.run_shielded(self._remove_client(client, reason))
+    async def leave(self, session: Session, reason: str) -> None:
+        await self._engine.run_shielded(self._commit_leave(session, reason))
 
-    async def _remove_client(self, client: Client, reason: str) -> None:
-        async with self.sessions.entrance:  # whoever takes the id next does so after all of this
-            if not self.sessions.is_current(client):  # it said so twice, or somebody follows it already
+    async def _commit_leave(self, session: Session, reason: str) -> None:
+        engine = self._engine
+        async with self.sessions.lock:
+            if not self.sessions.is_current(session):  # a repeated call, or the client has joined again since
                 return
-            # first out of the run, so that nobody waits for it even if the rest is lost in a crash
-            await self._engine.apply(Left(client.client_id))
-            await self._engine.store.run(lambda store: store.save_client(client.closed_record()))
-            self.sessions.close(client)
-        self._engine.event_log.left(client, reason)
-        self._engine.run_changed.publish()
+            # out of the run first: if the rest is lost in a crash, at least no round waits for this client
+            await engine.apply(Left(session.client_id))
+            await engine.store.run(lambda store: store.save_client(session.closed_record()))
+            self.sessions.leave(session)
+        engine.event_log.left(session, reason)
+        engine.run_changed.publish()
+        engine.status_changed.publish()
+
+    # --- the end ---
+
+    def _confirm_end(self, client_id: int) -> None:
+        self._received_end.add(client_id)
         self._engine.status_changed.publish()
 
     async def ended(self, *, linger: timedelta) -> None:
@@ -181,11 +204,17 @@ class Coordinator:
             except TimeoutError:
                 break
 
-    def _confirm_end(self, client_id: int) -> None:
-        self._received_end.add(client_id)
-        self._engine.status_changed.publish()
+    # --- operators ---
 
-    # --- calls of operators -------------------------------------------------------------------------------------
+    async def pause(self) -> None:
+        await self._operate(PauseRequested())
 
-    async def operate(self, event: Event) -> None:
+    async def resume(self) -> None:
+        await self._operate(ResumeRequested())
+
+    async def stop(self, reason: str) -> None:
+        shown = one_line(reason, self._limits.text_characters)
+        await self._operate(StopRequested(shown or "stopped by an operator"))
+
+    async def _operate(self, event: Event) -> None:
         await self._engine.run_shielded(self._engine.apply(event))

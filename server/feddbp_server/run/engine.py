@@ -21,11 +21,11 @@ from feddbp_common.config.run import RunConfig
 from feddbp_common.fault_injection import fault_point
 from feddbp_server.aggregation.aggregator import Aggregator, GlobalState
 from feddbp_server.reporting.event_log import Audit, EventLog
-from feddbp_server.reporting.metrics_log import Results, reports_in
+from feddbp_server.reporting.metrics_log import MetricsLog, reports_in
 from feddbp_server.reporting.summary import RunOutcome, write_summary
 from feddbp_server.run.limits import Limits
 from feddbp_server.run.sessions import Sessions
-from feddbp_server.run.snapshot import Progress
+from feddbp_server.run.snapshot import RunSnapshot
 from feddbp_server.run.state_machine import (
     Aggregated,
     CloseRound,
@@ -75,7 +75,7 @@ class RunEngine:
         config: RunConfig,
         policy: RoundPolicy,
         store: StoreWriter,
-        results: Results,
+        metrics_log: MetricsLog,
         audit: Audit,
         lease: timedelta,
         limits: Limits,
@@ -89,7 +89,7 @@ class RunEngine:
         self.sessions = Sessions(lease=lease)
         self.store = MonitoredStore(store, changed=self._storage_changed)
         self.aggregator = Aggregator(config, self.store, cache_bytes=limits.cached_upload_bytes)
-        self.results = results
+        self.metrics_log = metrics_log
         self.run_changed = Broadcast()
         """Something a client receives over its event stream."""
         self.status_changed = Broadcast()
@@ -113,31 +113,31 @@ class RunEngine:
         self.run_id = await self.store.run(lambda store: store.open_run(proposed, self.config.canonical_json()))
         fault_point("server.start.opened")
         if self.run_id == proposed:
-            self.results.restore([])
+            self.metrics_log.restore([])
         else:
             await self._restore()
-        if self.state.phase.is_final and not self.results.has_summary:
+        if self.state.phase.is_final and not self.metrics_log.has_summary:
             await self._write_summary()
         self.phase_times.enter(self.state.phase)
         await self.apply(Tick())
         self._set_timer(self.state.deadline)  # of a restored round; the event may have changed nothing
 
     async def _restore(self) -> None:
-        await self.store.run(lambda store: self.results.restore(reports_in(store)))
-        text, clients = await self.store.run(lambda store: (store.progress(), store.clients()))
+        await self.store.run(lambda store: self.metrics_log.restore(reports_in(store)))
+        text, clients = await self.store.run(lambda store: (store.snapshot(), store.clients()))
         self.sessions.restore(clients, self.clock())
         await self.aggregator.restore()
         if text is None:
             return
-        progress = Progress.from_json(text)
-        self._started_at = self.clock() - progress.seconds
-        number = progress.state.round
+        snapshot = RunSnapshot.from_json(text)
+        self._started_at = self.clock() - snapshot.seconds
+        number = snapshot.state.round
         uploads = await self.store.run(lambda store: store.uploads(number))
         self.state = replace(
-            progress.state,
+            snapshot.state,
             uploaded=frozenset(record.client_id for record in uploads),
-            reported=self.results.reporters_of(number),
-            deadline=progress.state.new_deadline(self.policy, self.clock()),
+            reported=self.metrics_log.reporters_of(number),
+            deadline=snapshot.state.new_deadline(self.policy, self.clock()),
         )
         if self.state.phase.is_final:
             log.warning("the run in this state directory is over; another one needs another --state-dir")
@@ -182,17 +182,17 @@ class RunEngine:
     async def _make_durable(self, before: RunState, state: RunState, aggregate: GlobalState | None) -> None:
         if aggregate is not None and not before.phase.is_final:  # a run stopped during aggregation keeps its state
             record = aggregate.record(completed_rounds=state.round)
-            progress = self._progress(state)
+            snapshot = self._snapshot(state)
             fault_point("server.close.aggregated")
-            await self.store.run(lambda store: _close_in_store(store, record, progress))
+            await self.store.run(lambda store: _close_in_store(store, record, snapshot))
             fault_point("server.close.committed")
             self.aggregator.adopt(aggregate)
         elif state.durable != before.durable:
-            progress = self._progress(state)
-            await self.store.run(lambda store: store.save_progress(progress))
+            snapshot = self._snapshot(state)
+            await self.store.run(lambda store: store.save_snapshot(snapshot))
 
-    def _progress(self, state: RunState) -> str:
-        return Progress(state=state, seconds=self.clock() - self._started_at).to_json()
+    def _snapshot(self, state: RunState) -> str:
+        return RunSnapshot(state=state, seconds=self.clock() - self._started_at).to_json()
 
     def _publish(self, before: RunState, state: RunState, effects: Sequence[Effect]) -> None:
         if state.phase is not before.phase:
@@ -209,8 +209,8 @@ class RunEngine:
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case RoundOpened():
-                for client in self.sessions.all():
-                    client.progress = pb.Progress()
+                for session in self.sessions.all():
+                    session.progress = pb.Progress()
             case CloseRound(number):
                 self.begin(self._close_round(number))
             case RunEnded():
@@ -264,7 +264,7 @@ class RunEngine:
         outcome = RunOutcome(
             config=self.config,
             run_id=self.run_id,
-            clients=self.sessions.all(),
+            sessions=self.sessions.all(),
             phase=self.state.phase,
             reason=self.state.reason,
             completed_rounds=self.state.round,
@@ -272,7 +272,7 @@ class RunEngine:
             prototypes_sha256=self.aggregator.sha256,
         )
         try:
-            await write_summary(outcome, self.store, self.results)
+            await write_summary(outcome, self.store, self.metrics_log)
         except (OSError, StoreError) as error:
             log.error("the summary could not be written: %s; the next start of the server writes it", error)
 
@@ -282,7 +282,7 @@ class RunEngine:
         self.run_changed.publish()
         self.status_changed.publish()  # an open status stream would hold up the stop for the whole grace period
         self._set_timer(None)
-        await self.store.give_up()
+        await self.store.stop_watching()
         await self.settled()
 
     # --- tasks and the store ---
@@ -319,6 +319,6 @@ class RunEngine:
         self.status_changed.publish()
 
 
-def _close_in_store(store: Store, aggregate: AggregateRecord, progress: str) -> None:
+def _close_in_store(store: Store, aggregate: AggregateRecord, snapshot: str) -> None:
     store.save_aggregate(aggregate)
-    store.save_progress(progress)
+    store.save_snapshot(snapshot)

@@ -10,7 +10,7 @@ from feddbp_server.run.state_machine import Phase, RunState
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class RunSnapshot:
     """What of a state survives a restart: neither connections nor deadlines, and uploads have a table of their own."""
 
     state: RunState
@@ -34,7 +34,7 @@ class Progress:
         )
 
     @classmethod
-    def from_json(cls, text: str) -> Progress:
+    def from_json(cls, text: str) -> RunSnapshot:
         stored: dict[str, Any] = json.loads(text)
         state = RunState(
             phase=Phase(stored["phase"]),

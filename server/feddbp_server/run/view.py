@@ -10,7 +10,7 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp_server.reporting.event_log import Incident
 from feddbp_server.reporting.metrics_log import Report, Traffic
 from feddbp_server.run.engine import RunEngine
-from feddbp_server.run.sessions import Client
+from feddbp_server.run.sessions import Session
 from feddbp_server.run.state_machine import Phase, RoundPolicy, RunState
 from feddbp_server.run.timing import Durations, PhaseTimes
 
@@ -57,34 +57,34 @@ class RunView:
 
     # --- clients ---
 
-    def clients(self) -> Sequence[Client]:
-        """Every client that ever joined, by id."""
+    def sessions(self) -> Sequence[Session]:
+        """The newest session of every client that ever joined, by client id."""
         return self._engine.sessions.all()
 
-    def activity_of(self, client: Client) -> pb.ClientActivity.ValueType:
-        state, client_id = self._engine.state, client.client_id
+    def activity_of(self, session: Session) -> pb.ClientActivity.ValueType:
+        state, client_id = self._engine.state, session.client_id
         if state.phase is Phase.EVALUATING and client_id in state.reported:
             return pb.CLIENT_ACTIVITY_DONE
-        if not self._engine.sessions.is_current(client):
+        if not self._engine.sessions.is_current(session):
             return pb.CLIENT_ACTIVITY_LEFT
-        if client.streams == 0:
+        if session.streams == 0:
             return pb.CLIENT_ACTIVITY_AWAY
         if client_id in state.selected:
             return pb.CLIENT_ACTIVITY_UPLOADED if client_id in state.uploaded else pb.CLIENT_ACTIVITY_TRAINING
         return pb.CLIENT_ACTIVITY_IDLE
 
-    def seconds_unseen(self, client: Client) -> float:
+    def seconds_unseen(self, session: Session) -> float:
         """Seconds since a client's last sign of life; an open event stream is one."""
-        return 0.0 if client.streams else self._engine.clock() - client.last_seen
+        return 0.0 if session.streams else self._engine.clock() - session.last_seen
 
     # --- results ---
 
     def newest_report_of(self, client_id: int) -> Report | None:
-        return self._engine.results.newest_of(client_id)
+        return self._engine.metrics_log.newest_of(client_id)
 
     def mean_accuracy(self) -> float | None:
         """Over all test samples, in the newest round that all its clients have reported on, or that is over."""
-        state, accuracy_of = self._engine.state, self._engine.results.accuracy_of
+        state, accuracy_of = self._engine.state, self._engine.metrics_log.accuracy_of
         dealt_to = state.selected | state.observers
         is_complete = state.phase.is_final or (bool(dealt_to) and dealt_to <= state.reported)
         of_complete = accuracy_of(state.round if is_complete else state.round - 1)
@@ -93,10 +93,10 @@ class RunView:
 
     @property
     def traffic(self) -> Traffic:
-        return self._engine.results.traffic
+        return self._engine.metrics_log.traffic
 
     def traffic_of(self, client_id: int) -> Traffic:
-        return self._engine.results.traffic_of(client_id)
+        return self._engine.metrics_log.traffic_of(client_id)
 
     # --- events since this server started ---
 
@@ -116,7 +116,7 @@ class RunView:
 
     def audited(self, what: str) -> int:
         """Entries of one kind in the audit log, whether or not they could be written."""
-        return self._engine.event_log.audit.noted[what]
+        return self._engine.event_log.audit.recorded[what]
 
     @property
     def phase_times(self) -> PhaseTimes:

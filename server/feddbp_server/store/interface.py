@@ -75,11 +75,11 @@ class Store(ABC):
         """All or nothing, durable when the context ends; may be nested."""
 
     @abstractmethod
-    def progress(self) -> str | None:
-        """What `save_progress` was last given."""
+    def snapshot(self) -> str | None:
+        """What `save_snapshot` was last given."""
 
     @abstractmethod
-    def save_progress(self, progress: str) -> None: ...
+    def save_snapshot(self, snapshot: str) -> None: ...
 
     @abstractmethod
     def touch(self) -> None:

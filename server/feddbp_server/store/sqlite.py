@@ -149,12 +149,12 @@ class SqliteStore(Store):
         if self._lost is not None:
             raise self._lost
 
-    def progress(self) -> str | None:
+    def snapshot(self) -> str | None:
         row = self._db.execute("SELECT progress FROM run").fetchone()
         return None if row is None else row[0]
 
-    def save_progress(self, progress: str) -> None:
-        self._db.execute("UPDATE run SET progress = ?", (progress,))
+    def save_snapshot(self, snapshot: str) -> None:
+        self._db.execute("UPDATE run SET progress = ?", (snapshot,))
 
     def touch(self) -> None:
         """Not only a page, for which there may be room in the log: enough that an upload has a chance."""

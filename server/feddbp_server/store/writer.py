@@ -20,7 +20,7 @@ from feddbp_server.store.interface import Store, StoreError
 
 T = TypeVar("T")
 log = logging.getLogger("feddbp.server")
-_MAX_GROUP: Final = 64
+_GROUP_JOBS: Final = 64
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class StoreWriter:
         group: list[_Job] = []
         while job is not None:
             group.append(job)
-            if len(group) == _MAX_GROUP:
+            if len(group) == _GROUP_JOBS:
                 return group, False
             try:
                 job = self._jobs.get_nowait()
@@ -138,20 +138,20 @@ class MonitoredStore:
         self._thread = thread
         self._changed = changed
         self._pause = pause
-        self._mended = asyncio.Event()
+        self._writable = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
 
     async def run(self, work: Callable[[Store], T]) -> T:
         try:
             return await self._thread.run(work)
         except sqlite3.Error as error:
-            raise self._noted(error) from error
+            raise self._translated(error) from error
 
     async def tidy(self, work: Callable[[Store], None]) -> None:
         try:
             await self._thread.tidy(work)
         except sqlite3.Error as error:
-            raise self._noted(error) from error
+            raise self._translated(error) from error
 
     def check(self) -> None:
         """Spares whoever has much to send: while there is trouble, nothing of it could be kept."""
@@ -160,23 +160,23 @@ class MonitoredStore:
 
     async def wait_until_writable(self) -> None:
         """Returns once the store can be written, or nobody looks after it any more."""
-        await self._mended.wait()
+        await self._writable.wait()
 
-    async def give_up(self) -> None:
+    async def stop_watching(self) -> None:
         """Ends the watch: whoever waits for a better day is let go."""
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
             self._watching = None
-        self._mended.set()
+        self._writable.set()
 
-    def _noted(self, error: sqlite3.Error) -> Exception:
+    def _translated(self, error: sqlite3.Error) -> Exception:
         """What the failure means to the caller; the first of its kind begins the watch for better days."""
-        if not _is_trouble(error):
+        if not _is_storage_failure(error):
             return error
         if not self.trouble:
             self.trouble = f"the state directory cannot be used: {error}"
-            self._mended.clear()
+            self._writable.clear()
             self._watching = asyncio.create_task(self._watch())
             self._changed()
         return StoreError(f"the state directory cannot be used: {error}")
@@ -190,10 +190,10 @@ class MonitoredStore:
                 continue
             self.trouble = ""
             self._watching = None
-            self._mended.set()
+            self._writable.set()
             self._changed()
 
 
-def _is_trouble(error: sqlite3.Error) -> bool:
+def _is_storage_failure(error: sqlite3.Error) -> bool:
     """A full disk, a broken one, a damaged file; not a statement that is wrong or a constraint that does not hold."""
     return isinstance(error, sqlite3.OperationalError) or type(error) is sqlite3.DatabaseError

@@ -62,7 +62,7 @@ async def stream(*sent: pb.UploadPart) -> Parts:
 def header(daemon: Daemon, encoded: Encoded, **changed: Any) -> pb.UploadPart:
     manifest = pb.Manifest()
     manifest.CopyFrom(encoded.manifest)
-    usual: dict[str, Any] = {"session": daemon.session, "round": 0, "manifest": manifest}
+    usual: dict[str, Any] = {"session": daemon.secret, "round": 0, "manifest": manifest}
     return pb.UploadPart(header=pb.UploadHeader(**{**usual, **changed}))
 
 
@@ -75,7 +75,7 @@ LEARNT = contribution(0, 0, Payload())
 
 @pytest.mark.parametrize("size", [1, 7, 50, 10_000])
 async def test_an_upload_is_accepted_however_it_is_cut(server: Server, daemon: Daemon, size: int) -> None:
-    receipt = await server.upload(parts(daemon.session, 0, LEARNT, chunk=size))
+    receipt = await server.upload(parts(daemon.secret, 0, LEARNT, chunk=size))
     assert (receipt.round, receipt.sha256, receipt.duplicate) == (0, LEARNT.manifest.sha256, False)
     body = await server.thread.run(lambda store: store.upload_body(store.uploads(0)[0]))
     assert body == LEARNT.body()
@@ -193,7 +193,7 @@ async def test_nobody_makes_a_download_too_large_for_the_type_of_the_run(tmp_pat
     config = CONFIG.model_copy(update={"wire": WireConfig(wire_dtype=RealType.FLOAT16)})
     async with Server(MemoryStore(), tmp_path, config=config) as server:
         daemons = await join_all(server)
-        refusal = await refusal_of(server, parts(daemons[0].session, 0, in_float32(0, 1e6)))
+        refusal = await refusal_of(server, parts(daemons[0].secret, 0, in_float32(0, 1e6)))
         assert (refusal.details.reason, refusal.details.field) == (pb.REFUSAL_REASON_INVALID_PAYLOAD, "prototypes")
         for daemon in daemons:
             await daemon.send(0, in_float32(daemon.client_id, 65_504.0))
@@ -209,7 +209,7 @@ async def test_a_method_without_counts_takes_no_class_a_client_does_not_hold(tmp
     async with Server(MemoryStore(), tmp_path, config=config) as server:
         daemon = (await join_all(server))[0]
         others = PrototypeSet(class_ids=np.array([3], np.int32), vectors=np.ones((1, WIDTH), np.float32))
-        refusal = await refusal_of(server, parts(daemon.session, 0, encode(Payload(prototypes=others))))
+        refusal = await refusal_of(server, parts(daemon.secret, 0, encode(Payload(prototypes=others))))
         assert (refusal.details.reason, refusal.details.field) == (pb.REFUSAL_REASON_INVALID_PAYLOAD, "class_ids")
         assert "of which no samples were declared at join" in str(refusal)
 
@@ -248,7 +248,7 @@ async def test_a_stream_that_says_nothing_is_given_up(tmp_path: Path) -> None:
 async def test_a_client_uploads_one_thing_at_a_time(server: Server, daemon: Daemon) -> None:
     first = asyncio.create_task(server.upload(stuck(header(daemon, LEARNT))))
     await asyncio.sleep(0.01)
-    refusal = await refusal_of(server, parts(daemon.session, 0, LEARNT))
+    refusal = await refusal_of(server, parts(daemon.secret, 0, LEARNT))
     assert refusal.details.reason == pb.REFUSAL_REASON_BUSY
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -259,7 +259,7 @@ async def test_a_client_uploads_one_thing_at_a_time(server: Server, daemon: Daem
 async def test_the_upload_of_a_superseded_session_is_given_up_for_the_next_one(server: Server, daemon: Daemon) -> None:
     zombie = asyncio.create_task(server.upload(stuck(header(daemon, LEARNT))))
     await asyncio.sleep(0.01)
-    successor = await Daemon.join(server, 0, previous=daemon.session)
+    successor = await Daemon.join(server, 0, previous=daemon.secret)
     assert not (await successor.send(0, LEARNT)).duplicate
     with pytest.raises(RefusedError, match="superseded while it uploaded") as refusal:
         await zombie
@@ -287,12 +287,12 @@ async def test_all_uploads_together_are_bounded(tmp_path: Path) -> None:
         await asyncio.sleep(0.01)
         other = await taken_anew(server, 1)
         learnt = contribution(1, 0, Payload())
-        refusal = await refusal_of(server, parts(other.session, 0, learnt))
+        refusal = await refusal_of(server, parts(other.secret, 0, learnt))
         assert refusal.details.reason == pb.REFUSAL_REASON_BUSY
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
             await first
-        receipt = await server.upload(parts(other.session, 0, learnt))
+        receipt = await server.upload(parts(other.secret, 0, learnt))
         assert not receipt.duplicate
 
 
@@ -300,7 +300,7 @@ async def taken_anew(server: Server, client_id: int) -> Daemon:
     """A daemon in the place of one that is gone."""
     holder = server.engine.sessions.get(client_id)
     assert holder is not None
-    server.engine.sessions.close(holder)
+    server.engine.sessions.leave(holder)
     return await Daemon.join(server, client_id)
 
 
@@ -324,14 +324,14 @@ async def test_the_audit_log_says_who_joined_and_what_was_accepted(
     ]
     assert noted[-1]["sha256"] == LEARNT.manifest.sha256.hex()
     assert noted[-1]["bytes"] == LEARNT.manifest.total_bytes
-    assert daemon.session not in (tmp_path / "audit.jsonl").read_text()
+    assert daemon.secret not in (tmp_path / "audit.jsonl").read_text()
 
 
 def test_refusals_are_noted_and_counted(tmp_path: Path) -> None:
     audit = Audit(tmp_path)
     refusal = RefusedError(pb.REFUSAL_REASON_INVALID_PAYLOAD, "counts: class 2\nhas 0 samples", field="counts")
     for _ in range(2):
-        audit.note_refusal("Upload", refusal, client=4, peer="ipv4:127.0.0.1:5")
+        audit.record_refusal("Upload", refusal, client=4, peer="ipv4:127.0.0.1:5")
     audit.close()
     first, second = audit_lines(tmp_path)
     assert (first["what"], first["client"], first["call"]) == ("refused", 4, "Upload")
@@ -344,6 +344,6 @@ def test_refusals_are_noted_and_counted(tmp_path: Path) -> None:
 def test_the_audit_log_is_only_ever_added_to(tmp_path: Path) -> None:
     for number in range(3):
         audit = Audit(tmp_path)
-        audit.note("joined", client=number)
+        audit.record("joined", client=number)
         assert [line["client"] for line in audit_lines(tmp_path)] == list(range(number + 1))
         audit.close()

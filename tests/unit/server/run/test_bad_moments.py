@@ -29,10 +29,10 @@ from run_machine import ids
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.wire import Payload
 from feddbp_server.reporting.event_log import Audit
-from feddbp_server.reporting.metrics_log import Results
+from feddbp_server.reporting.metrics_log import MetricsLog
 from feddbp_server.rpc.status_reply import status_of
 from feddbp_server.run.refusals import RefusedError, as_refusal
-from feddbp_server.run.state_machine import PauseRequested, Phase
+from feddbp_server.run.state_machine import Phase
 from feddbp_server.store import MemoryStore, MonitoredStore, SqliteStore, StoreError, StoreWriter
 
 
@@ -50,9 +50,9 @@ class FullDisk(MemoryStore):
     def touch(self) -> None:
         self._check("touch")
 
-    def save_progress(self, progress: str) -> None:
+    def save_snapshot(self, progress: str) -> None:
         self._check("progress")
-        super().save_progress(progress)
+        super().save_snapshot(progress)
 
     def save_client(self, record: Any) -> None:
         self._check("client")
@@ -129,7 +129,7 @@ async def test_while_nothing_can_be_kept_uploads_are_refused_on_their_header(ser
 
     async def counted() -> AsyncIterator[pb.UploadPart]:
         nonlocal parts_read
-        async for part in parts(daemons[1].session, 0, contribution(1, 0, Payload())):
+        async for part in parts(daemons[1].secret, 0, contribution(1, 0, Payload())):
             parts_read += 1
             yield part
 
@@ -240,14 +240,14 @@ async def test_an_upload_that_was_kept_but_never_noted_counts_when_it_comes_agai
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemons = await join_all(server)
-    note = server.engine.event_log.audit.note
+    note = server.engine.event_log.audit.record
 
     def broken(what: str, **facts: Any) -> None:
         if what == "accepted":
             raise RuntimeError("between the commit and its consequences")
         note(what, **facts)
 
-    monkeypatch.setattr(server.engine.event_log.audit, "note", broken)
+    monkeypatch.setattr(server.engine.event_log.audit, "record", broken)
     with pytest.raises(RuntimeError):
         await daemons[0].upload(0)
     monkeypatch.undo()
@@ -258,7 +258,7 @@ async def test_an_upload_that_was_kept_but_never_noted_counts_when_it_comes_agai
 async def test_an_operator_is_told_that_nothing_can_be_kept(server: Server, disk: FullDisk) -> None:
     disk.full = {"progress", "touch"}
     with pytest.raises(StoreError) as error:
-        await server.coordinator.operate(PauseRequested())
+        await server.coordinator.pause()
     assert as_refusal(error.value).details.reason == pb.REFUSAL_REASON_STORAGE
     assert server.phase is not Phase.PAUSED
 
@@ -275,7 +275,7 @@ async def test_only_the_disk_is_to_blame_for_trouble(tmp_path: Path) -> None:
         with pytest.raises(kind):
             await watched.run(fail)
         assert watched.trouble == ""
-    await watched.give_up()
+    await watched.stop_watching()
     await thread.close()
 
 
@@ -315,13 +315,13 @@ async def test_results_and_audit_that_cannot_be_written_fail_no_call(
 
 def test_a_line_is_in_the_audit_log_whole_or_not_at_all(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     audit = Audit(tmp_path)
-    audit.note("joined", client=1)
+    audit.record("joined", client=1)
     audit._file.close()
     audit._file = (tmp_path / "audit.jsonl").open("rb", buffering=0)  # as on a disk that became read-only
-    audit.note("left", client=1)
-    audit.note("left", client=2)
+    audit.record("left", client=1)
+    audit.record("left", client=2)
     audit._file = (tmp_path / "audit.jsonl").open("ab", buffering=0)
-    audit.note("joined", client=3)
+    audit.record("joined", client=3)
     audit.close()
     lines = (tmp_path / "audit.jsonl").read_text().splitlines()
     assert [line.partition('"client": ')[2] for line in lines] == ["1}", "3}"]
@@ -405,7 +405,7 @@ async def test_a_run_over_a_clock_that_is_set_back_has_a_summary_that_makes_sens
 
 
 def test_results_are_complete_only_once(tmp_path: Path) -> None:
-    results = Results(tmp_path)
+    results = MetricsLog(tmp_path)
     results.restore([])
     results.complete([])  # nothing was missing: the file is left alone
     assert (tmp_path / "metrics.jsonl").read_text() == ""

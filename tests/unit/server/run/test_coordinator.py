@@ -35,7 +35,7 @@ from feddbp_common.wire import Payload
 from feddbp_server.rpc.status_reply import status_of
 from feddbp_server.run.engine import Broadcast, RunEngine
 from feddbp_server.run.refusals import RefusedError
-from feddbp_server.run.state_machine import PauseRequested, Phase, ResumeRequested, StopRequested
+from feddbp_server.run.state_machine import Phase
 from feddbp_server.store import MemoryStore, RunMismatchError, SqliteStore
 
 
@@ -89,7 +89,7 @@ async def test_a_run_goes_from_its_first_join_to_its_end_on_pushes_alone(server:
 
     async def live(client_id: int) -> None:
         daemon = await Daemon.join(server, client_id)
-        async for event in server.coordinator.follow(daemon.client):
+        async for event in server.coordinator.follow(daemon.session):
             kind = event.WhichOneof("event")
             assert kind is not None
             heard[client_id].append(kind)
@@ -235,8 +235,8 @@ async def test_an_upload_to_a_closed_round_is_refused_with_the_open_one(server: 
 async def test_an_upload_under_a_superseded_session_is_refused(server: Server) -> None:
     daemons = await join_all(server)
     zombie = daemons[0]
-    reborn = await Daemon.join(server, 0, previous=zombie.session)
-    assert reborn.client.epoch == 2
+    reborn = await Daemon.join(server, 0, previous=zombie.secret)
+    assert reborn.session.epoch == 2
     assert (await refusal_of(zombie.upload(0))).reason == pb.REFUSAL_REASON_STALE_SESSION
     learnt = contribution(0, 0, Payload())
     accepting = accept(server, zombie, learnt)
@@ -256,26 +256,26 @@ async def test_of_two_daemons_that_claim_an_id_at_once_one_gets_it(server: Serve
     refused = [answer for answer in answers if isinstance(answer, RefusedError)]
     (winner,) = [answer for answer in answers if isinstance(answer, Daemon)]
     assert {refusal.details.reason for refusal in refused} == {pb.REFUSAL_REASON_ID_IN_USE}
-    assert server.engine.sessions.by_session(winner.session) is winner.client
-    assert winner.client.epoch == 1
+    assert server.engine.sessions.resolve(winner.secret) is winner.session
+    assert winner.session.epoch == 1
 
 
 async def test_the_stream_of_a_superseded_session_ends(server: Server) -> None:
     first = await Daemon.join(server, 0)
-    events = server.coordinator.follow(first.client)
+    events = server.coordinator.follow(first.session)
     await next_event(events)
     waiting = asyncio.create_task(anext(events))
     await asyncio.sleep(0)
-    await Daemon.join(server, 0, previous=first.session)
+    await Daemon.join(server, 0, previous=first.secret)
     assert (await refusal_of(waiting)).reason == pb.REFUSAL_REASON_STALE_SESSION
 
 
 async def test_the_end_of_an_old_stream_does_not_disconnect_the_new_session(server: Server) -> None:
     first = await Daemon.join(server, 0)
-    old = server.coordinator.follow(first.client)
+    old = server.coordinator.follow(first.session)
     await next_event(old)
-    second = await Daemon.join(server, 0, previous=first.session)
-    new = server.coordinator.follow(second.client)
+    second = await Daemon.join(server, 0, previous=first.secret)
+    new = server.coordinator.follow(second.session)
     await next_event(new)
     await old.aclose()
     await server.settled()
@@ -285,9 +285,9 @@ async def test_the_end_of_an_old_stream_does_not_disconnect_the_new_session(serv
 
 async def test_a_session_without_a_stream_is_not_connected_whatever_the_one_before_it_had(server: Server) -> None:
     old = await Daemon.join(server, 0)
-    stream = server.coordinator.follow(old.client)
+    stream = server.coordinator.follow(old.session)
     await anext(stream)
-    await Daemon.join(server, 0, previous=old.session)
+    await Daemon.join(server, 0, previous=old.secret)
     with pytest.raises(RefusedError):
         await anext(stream)
     await server.settled()
@@ -296,31 +296,31 @@ async def test_a_session_without_a_stream_is_not_connected_whatever_the_one_befo
 
 async def test_an_id_is_free_at_once_after_its_client_left(server: Server) -> None:
     daemon = await Daemon.join(server, 0)
-    await server.coordinator.leave(daemon.client, "bye")
+    await server.coordinator.leave(daemon.session, "bye")
     assert 0 not in server.engine.state.members
     again = await Daemon.join(server, 0)
-    assert again.client.epoch == 2
+    assert again.session.epoch == 2
     assert 0 in server.engine.state.members
 
 
 async def test_an_id_is_free_at_once_even_if_its_client_left_with_a_stream_open(server: Server) -> None:
     daemon = await Daemon.join(server, 0)
-    events = server.coordinator.follow(daemon.client)
+    events = server.coordinator.follow(daemon.session)
     await next_event(events)
-    await server.coordinator.leave(daemon.client, "bye")
+    await server.coordinator.leave(daemon.session, "bye")
     await events.aclose()
     await server.settled()
     again = await Daemon.join(server, 0)
-    assert again.client.epoch == 2
+    assert again.session.epoch == 2
 
 
 async def test_the_stream_of_a_client_that_left_ends(server: Server) -> None:
     daemon = await Daemon.join(server, 0)
-    events = server.coordinator.follow(daemon.client)
+    events = server.coordinator.follow(daemon.session)
     await next_event(events)
     waiting = asyncio.create_task(anext(events))
     await asyncio.sleep(0)
-    await server.coordinator.leave(daemon.client, "bye")
+    await server.coordinator.leave(daemon.session, "bye")
     done, _ = await asyncio.wait([waiting], timeout=1)
     assert done, "the stream stays open"
     assert isinstance(waiting.exception(), StopAsyncIteration | RefusedError)
@@ -330,7 +330,7 @@ async def test_whoever_left_is_still_gone_after_a_restart(tmp_path: Path) -> Non
     store = MemoryStore()
     async with Server(store, tmp_path) as server:
         leaving, staying = await Daemon.join(server, 0), await Daemon.join(server, 1)
-        await server.coordinator.leave(leaving.client, "bye")
+        await server.coordinator.leave(leaving.session, "bye")
         assert activities(server) == {0: pb.CLIENT_ACTIVITY_LEFT, 1: pb.CLIENT_ACTIVITY_AWAY}
     async with Server(store, tmp_path) as restarted:
         assert restarted.engine.state.members == ids(1)
@@ -338,28 +338,28 @@ async def test_whoever_left_is_still_gone_after_a_restart(tmp_path: Path) -> Non
         staying.moved_to(restarted)
         with pytest.raises(RefusedError, match="this session is unknown"):
             leaving.moved_to(restarted)
-        assert (await Daemon.join(restarted, 0)).client.epoch == 2
+        assert (await Daemon.join(restarted, 0)).session.epoch == 2
 
 
 async def test_leaving_twice_does_not_throw_out_whoever_took_the_id_in_between(server: Server) -> None:
     first = await Daemon.join(server, 0)
-    await server.coordinator.leave(first.client, "bye")
+    await server.coordinator.leave(first.session, "bye")
     second = await Daemon.join(server, 0)
-    await server.coordinator.leave(first.client, "bye again")
+    await server.coordinator.leave(first.session, "bye again")
     assert 0 in server.engine.state.members
-    assert server.engine.sessions.is_current(second.client)
+    assert server.engine.sessions.is_current(second.session)
 
 
 async def test_a_round_everyone_chosen_has_left_is_told_and_waits_for_clients(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Server(MemoryStore(), tmp_path, participation=0.5, min_clients=2, deadline=1000) as server:
-        await server.coordinator.operate(PauseRequested())  # or the round would open for the first two
+        await server.coordinator.pause()  # or the round would open for the first two
         daemons = {daemon.client_id: daemon for daemon in await join_all(server)}
-        await server.coordinator.operate(ResumeRequested())
+        await server.coordinator.resume()
         (observer,) = server.engine.state.observers
         for client_id in sorted(server.engine.state.selected):
-            await server.coordinator.leave(daemons[client_id].client, "bye")
+            await server.coordinator.leave(daemons[client_id].session, "bye")
         assert server.phase is Phase.WAITING
         assert server.engine.state.members == ids(observer)
         assert (
@@ -369,7 +369,7 @@ async def test_a_round_everyone_chosen_has_left_is_told_and_waits_for_clients(
 
 
 async def test_a_run_that_is_over_admits_nobody(server: Server) -> None:
-    await server.coordinator.operate(StopRequested("enough"))
+    await server.coordinator.stop("enough")
     assert (await refusal_of(Daemon.join(server, 0))).reason == pb.REFUSAL_REASON_RUN_ENDED
 
 
@@ -378,13 +378,13 @@ async def test_a_run_that_is_over_admits_nobody(server: Server) -> None:
 
 async def test_a_stream_begins_with_where_the_run_stands(server: Server) -> None:
     daemons = await join_all(server)
-    event = await next_event(server.coordinator.follow(daemons[1].client))
+    event = await next_event(server.coordinator.follow(daemons[1].session))
     assert (event.round_opened.round, event.round_opened.selected) == (0, True)
 
 
 async def test_nothing_is_pushed_twice(server: Server) -> None:
     daemons = await join_all(server)
-    events = server.coordinator.follow(daemons[1].client)
+    events = server.coordinator.follow(daemons[1].session)
     await next_event(events)
     await daemons[0].work(0)
     await daemons[0].report(0)
@@ -393,7 +393,7 @@ async def test_nothing_is_pushed_twice(server: Server) -> None:
 
 async def test_a_slow_follower_hears_of_the_newest_state_only(server: Server) -> None:
     daemons = await join_all(server)
-    events = server.coordinator.follow(daemons[0].client)
+    events = server.coordinator.follow(daemons[0].session)
     assert (await next_event(events)).round_opened.round == 0
     for number in range(ROUNDS):
         for daemon in daemons:
@@ -405,7 +405,7 @@ async def test_a_slow_follower_hears_of_the_newest_state_only(server: Server) ->
 async def test_an_open_stream_is_the_sign_of_life(server: Server) -> None:
     daemon = await Daemon.join(server, 0)
     assert server.engine.state.connected == ids()
-    events = server.coordinator.follow(daemon.client)
+    events = server.coordinator.follow(daemon.session)
     await next_event(events)
     assert server.engine.state.connected == ids(0)
     await events.aclose()
@@ -418,7 +418,7 @@ async def test_late_joiners_wait_for_the_next_round(tmp_path: Path) -> None:
     async with Server(MemoryStore(), tmp_path, min_clients=2) as server:
         early = [await Daemon.join(server, 0), await Daemon.join(server, 1)]
         late = await Daemon.join(server, 2)
-        events = server.coordinator.follow(late.client)
+        events = server.coordinator.follow(late.session)
         assert (await next_event(events)).WhichOneof("event") == "waiting"
         assert (await refusal_of(late.upload(0))).reason == pb.REFUSAL_REASON_NOT_SELECTED
         for daemon in early:
@@ -431,7 +431,7 @@ async def test_late_joiners_wait_for_the_next_round(tmp_path: Path) -> None:
 async def test_followers_are_told_when_the_server_goes_away(tmp_path: Path) -> None:
     async with Server(MemoryStore(), tmp_path) as server:
         daemon = await Daemon.join(server, 0)
-        events = server.coordinator.follow(daemon.client)
+        events = server.coordinator.follow(daemon.session)
         await next_event(events)
         draining = asyncio.create_task(server.engine.drain())
         assert (await next_event(events)).WhichOneof("event") == "server_draining"
@@ -442,19 +442,19 @@ async def test_followers_are_told_when_the_server_goes_away(tmp_path: Path) -> N
 
 async def test_the_server_waits_until_every_member_was_told_of_the_end(server: Server) -> None:
     daemons = await join_all(server)
-    await server.coordinator.operate(StopRequested("enough"))
+    await server.coordinator.stop("enough")
     ended = asyncio.create_task(server.coordinator.ended(linger=timedelta(seconds=PATIENCE)))
     for daemon in daemons:
         await asyncio.sleep(0)
         assert not ended.done()
-        async for event in server.coordinator.follow(daemon.client):
+        async for event in server.coordinator.follow(daemon.session):
             assert event.run_ended.reason == "enough"
     await asyncio.wait_for(ended, timeout=PATIENCE)
 
 
 async def test_the_server_does_not_wait_for_ever_for_those_who_are_away(server: Server) -> None:
     await join_all(server)
-    await server.coordinator.operate(StopRequested("enough"))
+    await server.coordinator.stop("enough")
     await asyncio.wait_for(server.coordinator.ended(linger=timedelta(seconds=0.05)), timeout=PATIENCE)
 
 
@@ -475,10 +475,10 @@ async def test_the_same_results_again_are_counted_once(server: Server, tmp_path:
         await daemons[0].report(0)
     other = metrics(0, 0)
     other.accuracies[0].correct = 9
-    await server.coordinator.report_metrics(daemons[0].client, 0, other)
+    await server.coordinator.report_metrics(daemons[0].session, 0, other)
     (line,) = metrics_of(tmp_path)
     assert line["accuracy"] == 0.0
-    assert server.engine.results.traffic.up == 100
+    assert server.engine.metrics_log.traffic.up == 100
 
 
 async def test_results_of_a_round_to_come_are_refused(server: Server) -> None:
@@ -488,8 +488,8 @@ async def test_results_of_a_round_to_come_are_refused(server: Server) -> None:
 
 async def test_progress_and_failures_are_shown(server: Server) -> None:
     daemons = await join_all(server)
-    server.coordinator.report_progress(daemons[1].client, pb.Progress(epochs_done=2, epochs=10))
-    server.coordinator.report_failure(daemons[2].client, 0, "out of memory " + "x" * 10_000)
+    server.coordinator.report_progress(daemons[1].session, pb.Progress(epochs_done=2, epochs=10))
+    server.coordinator.report_failure(daemons[2].session, 0, "out of memory " + "x" * 10_000)
     status = status_of(server.view)
     assert (status.clients[1].progress.epochs_done, status.clients[1].progress.epochs) == (2, 10)
     (incident,) = status.incidents
@@ -510,7 +510,7 @@ async def test_only_the_newest_incidents_are_kept(server: Server) -> None:
 
 async def test_the_status_says_where_the_run_stands_and_who_is_missing(server: Server) -> None:
     daemons = await join_all(server)
-    events = [server.coordinator.follow(daemon.client) for daemon in daemons[:2]]
+    events = [server.coordinator.follow(daemon.session) for daemon in daemons[:2]]
     for stream in events:
         await next_event(stream)
     await daemons[0].work(0)
@@ -565,10 +565,10 @@ async def test_the_status_of_a_finished_run_says_how_it_ended(server: Server) ->
 
 async def hurry(server: Server, seconds: float, *, min_clients: int = CLIENTS) -> None:
     """From here on the open round has only so much time; what was to be done in it is done by now."""
-    await server.coordinator.operate(PauseRequested())
+    await server.coordinator.pause()
     deadline = timedelta(seconds=seconds)
     server.engine.policy = replace(server.engine.policy, deadline=deadline, min_clients=min_clients)
-    await server.coordinator.operate(ResumeRequested())
+    await server.coordinator.resume()
 
 
 async def test_the_deadline_is_a_timer_and_needs_no_traffic(tmp_path: Path) -> None:
@@ -609,19 +609,19 @@ async def test_the_time_that_is_left_is_shown(tmp_path: Path) -> None:
 
 async def test_a_paused_run_takes_uploads_but_closes_no_round(server: Server) -> None:
     daemons = await join_all(server)
-    await server.coordinator.operate(PauseRequested())
+    await server.coordinator.pause()
     for daemon in daemons:
         await daemon.work(0)
     await server.settled()
     assert (server.phase, server.engine.state.round) == (Phase.PAUSED, 0)
-    await server.coordinator.operate(ResumeRequested())
+    await server.coordinator.resume()
     await server.until_round(1)
 
 
 async def test_stopping_a_paused_run_is_not_noted_as_resuming_it(server: Server, tmp_path: Path) -> None:
     await join_all(server)
-    await server.coordinator.operate(PauseRequested())
-    await server.coordinator.operate(StopRequested("enough"))
+    await server.coordinator.pause()
+    await server.coordinator.stop("enough")
     noted = [json.loads(line)["what"] for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
     assert noted[-2:] == ["paused", "ended"]
 
@@ -652,13 +652,13 @@ async def test_a_pause_during_aggregation_opens_the_next_round_only_after_it(
     for daemon in daemons:
         await daemon.work(0)
     await strategy.reached()
-    await server.coordinator.operate(PauseRequested())
+    await server.coordinator.pause()
     strategy.opened.set()
     await server.until(lambda run: run.state.round == 1)
     assert server.phase is Phase.PAUSED
-    events = server.coordinator.follow(daemons[0].client)
+    events = server.coordinator.follow(daemons[0].session)
     assert "paused" in (await next_event(events)).waiting.reason
-    await server.coordinator.operate(ResumeRequested())
+    await server.coordinator.resume()
     assert (await next_event(events)).round_opened.round == 1
     await events.aclose()
 
@@ -672,7 +672,7 @@ async def test_a_stop_during_aggregation_leaves_one_truth_about_the_prototypes(
         for daemon in await join_all(server):
             await daemon.work(0)
         await strategy.reached()
-        await server.coordinator.operate(StopRequested("enough"))
+        await server.coordinator.stop("enough")
         await asyncio.sleep(0.05)  # the summary is written while the strategy still computes
         strategy.opened.set()
         await server.until_over()
@@ -689,9 +689,9 @@ async def test_a_stop_during_aggregation_leaves_one_truth_about_the_prototypes(
 
 async def test_a_stopped_run_tells_everyone_why(server: Server, tmp_path: Path) -> None:
     daemons = await join_all(server)
-    events = server.coordinator.follow(daemons[0].client)
+    events = server.coordinator.follow(daemons[0].session)
     await next_event(events)
-    await server.coordinator.operate(StopRequested("enough"))
+    await server.coordinator.stop("enough")
     ended = (await next_event(events)).run_ended
     assert (ended.outcome, ended.reason) == (pb.RUN_OUTCOME_STOPPED, "enough")
     await server.until_over()
@@ -709,7 +709,7 @@ async def test_a_strategy_that_fails_fails_the_run_with_its_reason(
 
     monkeypatch.setattr(server.engine.aggregator._strategy, "aggregate", broken)
     daemons = await join_all(server)
-    events = server.coordinator.follow(daemons[0].client)
+    events = server.coordinator.follow(daemons[0].session)
     await next_event(events)
     for daemon in daemons:
         await daemon.work(0)
@@ -763,7 +763,7 @@ async def run_with_restart(store: MemoryStore | SqliteStore, directory: Path, *,
         server = Server(store, directory)
         await server.engine.start()
         if rejoin:
-            daemons = [await Daemon.join(server, daemon.client_id, previous=daemon.session) for daemon in daemons]
+            daemons = [await Daemon.join(server, daemon.client_id, previous=daemon.secret) for daemon in daemons]
         else:
             daemons = [daemon.moved_to(server) for daemon in daemons]
 
@@ -822,11 +822,11 @@ async def test_a_paused_run_is_paused_after_a_restart(tmp_path: Path) -> None:
     store = MemoryStore()
     async with Server(store, tmp_path, deadline=100) as first:
         await join_all(first)
-        await first.coordinator.operate(PauseRequested())
+        await first.coordinator.pause()
     async with Server(store, tmp_path, deadline=100) as second:
         assert (second.phase, second.engine.state.held_phase) == (Phase.PAUSED, Phase.COLLECTING)
         assert second.engine.state.deadline is None
-        await second.coordinator.operate(ResumeRequested())
+        await second.coordinator.resume()
         assert second.phase is Phase.COLLECTING
         assert second.engine.state.deadline is not None
 

@@ -22,7 +22,7 @@ from feddbp_server.rpc.upload import check_upload
 from feddbp_server.run.client_events import event_for
 from feddbp_server.run.limits import DEFAULT_LIMITS
 from feddbp_server.run.refusals import REASON_NAMES, RefusedError, as_refusal
-from feddbp_server.run.snapshot import Progress
+from feddbp_server.run.snapshot import RunSnapshot
 from feddbp_server.run.state_machine import Phase, RunState
 from feddbp_server.run.validation import (
     check_download,
@@ -350,15 +350,15 @@ def test_followers_are_woken_whenever_anyone_would_be_told_something_else(before
 
 
 def test_a_run_that_was_begun_without_a_count_of_its_seconds_can_go_on() -> None:
-    stored = json.loads(Progress(state=RunState(), seconds=12.5).to_json())
+    stored = json.loads(RunSnapshot(state=RunState(), seconds=12.5).to_json())
     del stored["seconds"]
-    assert Progress.from_json(json.dumps(stored)).seconds == 0.0
+    assert RunSnapshot.from_json(json.dumps(stored)).seconds == 0.0
 
 
 @settings(max_examples=40, deadline=None)
 @given(states)
 def test_the_durable_part_of_a_state_comes_back(before: RunState) -> None:
-    after = Progress.from_json(Progress(state=before, seconds=12.5).to_json())
+    after = RunSnapshot.from_json(RunSnapshot(state=before, seconds=12.5).to_json())
     assert after.seconds == 12.5
     collecting_again = {Phase.AGGREGATING: Phase.COLLECTING}
     assert after.state.phase is collecting_again.get(before.phase, before.phase)
@@ -373,5 +373,5 @@ def test_the_durable_part_of_a_state_comes_back(before: RunState) -> None:
 @given(states, states)
 def test_what_would_be_written_differently_is_written(before: RunState, other: RunState) -> None:
     for after in one_thing_changed(before, other):
-        written = [Progress(state=where, seconds=0.0).to_json() for where in (before, after)]
+        written = [RunSnapshot(state=where, seconds=0.0).to_json() for where in (before, after)]
         assert before.durable != after.durable or written[0] == written[1]

@@ -61,7 +61,7 @@ async def watched(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
     """Looks for better days only where a test asks it to."""
     made = Watched(tmp_path, getattr(request, "param", timedelta(hours=1)))
     yield made
-    await made.watched.give_up()
+    await made.watched.stop_watching()
     await made.thread.close()
 
 
@@ -113,7 +113,7 @@ async def test_whoever_waits_for_better_days_is_let_go_when_the_server_goes(watc
         await watched.watched.run(save(1))
     waiting = asyncio.create_task(watched.watched.wait_until_writable())
     await asyncio.sleep(0)
-    await watched.watched.give_up()
+    await watched.watched.stop_watching()
     await asyncio.wait_for(waiting, timeout=PATIENCE)
 
 
