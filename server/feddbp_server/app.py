@@ -1,4 +1,4 @@
-"""The server's life: open the store, take up the run, listen, serve until the run or an operator ends it."""
+"""The server process: opens the store, resumes the run, listens, and serves until the run ends or a signal arrives."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _GRACE: Final = timedelta(seconds=5)
 
 
 class Server:
-    """A listening server and the run behind it."""
+    """Owns the parts of a server and their life cycle."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
@@ -106,18 +106,18 @@ class Server:
             self.port = self._add_port(address)
         except RuntimeError:
             raise ConfigurationError(
-                f"cannot listen on {address}: the port is in use or the address is not ours"
+                f"cannot listen on {address}: the port is in use or the address is not one of this machine"
             ) from None
         self._serve_metrics()
         await self._grpc.start()
-        await self._tell_health()
+        await self._set_health()
         self._write_endpoint()
         log.info("listening on %s:%d", self._config.listen.host, self.port)
 
     def _make_monitor(self) -> Monitor | None:
         if self._config.listen.metrics_port is None:
             return None
-        from feddbp_server.metrics import Monitor  # loads an HTTP server, and most runs do without
+        from feddbp_server.metrics import Monitor  # imports an HTTP server, which most runs do not need
 
         return Monitor(self.coordinator.view, self._limits)
 
@@ -128,7 +128,7 @@ class Server:
         self.metrics_port = self._monitor.listen(host, port)
         log.info("metrics are at http://%s/metrics", _address(host, self.metrics_port))
         if not is_loopback(host):
-            log.warning("metrics are told to anyone who reaches %s, unencrypted", host)
+            log.warning("metrics are readable, unencrypted, by any host that reaches %s", host)
 
     def _identity(self) -> Identity:
         listen = self._config.listen
@@ -146,14 +146,14 @@ class Server:
         return self._grpc.add_secure_port(address, credentials)
 
     def _write_endpoint(self) -> None:
-        """Tells whoever started the server with port 0 where it ended up."""
+        """Writes where the server listens, for processes that started it with port 0."""
         endpoint: dict[str, str | int] = {"host": self._config.listen.host, "port": self.port, "pid": os.getpid()}
         if self.metrics_port is not None:
             endpoint |= {"metrics_host": self._config.listen.metrics_host, "metrics_port": self.metrics_port}
         replace_text(self._config.listen.state_dir / ENDPOINT_NAME, json.dumps(endpoint) + "\n")
 
     async def _until_over(self) -> None:
-        health = asyncio.create_task(self._keep_health())
+        health = asyncio.create_task(self._update_health())
         over = asyncio.create_task(self.coordinator.ended(linger=self._config.listen.linger))
         stopped = asyncio.create_task(self._stopping.wait())
         await asyncio.wait((over, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -166,19 +166,19 @@ class Server:
         self._stop_signal = number
         self._stopping.set()
         if not self.engine.state.phase.is_final:
-            log.info("%s: the run is held until the server is started again", signal.Signals(number).name)
+            log.info("%s: stopping; the run resumes when the server is started again", signal.Signals(number).name)
 
-    async def _keep_health(self) -> None:
+    async def _update_health(self) -> None:
         while True:
             changed = self.engine.run_changed.upcoming()
-            await self._tell_health()
+            await self._set_health()
             await changed.wait()
 
-    async def _tell_health(self) -> None:
-        """Clients can be served while the run goes on; operators as long as the process does."""
+    async def _set_health(self) -> None:
+        """Clients are served while the run can accept uploads, operators as long as the process runs."""
         serving, not_serving = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
-        going_on = not (self.engine.state.phase.is_final or self.engine.draining or self.engine.storage_trouble)
-        await self._health.set(FEDERATION, serving if going_on else not_serving)
+        accepting = not (self.engine.state.phase.is_final or self.engine.draining or self.engine.storage_trouble)
+        await self._health.set(FEDERATION, serving if accepting else not_serving)
         await self._health.set(CONTROL, serving)
         await self._health.set("", serving)
 
@@ -186,7 +186,7 @@ class Server:
         await self._health.enter_graceful_shutdown()
         await self.engine.drain()
         await self._grpc.stop(_GRACE.total_seconds())
-        await self.engine.drain()  # streams that ended just now have left a last note
+        await self.engine.drain()  # streams that ended in the grace period have applied events
         if self._monitor is not None:
             await self._monitor.close()
         await self._store.close()

@@ -1,4 +1,4 @@
-"""Closing a round: the strategy in a thread of its own, fed with uploads one by one, from memory or the store."""
+"""Aggregation: the strategy runs in a thread of its own and reads uploads one by one, from the cache or the store."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ LabelCounts = Callable[[int], Sequence[int]]
 """A client's training samples per class, by client id."""
 
 _GROUP_UPLOADS: Final = 16
-"""Uploads fetched from the store at a time; two groups bound the memory of closing a round."""
+"""Uploads read from the store at a time; two groups bound the memory of closing a round."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GlobalState:
-    """What the server knows after a round, in every form in which it is needed."""
+    """The result of aggregation after a round, in every form in which it is needed."""
 
     payload: Payload
     encoded: Encoded
-    """As it is stored."""
+    """As stored."""
     reply: Encoded
-    """As it is sent to clients of which nothing is known; where replies are not personal, to all."""
+    """As sent to clients without an upload so far; to every client where replies are not personalised."""
 
     def record(self, *, completed_rounds: int) -> AggregateRecord:
         return AggregateRecord(
@@ -44,7 +44,7 @@ class GlobalState:
 
 
 class Aggregator:
-    """What the server knows, and how it comes to know more."""
+    """Owns the global state, the strategy that advances it, and the cache of uploads."""
 
     def __init__(
         self, config: RunConfig, store: Jobs, *, cache_bytes: int = DEFAULT_LIMITS.cached_upload_bytes
@@ -62,9 +62,9 @@ class Aggregator:
 
     @property
     def sha256(self) -> str:
-        """Digest of everything the server knows; for prototype methods, of the global prototypes.
+        """Digest of the global state; for prototype methods, of the global prototypes.
 
-        Empty as long as that is nothing, which for a method that exchanges nothing it is for ever.
+        Empty while the state is, which it always is for a method that exchanges nothing.
         """
         manifest = self._state.encoded.manifest
         return manifest.sha256.hex() if manifest.total_bytes else ""
@@ -87,35 +87,35 @@ class Aggregator:
         return layout
 
     def settle_layout(self, manifest: pb.Manifest) -> None:
-        """The first upload that is accepted decides for the run."""
+        """Fixes the layout of the run by its first accepted upload."""
         self._layout = self.check_layout(manifest)
 
     async def _restore_layout(self, open_round: int) -> None:
-        """From any upload: there is always one to the open round or the one before it, once there are any."""
+        """Restores it from any upload: the open round or the one before has one, as soon as there are any."""
         records = await self._store.run(lambda store: store.uploads(open_round) or store.uploads(open_round - 1))
         if records:
             self.settle_layout(pb.Manifest.FromString(records[0].manifest))
 
     def cache(self, round_number: int, client_id: int, payload: Payload) -> None:
-        """Remembers what aggregation will look at of an upload that is in the store."""
+        """Caches the part of a stored upload that aggregation reads."""
         prototypes = payload.prototypes
         if self._strategy.aggregates_prototypes_only and prototypes is not None:
-            # a copy: a view would hold on to all that was received
+            # a copy: a view would keep the whole body alive
             payload = Payload(prototypes=replace(prototypes, vectors=prototypes.vectors.copy()))
         self._cache.add(round_number, client_id, payload)
 
     async def close_round(self, round_number: int, label_counts: LabelCounts) -> GlobalState:
-        """What the server will know after the round; in force only once `adopt` is called."""
+        """The global state after the round; in force only after `adopt`."""
         records = await self._store.run(lambda store: store.uploads(round_number))
         groups = [records[start : start + _GROUP_UPLOADS] for start in range(0, len(records), _GROUP_UPLOADS)]
         loop = asyncio.get_running_loop()
 
         def fetch(group: list[UploadRecord]) -> Future[list[tuple[int, Payload]]]:
             found = ((record.client_id, self._cache.get(round_number, record.client_id)) for record in group)
-            kept = {client_id: payload for client_id, payload in found if payload is not None}
-            if len(kept) == len(group):
-                return _done(list(kept.items()))
-            return asyncio.run_coroutine_threadsafe(self._store.run(functools.partial(self._read, group, kept)), loop)
+            cached = {client_id: payload for client_id, payload in found if payload is not None}
+            if len(cached) == len(group):
+                return _done(list(cached.items()))
+            return asyncio.run_coroutine_threadsafe(self._store.run(functools.partial(self._read, group, cached)), loop)
 
         def uploads() -> Iterator[Upload]:
             fetched = fetch(groups[0]) if groups else _done([])
@@ -125,33 +125,33 @@ class Aggregator:
                 for client_id, payload in arrived:
                     yield Upload(client_id=client_id, payload=payload, label_counts=label_counts(client_id))
 
-        known = self._state.payload
+        state = self._state.payload
         return await asyncio.to_thread(
-            lambda: self._encoded_state(self._strategy.aggregate(known, uploads(), round_number=round_number))
+            lambda: self._encoded_state(self._strategy.aggregate(state, uploads(), round_number=round_number))
         )
 
     def adopt(self, state: GlobalState) -> None:
         self._state = state
 
     async def download(self, client_id: int, round_number: int) -> Encoded:
-        """What a client receives at the start of a round, computed when it asks: there are no copies per client."""
-        known = self._state  # before anything is awaited: a round may close meanwhile
+        """What a client receives at the start of a round, computed on request: there are no copies per client."""
+        state = self._state  # before anything is awaited: a round may close meanwhile
         if not self._strategy.personalises:
-            return known.reply
+            return state.reply
         own = await self._store.run(lambda store: self._last_upload(store, client_id, round_number))
-        return known.reply if own is None else self._encoded_reply(known.payload, own)
+        return state.reply if own is None else self._encoded_reply(state.payload, own)
 
     def _encoded_state(self, payload: Payload) -> GlobalState:
-        """What cannot be encoded fails the round here, and not the clients that ask for it."""
+        """Encodes a state once: what cannot be encoded fails the round here instead of every download."""
         return GlobalState(payload=payload, encoded=encode(payload), reply=self._encoded_reply(payload, None))
 
-    def _encoded_reply(self, known: Payload, own_upload: Payload | None) -> Encoded:
-        return encode(self._strategy.reply(known, own_upload), real_type=self._config.wire_type)
+    def _encoded_reply(self, state: Payload, own_upload: Payload | None) -> Encoded:
+        return encode(self._strategy.reply(state, own_upload), real_type=self._config.wire_type)
 
     def _read(
-        self, records: list[UploadRecord], kept: Mapping[int, Payload], store: Store
+        self, records: list[UploadRecord], cached: Mapping[int, Payload], store: Store
     ) -> list[tuple[int, Payload]]:
-        return [(record.client_id, kept.get(record.client_id) or self._payload(store, record)) for record in records]
+        return [(record.client_id, cached.get(record.client_id) or self._payload(store, record)) for record in records]
 
     def _payload(self, store: Store, record: UploadRecord) -> Payload:
         manifest = pb.Manifest.FromString(record.manifest)

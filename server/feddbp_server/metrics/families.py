@@ -1,4 +1,4 @@
-"""The metrics, each made of what the coordinator and the call meter know at this moment. Call on the event loop."""
+"""The metric families, made of the run and the call meter at the moment of a scrape. Call on the event loop."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _UPLOAD: Final = "Upload"
 
 
 def run_families(run: RunView) -> Iterator[Metric]:
-    """Where the run stands. No metric is per client: there may be a hundred thousand, and the status tells of each."""
+    """The state of the run. No metric is per client: there may be a hundred thousand, and the status lists each."""
     state, policy = run.state, run.policy
     info = {"run_id": run.run_id, "method": run.method, "version": VERSION}
     yield InfoMetricFamily("feddbp_run", "The run and the software that runs it.", info)
@@ -47,7 +47,7 @@ def run_families(run: RunView) -> Iterator[Metric]:
     )
     activities = Counter(run.activity_of(session) for session in run.sessions())
     yield _labelled(
-        GaugeMetricFamily("feddbp_clients", "Clients that ever joined, by what they are doing.", labels=["state"]),
+        GaugeMetricFamily("feddbp_clients", "Clients that ever joined, by activity.", labels=["state"]),
         {(name,): activities[activity] for activity, name in ACTIVITY_NAMES.items()},
     )
     yield GaugeMetricFamily("feddbp_clients_missing", "Clients the phase still waits for.", len(state.missing))
@@ -74,23 +74,23 @@ def run_families(run: RunView) -> Iterator[Metric]:
 
 
 def _event_families(run: RunView) -> Iterator[Metric]:
-    """What happened since this server started."""
-    yield CounterMetricFamily(
-        "feddbp_uploads_accepted", "Contributions that were made durable.", run.audited("accepted")
-    )
-    # reasons that did not occur are told, too: only what was 0 before can be seen to rise
+    """Events since this server started."""
+    yield CounterMetricFamily("feddbp_uploads_accepted", "Uploads that were made durable.", run.audited("accepted"))
+    # also reasons that did not occur: a rate needs a sample of 0 before the first increase
     known = {(_UPLOAD, reason) for reason in REASON_NAMES} | run.refused_calls.keys()
     yield _labelled(
-        CounterMetricFamily("feddbp_calls_refused", "Calls that were turned away.", labels=["method", "reason"]),
+        CounterMetricFamily("feddbp_calls_refused", "Calls that were refused.", labels=["method", "reason"]),
         {labels: run.refused_calls[labels] for labels in sorted(known)},
     )
-    yield CounterMetricFamily("feddbp_client_failures", "Rounds a client said it could not do.", run.audited("failed"))
+    yield CounterMetricFamily(
+        "feddbp_client_failures", "Rounds in which a client reported a failure.", run.audited("failed")
+    )
     yield _durations(
         HistogramMetricFamily("feddbp_phase_seconds", "Seconds a phase lasted, once it is over.", labels=["phase"]),
         {(phase.value,): times for phase, times in run.phase_times.by_phase.items() if not phase.is_final},
     )
     yield _durations(
-        HistogramMetricFamily("feddbp_aggregation_seconds", "Seconds to compute what a round teaches.", labels=[]),
+        HistogramMetricFamily("feddbp_aggregation_seconds", "Seconds to aggregate a round.", labels=[]),
         {(): run.aggregation_times},
     )
 
@@ -104,11 +104,11 @@ def call_families(methods: Mapping[str, MethodCalls]) -> Iterator[Metric]:
         {name: counts.started for name, counts in calls.items()},
     )
     yield _labelled(
-        CounterMetricFamily("feddbp_grpc_calls_handled", "Calls that are over.", labels=[*labels, "code"]),
+        CounterMetricFamily("feddbp_grpc_calls_handled", "Calls that have ended.", labels=[*labels, "code"]),
         {(*name, code): times for name, counts in calls.items() for code, times in counts.handled.items()},
     )
     yield _durations(
-        HistogramMetricFamily("feddbp_grpc_call_seconds", "Seconds from a call's begin to its end.", labels=labels),
+        HistogramMetricFamily("feddbp_grpc_call_seconds", "Seconds from a call's start to its end.", labels=labels),
         {name: counts.seconds for name, counts in calls.items()},
     )
     yield _labelled(

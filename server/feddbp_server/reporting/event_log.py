@@ -1,4 +1,4 @@
-"""What happens in a run, told to people: in the log, in the audit log, and as incidents in the status."""
+"""Reports the events of a run: as log lines, as entries of the audit log, and as incidents in the status."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ log = logging.getLogger("feddbp.server")
 
 
 class RateLimit:
-    """Whatever others can make happen as often as they like must not fill a disk."""
+    """A token bucket: events that callers can repeat at will must not fill the disk."""
 
-    def __init__(self, at_once: int, *, per_second: float, clock: Callable[[], float]) -> None:
-        self._most = float(at_once)
+    def __init__(self, burst: int, *, per_second: float, clock: Callable[[], float]) -> None:
+        self._burst = float(burst)
         self._per_second = per_second
         self._clock = clock
-        self._left, self._counted_at = self._most, clock()
+        self._left, self._counted_at = self._burst, clock()
         self._withheld = 0
 
     def take(self) -> bool:
-        """Whether there is any left for one more; if not, it is counted."""
+        """Whether one more is allowed; if not, it is counted as withheld."""
         now = self._clock()
-        self._left = min(self._left + (now - self._counted_at) * self._per_second, self._most)
+        self._left = min(self._left + (now - self._counted_at) * self._per_second, self._burst)
         self._counted_at = now
         if self._left < 1:
             self._withheld += 1
@@ -60,13 +60,16 @@ class RateLimit:
         return True
 
     def take_withheld(self) -> int:
-        """How many there was nothing left for since this was last asked."""
+        """How many were withheld since the last call."""
         withheld, self._withheld = self._withheld, 0
         return withheld
 
 
 class Audit:
-    """Writes as things happen, line by line; a reader may follow it. No call fails because it cannot be written."""
+    """The audit log: joins, uploads, refusals and their reasons, one JSON object a line, append only.
+
+    A call never fails because its entry cannot be written.
+    """
 
     def __init__(
         self, directory: Path, *, limits: Limits = DEFAULT_LIMITS, clock: Callable[[], float] = time.monotonic
@@ -82,7 +85,7 @@ class Audit:
         self._refusals = RateLimit(limits.audited_refusals, per_second=limits.audited_refusals_per_second, clock=clock)
         self._of_clients: dict[tuple[int, str], RateLimit] = {}
         self.recorded: Counter[str] = Counter()
-        """What happened since the server started, by what it was, whether or not it could be written."""
+        """Entries since the server started, by kind, whether or not they could be written."""
         self.refused: Counter[tuple[str, str]] = Counter()
         """Refused calls since the server started, by method and reason."""
 
@@ -109,24 +112,24 @@ class Audit:
             self._lost = 0
 
     def record_client_event(self, what: str, *, client: int, **facts: Any) -> bool:
-        """Counts what a client did and writes it down; says whether it did, since a flood of them is only counted."""
-        allowance = self._of_clients.get((client, what))
-        if allowance is None:
-            allowance = RateLimit(
+        """Counts an event of a client, and writes it unless there is a flood of them; returns whether it did."""
+        rate_limit = self._of_clients.get((client, what))
+        if rate_limit is None:
+            rate_limit = RateLimit(
                 self._limits.audited_client_events,
                 per_second=self._limits.audited_client_events_per_second,
                 clock=self._clock,
             )
-            self._of_clients[client, what] = allowance
-        if not allowance.take():
+            self._of_clients[client, what] = rate_limit
+        if not rate_limit.take():
             self.recorded[what] += 1
             return False
-        self._record_flood(allowance, what, client)
+        self._record_flood(rate_limit, what, client)
         self.record(what, client=client, **facts)
         return True
 
     def record_refusal(self, call: str, refusal: RefusedError, *, client: int | None, peer: str) -> bool:
-        """Counts a refusal and writes it down; says whether it did, since a flood of them is only counted."""
+        """Counts a refusal, and writes it unless there is a flood of them; returns whether it did."""
         self.refused[call, refusal.reason_name] += 1
         if not self._refusals.take():
             return False
@@ -144,19 +147,19 @@ class Audit:
 
     def close(self) -> None:
         self._record_flood(self._refusals, "refusals")
-        for (client, what), allowance in self._of_clients.items():
-            self._record_flood(allowance, what, client)
+        for (client, what), rate_limit in self._of_clients.items():
+            self._record_flood(rate_limit, what, client)
         self._file.close()
 
-    def _record_flood(self, allowance: RateLimit, of_what: str, client: int | None = None) -> None:
-        withheld = allowance.take_withheld()
+    def _record_flood(self, rate_limit: RateLimit, of_what: str, client: int | None = None) -> None:
+        withheld = rate_limit.take_withheld()
         if withheld:
             self.record("flood", client=client, **{of_what: withheld})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Incident:
-    """Something that went wrong and was dealt with."""
+    """A problem the run survived, shown in the status."""
 
     at: float
     client_id: int | None
@@ -164,14 +167,14 @@ class Incident:
 
 
 class EventLog:
-    """Decides nothing: whoever calls has done so, and made it durable where it has to be."""
+    """Owns where events are reported; decides nothing, and is called once an event is durable."""
 
     def __init__(self, audit: Audit, *, limits: Limits, changed: Callable[[], None]) -> None:
         self.audit = audit
         self.incidents: deque[Incident] = deque(maxlen=limits.incidents)
         self._limits = limits
         self._changed = changed
-        """Called when there is another incident."""
+        """Called after a new incident."""
 
     def incident(self, client_id: int | None, message: str) -> None:
         of_client = [known for known in self.incidents if client_id is not None and known.client_id == client_id]
@@ -207,25 +210,25 @@ class EventLog:
     def failed(self, session: Session, round_number: int, cause: str) -> None:
         shown = one_line(cause, self._limits.text_characters) or "no cause given"
         if self.audit.record_client_event("failed", client=session.client_id, round=round_number, cause=shown):
-            log.warning("client %d could not do round %d: %s", session.client_id, round_number, shown)
-            self.incident(session.client_id, f"could not do round {round_number}: {shown}")
+            log.warning("client %d failed in round %d: %s", session.client_id, round_number, shown)
+            self.incident(session.client_id, f"failed in round {round_number}: {shown}")
 
     def refused(self, call: str, refusal: RefusedError, *, peer: str) -> None:
-        """A flood of refusals is only counted: it must push nothing else out of sight."""
+        """A flood of refusals is only counted: it must not displace other incidents."""
         if self.audit.record_refusal(call, refusal, client=refusal.client_id, peer=peer):
             log.warning("refused %s (%s): %s", call, refusal.reason_name, refusal)
             self.incident(refusal.client_id, f"refused {call} ({refusal.reason_name}): {refusal}")
 
     def storage(self, trouble: str) -> None:
-        """Nothing can be kept because of a trouble; without one it can again."""
+        """The store is not writable because of `trouble`, or is writable again if that is empty."""
         if trouble:
-            log.error("%s; nothing is accepted until it can be", trouble)
+            log.error("%s; nothing is accepted until it can be written", trouble)
             self.incident(None, trouble)
         else:
             log.warning("the state directory can be used again")
 
     def phase(self, before: Phase, now: Phase) -> None:
-        """Only an operator takes a run in or out of a pause."""
+        """A run enters and leaves a pause only on an operator's request."""
         if (before is Phase.PAUSED) == (now is Phase.PAUSED) or now.is_final:
             return
         what = "paused" if now is Phase.PAUSED else "resumed"
@@ -250,11 +253,12 @@ class EventLog:
                 self.incident(None, f"dropped until they join again: {_listed(clients)}")
             case RoundAbandoned(number):
                 log.warning(
-                    "round %d: everyone who was to train has left; it begins anew with whoever is there", number
+                    "round %d: every client selected for it has left; it opens again as soon as enough have joined",
+                    number,
                 )
-                self.incident(None, f"round {number} begins anew: everyone who was to train has left")
+                self.incident(None, f"round {number} opens again: every client selected for it has left")
             case FinalEvaluationOpened(_):
-                log.info("all rounds are done; clients evaluate once more")
+                log.info("all rounds are done; clients evaluate the final state")
             case RunEnded(phase, reason):
                 self.audit.record("ended", phase=phase.value, reason=reason)
                 level = logging.INFO if phase is Phase.FINISHED else logging.ERROR

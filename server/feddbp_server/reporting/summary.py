@@ -1,4 +1,4 @@
-"""A run in numbers once it is over: accuracies by round and by client, and what it took."""
+"""The summary of a run: accuracies by round and by client, traffic and time."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ class _RoundTally:
 
 
 class Tally:
-    """What a summary takes from all reports. Their order plays no part: mean and deviation are computed exactly."""
+    """Sums over all reports of a run. Their order does not matter: mean and deviation are computed exactly."""
 
     def __init__(self) -> None:
         self.bytes_up = 0
         self.bytes_down = 0
         self._rounds: dict[int, _RoundTally] = defaultdict(_RoundTally)
         self._newest: dict[int, tuple[int, float]] = {}
-        """By client: the round of its newest report, and its accuracy then."""
+        """By client: the round of its newest report, and its accuracy in it."""
 
     def add(self, report: Report) -> None:
         self.bytes_up += report.metrics.bytes_up
@@ -89,7 +89,7 @@ class Tally:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOutcome:
-    """A run that is over, except for its reports."""
+    """What a summary needs of a run besides its reports."""
 
     config: RunConfig
     run_id: str
@@ -102,7 +102,7 @@ class RunOutcome:
 
 
 async def write_summary(outcome: RunOutcome, store: Jobs, metrics_log: MetricsLog) -> None:
-    """Writes `summary.json`, and whatever `metrics.jsonl` is missing."""
+    """Writes `summary.json`, and the lines `metrics.jsonl` is missing."""
     summary = await store.run(lambda store: summarise(outcome, reports_in(store)))
     await store.run(lambda store: metrics_log.complete(reports_in(store)))
     metrics_log.write_summary(summary)
@@ -113,7 +113,7 @@ async def write_summary(outcome: RunOutcome, store: Jobs, metrics_log: MetricsLo
 
 
 def summarise(outcome: RunOutcome, reports: Iterable[Report]) -> dict[str, Any]:
-    """Goes through the reports once, and keeps none: a long run has more of them than should be in memory at once."""
+    """Reads the reports once and keeps none: a long run has more of them than fit in memory."""
     config, tally = outcome.config, Tally()
     for report in reports:
         tally.add(report)
@@ -144,7 +144,7 @@ def summarise(outcome: RunOutcome, reports: Iterable[Report]) -> dict[str, Any]:
 
 
 def _best(curve: list[RoundAccuracy]) -> RoundAccuracy | None:
-    """Of the rounds that most clients reported: what a few of them reached is no accuracy of the federation."""
+    """The best of the rounds that most clients reported on: a few clients' accuracy is not the federation's."""
     most = max((point.clients for point in curve), default=0)
     complete = (point for point in curve if point.clients == most)
     return max(complete, key=lambda point: point.weighted, default=None)

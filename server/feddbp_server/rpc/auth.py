@@ -1,4 +1,4 @@
-"""Who a caller is allowed to be, by the certificate of its connection or the token of its call."""
+"""Authentication: by the certificate of a connection or the token of a call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class Identity(Protocol):
-    """Holds a caller to the name it claims."""
+    """Authenticates callers."""
 
     def check_client(self, context: Context, client_id: int) -> None:
         """Refuses a caller that may not act as this client."""
@@ -45,7 +45,7 @@ class NoAuth:
 
 
 class _SubjectAuth(ABC):
-    """Checks a caller by the name it acts under."""
+    """Authenticates a caller by the name it acts under."""
 
     @abstractmethod
     def _check(self, context: Context, subject: str) -> None:
@@ -59,7 +59,7 @@ class _SubjectAuth(ABC):
 
 
 class CertificateAuth(_SubjectAuth):
-    """The subject of the caller's certificate must be the name it acts under."""
+    """Requires the subject of the caller's certificate to be the name it acts under."""
 
     def _check(self, context: Context, subject: str) -> None:
         names = _names_of(context)
@@ -73,14 +73,14 @@ class CertificateAuth(_SubjectAuth):
 
 
 class TokenAuth(_SubjectAuth):
-    """Every party has a token of its own; the server has the list of them."""
+    """Requires the token of the name a caller acts under; the server has the list of all tokens."""
 
     def __init__(self, tokens: Mapping[str, str]) -> None:
         self._tokens = tokens
 
     @classmethod
     def from_file(cls, path: Path) -> TokenAuth:
-        """Reads lines of `NAME TOKEN`, e.g. `client-3 6f1c...`; empty lines and # comments are passed over."""
+        """Reads lines of `NAME TOKEN`, e.g. `client-3 6f1c...`; empty lines and # comments are ignored."""
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
@@ -89,7 +89,9 @@ class TokenAuth(_SubjectAuth):
         for number, line in enumerate(lines, start=1):
             words = line.split("#")[0].split()
             if words and (len(words) != 2 or words[0] in tokens):
-                raise ConfigurationError(f"--token-file {path}: line {number} is not a new NAME and its TOKEN")
+                raise ConfigurationError(
+                    f"--token-file {path}: line {number} is not a NAME, new in this file, and its TOKEN"
+                )
             if words:
                 tokens[words[0]] = words[1]
         if not tokens:

@@ -1,4 +1,4 @@
-"""Where the run stands, put together for whoever asks."""
+"""The status of a run as a message."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ACTIVITY_NAMES: Final = {
     for activity in pb.ClientActivity.values()
     if activity != pb.CLIENT_ACTIVITY_UNSPECIFIED
 }
-"""What a client can be doing, in words."""
+"""Activities of a client, as metrics and people read them."""
 
 
 def status_of(run: RunView) -> pb.RunStatus:

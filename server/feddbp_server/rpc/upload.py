@@ -195,7 +195,7 @@ class Uploads:
         if record.sha256 != sha256:
             raise RefusedError(
                 pb.REFUSAL_REASON_ALREADY_UPLOADED,
-                f"another contribution of client {record.client_id} to round {record.round} was accepted before",
+                f"another upload of client {record.client_id} to round {record.round} was accepted before",
                 field="round",
                 current_round=self._engine.state.round,
             )
@@ -203,13 +203,13 @@ class Uploads:
 
 
 def check_upload(client_id: int, round_number: int, state: RunState) -> None:
-    """Refuses on the header what has no chance: the wrong round, or a client that was not chosen."""
+    """Admits uploads of selected clients to the open round, also while the run is paused."""
     if Phase.COLLECTING not in (state.phase, state.held_phase) or round_number != state.round:
         raise wrong_round(round_number, state)
     if client_id not in state.selected:
         raise RefusedError(
             pb.REFUSAL_REASON_NOT_SELECTED,
-            f"client {client_id} was not chosen for round {round_number}",
+            f"client {client_id} was not selected for round {round_number}",
             field="round",
             current_round=state.round,
         )

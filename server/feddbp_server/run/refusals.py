@@ -1,4 +1,4 @@
-"""Refusals: a call that the server turns away, with the reason for a program and the text for a person."""
+"""Refusals: why a call is refused, as a reason for programs and a message for people."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ def reason_name(reason: pb.RefusalReason.ValueType) -> str:
 REASON_NAMES: Final = tuple(
     reason_name(reason) for reason in pb.RefusalReason.values() if reason != pb.REFUSAL_REASON_UNSPECIFIED
 )
-"""As they are counted and written down."""
+"""As counted in metrics and written to the audit log."""
 
 
 class RefusedError(FedDBPError):
-    """A call the server turns away; the text says why to a person, the reason to a program."""
+    """A call that is refused; becomes a status code and a `Refusal` in its metadata."""
 
     def __init__(
         self, reason: pb.RefusalReason.ValueType, message: str, *, field: str = "", current_round: int | None = None
     ) -> None:
         super().__init__(message)
         self.client_id: int | None = None
-        """Whose call it was, where that is known."""
+        """The caller, where known."""
         self.details = pb.Refusal(reason=reason, field=field, current_round=current_round)
 
     @property

@@ -1,4 +1,4 @@
-"""The durable part of the run's state, as it is kept in the store."""
+"""The snapshot of a run's state in the store."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from feddbp_server.run.state_machine import Phase, RunState
 
 @dataclass(frozen=True, kw_only=True)
 class RunSnapshot:
-    """What of a state survives a restart: neither connections nor deadlines, and uploads have a table of their own."""
+    """The durable part of a state: without connections and deadlines; uploads have a table of their own."""
 
     state: RunState
     seconds: float
-    """For which the run has been served, by all its servers so far."""
+    """For which all servers so far have served the run."""
 
     def to_json(self) -> str:
         state = self.state
@@ -46,5 +46,5 @@ class RunSnapshot:
             extensions=stored["extensions"],
             reason=stored["reason"],
         )
-        # a run that an earlier version began is timed from here
+        # snapshots of early versions have no seconds: such a run is timed from here
         return cls(state=state, seconds=stored.get("seconds", 0.0))

@@ -1,4 +1,4 @@
-"""Who and what is admitted, judged by the run's state alone."""
+"""Checks of what clients send, by the run's configuration, its state and the limits alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def check_join(request: pb.JoinRequest, run_id: str, config: RunConfig, state: R
     if request.run_id != run_id:
         raise RefusedError(
             pb.REFUSAL_REASON_OTHER_RUN,
-            f"this server holds run {run_id}, the client prepared for {request.run_id[:64]!r}; start it again",
+            f"this server holds run {run_id}, the client prepared for {request.run_id[:64]!r}; restart the client",
             field="run_id",
         )
     if request.client_id >= config.clients:
@@ -40,9 +40,11 @@ def check_join(request: pb.JoinRequest, run_id: str, config: RunConfig, state: R
             field="label_counts",
         )
     if sum(request.data.label_counts) > limits.samples:
-        raise _invalid("label_counts", f"make {sum(request.data.label_counts)} samples, nobody has that many")
+        raise _invalid(
+            "label_counts", f"add up to {sum(request.data.label_counts)} samples, at most {limits.samples} are admitted"
+        )
     if request.data.test_samples > limits.samples:
-        raise _invalid("test_samples", f"is {request.data.test_samples}, nobody has that many")
+        raise _invalid("test_samples", f"is {request.data.test_samples}, at most {limits.samples} are admitted")
     capabilities = request.capabilities
     _check_text("previous_session", request.previous_session, limits)
     _check_text("architecture", capabilities.architecture, limits)
@@ -57,7 +59,7 @@ def check_download(round_number: int, state: RunState) -> None:
 
 
 def check_reported_round(round_number: int, state: RunState) -> None:
-    """Results may come late, but not early."""
+    """Admits reports on the open round and on earlier ones."""
     if round_number > state.round:
         raise wrong_round(round_number, state)
 
@@ -67,14 +69,14 @@ def check_report(round_number: int, metrics: pb.RoundMetrics, state: RunState, l
     if any(entry.correct > metrics.test_samples for entry in metrics.accuracies):
         raise RefusedError(
             pb.REFUSAL_REASON_INVALID_REQUEST,
-            f"accuracies: more samples are right than the {metrics.test_samples} there are",
+            f"accuracies: more correct samples than the {metrics.test_samples} test samples",
             field="accuracies",
         )
     _check_names("accuracies", [entry.rule for entry in metrics.accuracies], limits)
     _check_names("losses", [term.name for term in metrics.losses], limits)
     _check_text("inference", metrics.inference, limits)
     if metrics.test_samples > limits.samples:
-        raise _invalid("test_samples", f"is {metrics.test_samples}, nobody has that many")
+        raise _invalid("test_samples", f"is {metrics.test_samples}, at most {limits.samples} are admitted")
     if not all(isfinite(term.value) for term in metrics.losses):
         raise _invalid("losses", "a value is not finite")
     seconds = (metrics.seconds.evaluate, metrics.seconds.train, metrics.seconds.collect)
@@ -82,7 +84,7 @@ def check_report(round_number: int, metrics: pb.RoundMetrics, state: RunState, l
         raise _invalid("seconds", "a time is negative or not finite")
     for field, count in (("bytes_down", metrics.bytes_down), ("bytes_up", metrics.bytes_up)):
         if count > limits.reported_bytes:
-            raise _invalid(field, f"is {count}, at most {limits.reported_bytes} are believed")
+            raise _invalid(field, f"is {count}, at most {limits.reported_bytes} are admitted")
 
 
 def check_progress(progress: pb.Progress) -> None:
@@ -91,7 +93,7 @@ def check_progress(progress: pb.Progress) -> None:
 
 
 def one_line(text: str, limit: int) -> str:
-    """Words from the wire, made fit for a line of the log and for whoever reads it."""
+    """A text from the wire, cut off and made printable, so that it fits on one line of a log."""
     return "".join(letter if letter.isprintable() else " " for letter in text[:limit])
 
 
@@ -111,7 +113,7 @@ def _check_names(field: str, names: Iterable[str], limits: Limits) -> None:
         if not name:
             raise _invalid(field, "an entry has no name")
         if name in seen:
-            raise _invalid(field, f"{name!r} is there twice")
+            raise _invalid(field, f"{name!r} occurs twice")
         seen.add(name)
         if len(seen) > limits.report_entries:
             raise _invalid(field, f"there are more than {limits.report_entries} entries")

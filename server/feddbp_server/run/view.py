@@ -1,4 +1,4 @@
-"""What status and metrics may read of a run."""
+"""A read-only view of a run, for status and metrics."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ class RunView:
     def mean_accuracy(self) -> float | None:
         """Over all test samples, in the newest round that all its clients have reported on, or that is over."""
         state, accuracy_of = self._engine.state, self._engine.metrics_log.accuracy_of
-        dealt_to = state.selected | state.observers
-        is_complete = state.phase.is_final or (bool(dealt_to) and dealt_to <= state.reported)
+        taking_part = state.selected | state.observers
+        is_complete = state.phase.is_final or (bool(taking_part) and taking_part <= state.reported)
         of_complete = accuracy_of(state.round if is_complete else state.round - 1)
         # in the very first round, a few reports are better than none
         return accuracy_of(state.round) if of_complete is None else of_complete

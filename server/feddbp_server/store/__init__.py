@@ -1,4 +1,4 @@
-"""What outlives the server: one interface, SQLite behind it, and a store without memory for tests."""
+"""Durable state: one interface, a SQLite back end, an in-memory back end for tests, and the thread that owns either."""
 
 from feddbp_server.store.interface import (
     AggregateRecord,

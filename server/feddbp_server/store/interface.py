@@ -1,4 +1,4 @@
-"""What has to outlive the process, as an interface; it knows nothing of methods or of what rounds mean."""
+"""The store interface and its records; it knows neither methods nor what rounds mean."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class StoreError(FedDBPError):
-    """The state directory cannot be used; the text says why and what to do."""
+    """The state directory cannot be used; the message says why and what to do."""
 
 
 class RunMismatchError(ConfigurationError):
@@ -22,12 +22,12 @@ class RunMismatchError(ConfigurationError):
 
 
 class ClientRecord(NamedTuple):
-    """A client that has joined."""
+    """The newest session of a client that has joined."""
 
     client_id: int
     epoch: int
     session_sha256: bytes
-    """Only the hash of the session's secret: a copy of the database must not be a set of keys."""
+    """Only a hash of the secret: a copy of the database must not give access. Empty once the client has left."""
     data: bytes
     """A serialised `DataSummary`."""
     capabilities: bytes
@@ -35,7 +35,7 @@ class ClientRecord(NamedTuple):
 
 
 class UploadRecord(NamedTuple):
-    """A contribution as it is kept: its manifest and, on request, its body."""
+    """An upload without its body, which is read on request."""
 
     client_id: int
     round: int
@@ -44,7 +44,7 @@ class UploadRecord(NamedTuple):
 
 
 class ReportRecord(NamedTuple):
-    """The results of a client in a round, as a serialised `RoundMetrics`."""
+    """A client's report on a round, as a serialised `RoundMetrics`."""
 
     client_id: int
     round: int
@@ -52,7 +52,7 @@ class ReportRecord(NamedTuple):
 
 
 class AggregateRecord(NamedTuple):
-    """What the server has learnt after a number of completed rounds."""
+    """The global state after a number of completed rounds."""
 
     completed_rounds: int
     manifest: bytes
@@ -60,34 +60,34 @@ class AggregateRecord(NamedTuple):
 
 
 class Store(ABC):
-    """Not thread-safe: one thread owns it, see `StoreWriter`."""
+    """A back end. Not thread-safe: one thread owns it, see `StoreWriter`."""
 
     @abstractmethod
     def open_run(self, run_id: str, config_json: str) -> str:
-        """Begins a run under this id, or finds the one that is here already; returns the id in force.
+        """Begins a run under this id unless there is one already; returns the id in force.
 
         Raises:
-            RunMismatchError: it holds another run; the text names the differences.
+            RunMismatchError: the store holds another run; the message names the differences.
         """
 
     @abstractmethod
     def transaction(self) -> AbstractContextManager[None]:
-        """All or nothing, durable when the context ends; may be nested."""
+        """A transaction, durable when the context ends; may be nested."""
 
     @abstractmethod
     def snapshot(self) -> str | None:
-        """What `save_snapshot` was last given."""
+        """The newest snapshot of the run's state."""
 
     @abstractmethod
     def save_snapshot(self, snapshot: str) -> None: ...
 
     @abstractmethod
     def touch(self) -> None:
-        """Writes what changes nothing, to see whether anything can be written."""
+        """Writes without changing anything, to test whether the store is writable."""
 
     @abstractmethod
     def clients(self) -> list[ClientRecord]:
-        """Everyone who ever joined, by id."""
+        """Every client that ever joined, by id."""
 
     @abstractmethod
     def save_client(self, record: ClientRecord) -> None: ...
@@ -97,35 +97,35 @@ class Store(ABC):
 
     @abstractmethod
     def uploads(self, round_number: int) -> list[UploadRecord]:
-        """The contributions to a round, by client id."""
+        """The uploads of a round, by client id."""
 
     @abstractmethod
     def upload(self, client_id: int, round_number: int) -> UploadRecord | None:
-        """A client's contribution to a round, if it is here."""
+        """A client's upload in a round, if there is one."""
 
     @abstractmethod
     def last_upload_before(self, client_id: int, round_number: int) -> UploadRecord | None:
-        """A client's newest contribution to an earlier round."""
+        """A client's newest upload in an earlier round."""
 
     @abstractmethod
     def upload_body(self, record: UploadRecord, limit: int | None = None) -> bytes:
-        """The bytes of a contribution, or the first `limit` of them."""
+        """The body of an upload, or the first `limit` bytes of it."""
 
     @abstractmethod
     def forget_superseded_uploads(self, before_round: int) -> None:
-        """Drops every contribution to a round before this one that its client has followed up by a newer one."""
+        """Deletes every upload of an earlier round whose client has a newer one."""
 
     @abstractmethod
     def tidy(self) -> None:
-        """Housekeeping that nobody waits for; outside of any transaction."""
+        """Housekeeping outside of any transaction, when no job is waiting."""
 
     @abstractmethod
     def save_report(self, record: ReportRecord) -> bool:
-        """Keeps a client's results of a round; the first to arrive stays. Says whether this was the first."""
+        """Keeps a client's report on a round unless there is one already; returns whether it was kept."""
 
     @abstractmethod
     def reports(self) -> Iterator[ReportRecord]:
-        """All results, by round and client."""
+        """All reports, by round and client."""
 
     @abstractmethod
     def aggregate(self) -> AggregateRecord | None: ...

@@ -1,4 +1,4 @@
-"""A store that forgets everything; for tests and for measuring what durability costs."""
+"""A store in memory; for tests and for measuring what durability costs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from feddbp_server.store.interface import (
 
 
 class MemoryStore(Store):
-    """Dictionaries. A transaction is only a name here: nothing survives a crash anyway."""
+    """Dictionaries. Transactions do nothing: no state survives a crash anyway."""
 
     def __init__(self) -> None:
         self._run: tuple[str, str] | None = None

@@ -1,4 +1,4 @@
-"""The durable store: SQLite in WAL mode, one file in the state directory, one owner at a time."""
+"""The SQLite back end: WAL mode, one file in the state directory, one owner at a time."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from feddbp_server.store.interface import (
 _APPLICATION_ID: Final = 0x46444250  # "FDBP": tells our file from any other SQLite database
 _SCHEMA_VERSION: Final = 1
 _ROOM: Final = 4 << 20
-"""Bytes that have to fit on the disk before it counts as usable again."""
+"""Free bytes on the disk before it counts as writable again."""
 _LOG_BYTES: Final = 512 << 20
-"""A log of this size is moved into the database by whoever commits next, tidy or not. A thousand clients of a hundred
-classes do not reach it in a round; a run that is paused, or waits, would go on adding to it with every join."""
+"""A write-ahead log of this size is checkpointed by the next commit. A thousand clients of a hundred classes do not
+reach it in a round; without it, a run that is paused or waiting would grow the log with every join."""
 _SCHEMA: Final = """
 CREATE TABLE run (id INTEGER PRIMARY KEY CHECK (id = 0), run_id TEXT NOT NULL, config TEXT NOT NULL, progress TEXT);
 CREATE TABLE client (
@@ -49,7 +49,7 @@ CREATE TABLE aggregate (
 
 
 class SqliteStore(Store):
-    """Commits reach the disk before they return: WAL with `synchronous=FULL`."""
+    """A store whose commits reach the disk before they return: WAL with `synchronous=FULL`."""
 
     def __init__(self, state_dir: Path, *, log_bytes: int = _LOG_BYTES) -> None:
         self._lock = _lock_directory(state_dir)
@@ -72,14 +72,13 @@ class SqliteStore(Store):
     def _prepare(self, log_bytes: int) -> None:
         fresh = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
         if fresh:
-            # large pages: a contribution is hundreds of kilobytes, and a page chain is walked to read it
+            # large pages: an upload has hundreds of kilobytes, and reading it follows a chain of pages
             self._db.execute("PRAGMA page_size = 16384")
         else:
-            self._check_format()  # before anything is written: the file may be somebody else's
+            self._check_format()  # before anything is written: the file may not be ours
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
-        # moving the log into the database is left to `tidy`: nobody should wait for it in the middle of a round, unless
-        # the log has grown beyond all rounds
+        # checkpoints are left to `tidy`, since a commit in the middle of a round should not wait for one
         pages = max(1, log_bytes // self._pragma("page_size"))
         self._db.execute(f"PRAGMA wal_autocheckpoint = {pages}")
         if fresh:
@@ -121,7 +120,7 @@ class SqliteStore(Store):
                 self._check_in_place()
             self._db.execute("RELEASE step" if nested else "COMMIT")
         except BaseException as error:
-            # also after a commit that failed: left open, it would swallow everything that follows
+            # also after a commit that failed: left open, it would swallow every later write
             if self._db.in_transaction:
                 for statement in ("ROLLBACK TO step", "RELEASE step") if nested else ("ROLLBACK",):
                     self._db.execute(statement)
@@ -134,7 +133,7 @@ class SqliteStore(Store):
                 self._lost = None
 
     def _check_in_place(self) -> None:
-        """A file that was removed or replaced would go on taking writes, and be gone with this process."""
+        """Fails if the file was removed or replaced: it would still accept writes, and be lost with this process."""
         try:
             found = self._path.stat()
         except OSError as error:
@@ -145,7 +144,7 @@ class SqliteStore(Store):
             raise sqlite3.OperationalError(f"{DATABASE_NAME} is another file than at the start")
 
     def _check_not_lost(self) -> None:
-        """On some errors, e.g. a full disk, SQLite gives up the whole transaction: the steps around are lost, too."""
+        """On some errors, e.g. a full disk, SQLite rolls back the whole transaction, the outer one included."""
         if self._lost is not None:
             raise self._lost
 
@@ -157,7 +156,7 @@ class SqliteStore(Store):
         self._db.execute("UPDATE run SET progress = ?", (snapshot,))
 
     def touch(self) -> None:
-        """Not only a page, for which there may be room in the log: enough that an upload has a chance."""
+        """Writes more than a page, for which the log may have room: enough for an upload to have a chance."""
         try:
             with tempfile.TemporaryFile(dir=self._path.parent, buffering=0) as scratch:
                 if scratch.write(bytes(_ROOM)) != _ROOM:
@@ -246,7 +245,7 @@ class SqliteStore(Store):
 
 
 def _lock_directory(state_dir: Path) -> int:
-    """Two servers on one directory would each close rounds the other knows nothing of."""
+    """Locks the state directory: two servers on it would each close rounds unknown to the other."""
     try:
         state_dir.mkdir(parents=True, exist_ok=True)
         lock = os.open(state_dir / SERVER_LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)

@@ -171,7 +171,7 @@ async def test_an_address_others_can_reach_is_pointed_out(
     monkeypatch.setattr(Monitor, "listen", lambda *_: 9464)
     server = Server(ServerConfig(listen=ListenConfig(metrics_port=9464, metrics_host=host, state_dir=tmp_path)))
     server._serve_metrics()
-    assert (f"metrics are told to anyone who reaches {host}, unencrypted" in caplog.text) is told
+    assert (f"metrics are readable, unencrypted, by any host that reaches {host}" in caplog.text) is told
     await server._shut_down()
 
 

@@ -109,7 +109,7 @@ def test_one_client_does_not_push_the_others_out_of_sight(event_log: EventLog) -
         event_log.incident(1, f"trouble {number}")
     assert [(incident.client_id, incident.message) for incident in event_log.incidents] == [
         (None, "the disk is full"),
-        (2, "could not do round 3: its own trouble"),
+        (2, "failed in round 3: its own trouble"),
         *((1, f"trouble {number}") for number in range(497, 500)),
     ]
 
@@ -153,6 +153,6 @@ def test_trouble_with_the_storage_is_told_and_so_is_its_end(
         event_log.storage("")
     assert [incident.message for incident in event_log.incidents] == ["the disk is full"]
     assert caplog.messages == [
-        "the disk is full; nothing is accepted until it can be",
+        "the disk is full; nothing is accepted until it can be written",
         "the state directory can be used again",
     ]

@@ -363,9 +363,9 @@ async def test_a_round_everyone_chosen_has_left_is_told_and_waits_for_clients(
         assert server.phase is Phase.WAITING
         assert server.engine.state.members == ids(observer)
         assert (
-            server.engine.event_log.incidents[-1].message == "round 0 begins anew: everyone who was to train has left"
+            server.engine.event_log.incidents[-1].message == "round 0 opens again: every client selected for it has left"
         )
-    assert "round 0: everyone who was to train has left; it begins anew with whoever is there" in caplog.text
+    assert "round 0: every client selected for it has left; it opens again as soon as enough have joined" in caplog.text
 
 
 async def test_a_run_that_is_over_admits_nobody(server: Server) -> None:
@@ -494,7 +494,7 @@ async def test_progress_and_failures_are_shown(server: Server) -> None:
     assert (status.clients[1].progress.epochs_done, status.clients[1].progress.epochs) == (2, 10)
     (incident,) = status.incidents
     assert incident.client_id == 2
-    assert incident.message.startswith("could not do round 0: out of memory")
+    assert incident.message.startswith("failed in round 0: out of memory")
     assert len(incident.message) < 600
 
 

@@ -272,7 +272,7 @@ def test_members_are_told_of_the_open_round_and_whether_they_train() -> None:
 def test_whoever_joined_later_is_told_to_wait() -> None:
     waiting = told(9, state(members=ids(0, 1, 2, 9)))
     assert waiting.WhichOneof("event") == "waiting"
-    assert "round 4 is under way" in waiting.waiting.reason
+    assert "round 4 is in progress" in waiting.waiting.reason
 
 
 @pytest.mark.parametrize(
