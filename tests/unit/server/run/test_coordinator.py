@@ -363,7 +363,8 @@ async def test_a_round_everyone_chosen_has_left_is_told_and_waits_for_clients(
         assert server.phase is Phase.WAITING
         assert server.engine.state.members == ids(observer)
         assert (
-            server.engine.event_log.incidents[-1].message == "round 0 opens again: every client selected for it has left"
+            server.engine.event_log.incidents[-1].message
+            == "round 0 opens again: every client selected for it has left"
         )
     assert "round 0: every client selected for it has left; it opens again as soon as enough have joined" in caplog.text
 
