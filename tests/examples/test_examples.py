@@ -20,6 +20,7 @@ from feddbp_server.strategies import RunFacts
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 COMMANDS = Path(sys.executable).parent
+SHORT = ("--rounds", 1, "--local-epochs", 1, "--batch-size", 128)
 
 
 def environment(cwd: Path, python_path: str) -> dict[str, str]:
@@ -70,7 +71,7 @@ def test_clients_train_on_their_own_images_and_one_of_them_predicts_new_ones(tmp
 
 
 def test_a_client_trains_its_own_model_beside_built_in_ones(tmp_path: Path) -> None:
-    printed = run(EXAMPLES / "own_model" / "run.sh", "--rounds", 1, "--local-epochs", 1, cwd=tmp_path)
+    printed = run(EXAMPLES / "own_model" / "run.sh", *SHORT, cwd=tmp_path)
     rows = dict(re.findall(r"^ +(\d)   (\S+) .* %$", printed, flags=re.MULTILINE))
     assert rows == {"0": "mini_plain", "1": "mini_residual", "2": "tiny_model:tiny_net"}
 
@@ -94,7 +95,7 @@ def confmean(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_an_installed_method_is_run_by_its_name(confmean: str, tmp_path: Path) -> None:
-    options = ("--clients", 2, "--rounds", 1, "--local-epochs", 1, "--processes", 1, "--set", "sharpness=2")
+    options = ("--clients", 2, *SHORT, "--processes", 1, "--set", "sharpness=2")
     printed = run("feddbp", "demo", "--method", "confmean", *options, cwd=tmp_path, python_path=confmean)
     assert "ConfMean on digits: 2 clients, 1 rounds, seed 0" in printed
     assert re.search(r"mean accuracy +\d+\.\d % by samples", printed)
@@ -137,21 +138,21 @@ def test_a_script_compares_two_methods_and_predicts_a_digit(tmp_path: Path) -> N
 
 
 def test_a_run_is_watched_paused_and_resumed(running_federation: Federation, tmp_path: Path) -> None:
-    running_federation.server("--clients", 1, "--rounds", 6, "--local-epochs", 1, "--feature-dim", 32)
+    running_federation.server("--clients", 1, "--rounds", 4, "--local-epochs", 1, "--feature-dim", 32)
     script = (EXAMPLES / "watch_and_control.py", running_federation.address, "--pause-seconds", 0.2)
     watching = start(sys.executable, *script, cwd=tmp_path)
     assert watching.stdout is not None
     first = watching.stdout.readline()  # it watches, so it cannot miss what the client does from now on
     running_federation.client("0")
     lines = [first, *output_of(watching).splitlines()]
-    assert lines[0].startswith("waiting, 0 of 6 rounds done")
+    assert lines[0].startswith("waiting, 0 of 4 rounds done")
     events = [line.split(",")[0] for line in lines]
     assert [event for event in events if event in ("-> pause", "paused", "-> resume")] == [
         "-> pause",
         "paused",
         "-> resume",
     ]
-    assert lines[-1].startswith("finished, 6 of 6 rounds done, accuracy ")
+    assert lines[-1].startswith("finished, 4 of 4 rounds done, accuracy ")
 
 
 def test_the_page_has_every_example() -> None:
