@@ -20,12 +20,12 @@ from coordinator_runs import (
     Daemon,
     Server,
     accept,
-    contribution,
     join_all,
     join_request,
     metrics,
     metrics_of,
     summary_of,
+    trained_upload,
     whole_run,
 )
 from run_machine import ids
@@ -84,15 +84,15 @@ async def refusal_of(call: Any) -> pb.Refusal:
 # --- from the first join to the end ---
 
 
-async def test_a_run_goes_from_its_first_join_to_its_end_on_pushes_alone(server: Server, tmp_path: Path) -> None:
-    heard: dict[int, list[str]] = {client_id: [] for client_id in range(CLIENTS)}
+async def test_a_run_goes_from_first_join_to_end_on_pushed_events_alone(server: Server, tmp_path: Path) -> None:
+    received: dict[int, list[str]] = {client_id: [] for client_id in range(CLIENTS)}
 
     async def live(client_id: int) -> None:
         daemon = await Daemon.join(server, client_id)
         async for event in server.coordinator.follow(daemon.session):
             kind = event.WhichOneof("event")
             assert kind is not None
-            heard[client_id].append(kind)
+            received[client_id].append(kind)
             if kind == "round_opened":
                 assert event.round_opened.selected
                 await daemon.work(event.round_opened.round)
@@ -108,7 +108,7 @@ async def test_a_run_goes_from_its_first_join_to_its_end_on_pushes_alone(server:
         await server.coordinator.ended(linger=timedelta(seconds=PATIENCE))
     await server.settled()
     assert server.phase is Phase.FINISHED
-    for kinds in heard.values():
+    for kinds in received.values():
         assert [kind for kind in kinds if kind != "waiting"] == [
             *["round_opened"] * ROUNDS,
             "final_evaluation",
@@ -143,7 +143,7 @@ async def test_the_summary_is_of_this_run(server: Server, tmp_path: Path) -> Non
     assert [entry["architecture"] for entry in summary["per_client"]] == ["net0", "net1", "net2"]
 
 
-async def test_two_runs_of_one_configuration_are_told_apart(tmp_path: Path) -> None:
+async def test_two_runs_of_one_configuration_have_different_ids(tmp_path: Path) -> None:
     ids_seen = set()
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
@@ -178,12 +178,12 @@ async def test_the_same_upload_again_gets_the_same_receipt(server: Server) -> No
 
 async def test_the_same_upload_after_its_round_closed_gets_the_same_receipt(server: Server) -> None:
     daemons = await join_all(server)
-    learnt = contribution(0, 0, Payload())
-    first = await daemons[0].send(0, learnt)
+    encoded = trained_upload(0, 0, Payload())
+    first = await daemons[0].send(0, encoded)
     for daemon in daemons[1:]:
         await daemon.work(0)
     await server.until_round(1)
-    again = await daemons[0].send(0, learnt)
+    again = await daemons[0].send(0, encoded)
     assert (again.sha256, again.duplicate) == (first.sha256, True)
 
 
@@ -202,14 +202,14 @@ async def test_of_two_uploads_at_once_one_is_stored_and_only_it_has_a_receipt(tm
     store = MemoryStore() if back_end == "memory" else SqliteStore(tmp_path)
     async with Server(store, tmp_path) as server:
         daemons = await join_all(server)
-        contributions = [contribution(0, 0, Payload(), salt=salt) for salt in (0, 0, 1)]
+        uploads = [trained_upload(0, 0, Payload(), salt=salt) for salt in (0, 0, 1)]
         answers = await asyncio.gather(
-            *(accept(server, daemons[0], learnt) for learnt in contributions),
+            *(accept(server, daemons[0], encoded) for encoded in uploads),
             return_exceptions=True,
         )
         stored = await server.thread.run(lambda store: store.upload(0, 0))
     assert stored is not None
-    assert stored.sha256 == contributions[0].manifest.sha256
+    assert stored.sha256 == uploads[0].manifest.sha256
     first, twin, other = answers
     assert isinstance(first, pb.UploadReceipt)
     assert isinstance(twin, pb.UploadReceipt)
@@ -223,7 +223,7 @@ async def test_an_upload_to_a_closed_round_is_refused_with_the_open_one(server: 
     for daemon in daemons:
         await daemon.work(0)
     await server.until_round(1)
-    late = contribution(0, 0, Payload(), salt=5)
+    late = trained_upload(0, 0, Payload(), salt=5)
     await server.thread.run(lambda store: store._uploads.pop((0, 0)))  # it never arrived
     refusal = await refusal_of(daemons[0].send(0, late))
     assert (refusal.reason, refusal.current_round) == (pb.REFUSAL_REASON_WRONG_ROUND, 1)
@@ -238,8 +238,8 @@ async def test_an_upload_under_a_superseded_session_is_refused(server: Server) -
     reborn = await Daemon.join(server, 0, previous=zombie.secret)
     assert reborn.session.epoch == 2
     assert (await refusal_of(zombie.upload(0))).reason == pb.REFUSAL_REASON_STALE_SESSION
-    learnt = contribution(0, 0, Payload())
-    accepting = accept(server, zombie, learnt)
+    encoded = trained_upload(0, 0, Payload())
+    accepting = accept(server, zombie, encoded)
     assert (await refusal_of(accepting)).reason == pb.REFUSAL_REASON_STALE_SESSION
     assert server.engine.state.uploaded == ids()
     assert not (await reborn.upload(0)).duplicate
@@ -326,7 +326,7 @@ async def test_the_stream_of_a_client_that_left_ends(server: Server) -> None:
     assert isinstance(waiting.exception(), StopAsyncIteration | RefusedError)
 
 
-async def test_whoever_left_is_still_gone_after_a_restart(tmp_path: Path) -> None:
+async def test_a_client_that_left_has_left_after_a_restart_too(tmp_path: Path) -> None:
     store = MemoryStore()
     async with Server(store, tmp_path) as server:
         leaving, staying = await Daemon.join(server, 0), await Daemon.join(server, 1)
@@ -341,7 +341,7 @@ async def test_whoever_left_is_still_gone_after_a_restart(tmp_path: Path) -> Non
         assert (await Daemon.join(restarted, 0)).session.epoch == 2
 
 
-async def test_leaving_twice_does_not_throw_out_whoever_took_the_id_in_between(server: Server) -> None:
+async def test_leaving_twice_does_not_end_a_session_that_joined_in_between(server: Server) -> None:
     first = await Daemon.join(server, 0)
     await server.coordinator.leave(first.session, "bye")
     second = await Daemon.join(server, 0)
@@ -350,7 +350,7 @@ async def test_leaving_twice_does_not_throw_out_whoever_took_the_id_in_between(s
     assert server.engine.sessions.is_current(second.session)
 
 
-async def test_a_round_everyone_chosen_has_left_is_told_and_waits_for_clients(
+async def test_a_round_whose_selected_clients_have_all_left_is_reported_and_waits_for_clients(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Server(MemoryStore(), tmp_path, participation=0.5, min_clients=2, deadline=1000) as server:
@@ -362,14 +362,12 @@ async def test_a_round_everyone_chosen_has_left_is_told_and_waits_for_clients(
             await server.coordinator.leave(daemons[client_id].session, "bye")
         assert server.phase is Phase.WAITING
         assert server.engine.state.members == ids(observer)
-        assert (
-            server.engine.event_log.incidents[-1].message
-            == "round 0 opens again: every client selected for it has left"
-        )
+        (*_, incident) = server.engine.event_log.incidents
+        assert incident.message == "round 0 opens again: every client selected for it has left"
     assert "round 0: every client selected for it has left; it opens again as soon as enough have joined" in caplog.text
 
 
-async def test_a_run_that_is_over_admits_nobody(server: Server) -> None:
+async def test_a_run_that_is_over_refuses_joins(server: Server) -> None:
     await server.coordinator.stop("enough")
     assert (await refusal_of(Daemon.join(server, 0))).reason == pb.REFUSAL_REASON_RUN_ENDED
 
@@ -377,7 +375,7 @@ async def test_a_run_that_is_over_admits_nobody(server: Server) -> None:
 # --- following ---
 
 
-async def test_a_stream_begins_with_where_the_run_stands(server: Server) -> None:
+async def test_an_event_stream_begins_with_the_current_state(server: Server) -> None:
     daemons = await join_all(server)
     event = await next_event(server.coordinator.follow(daemons[1].session))
     assert (event.round_opened.round, event.round_opened.selected) == (0, True)
@@ -392,7 +390,7 @@ async def test_nothing_is_pushed_twice(server: Server) -> None:
     assert await silent(events)
 
 
-async def test_a_slow_follower_hears_of_the_newest_state_only(server: Server) -> None:
+async def test_a_slow_follower_receives_the_newest_state_only(server: Server) -> None:
     daemons = await join_all(server)
     events = server.coordinator.follow(daemons[0].session)
     assert (await next_event(events)).round_opened.round == 0
@@ -429,7 +427,7 @@ async def test_late_joiners_wait_for_the_next_round(tmp_path: Path) -> None:
         await events.aclose()
 
 
-async def test_followers_are_told_when_the_server_goes_away(tmp_path: Path) -> None:
+async def test_event_streams_end_with_a_notice_when_the_server_drains(tmp_path: Path) -> None:
     async with Server(MemoryStore(), tmp_path) as server:
         daemon = await Daemon.join(server, 0)
         events = server.coordinator.follow(daemon.session)
@@ -441,7 +439,7 @@ async def test_followers_are_told_when_the_server_goes_away(tmp_path: Path) -> N
         await draining
 
 
-async def test_the_server_waits_until_every_member_was_told_of_the_end(server: Server) -> None:
+async def test_the_server_waits_until_every_member_has_received_the_end(server: Server) -> None:
     daemons = await join_all(server)
     await server.coordinator.stop("enough")
     ended = asyncio.create_task(server.coordinator.ended(linger=timedelta(seconds=PATIENCE)))
@@ -453,13 +451,13 @@ async def test_the_server_waits_until_every_member_was_told_of_the_end(server: S
     await asyncio.wait_for(ended, timeout=PATIENCE)
 
 
-async def test_the_server_does_not_wait_for_ever_for_those_who_are_away(server: Server) -> None:
+async def test_the_server_waits_a_limited_time_for_disconnected_members(server: Server) -> None:
     await join_all(server)
     await server.coordinator.stop("enough")
     await asyncio.wait_for(server.coordinator.ended(linger=timedelta(seconds=0.05)), timeout=PATIENCE)
 
 
-async def test_no_change_is_missed_between_looking_and_waiting() -> None:
+async def test_no_change_is_missed_between_reading_and_waiting() -> None:
     broadcast = Broadcast()
     upcoming = broadcast.upcoming()
     broadcast.publish()
@@ -470,7 +468,7 @@ async def test_no_change_is_missed_between_looking_and_waiting() -> None:
 # --- reports ---
 
 
-async def test_the_same_results_again_are_counted_once(server: Server, tmp_path: Path) -> None:
+async def test_a_repeated_report_is_counted_once(server: Server, tmp_path: Path) -> None:
     daemons = await join_all(server)
     for _ in range(3):
         await daemons[0].report(0)
@@ -482,7 +480,7 @@ async def test_the_same_results_again_are_counted_once(server: Server, tmp_path:
     assert server.engine.metrics_log.traffic.up == 100
 
 
-async def test_results_of_a_round_to_come_are_refused(server: Server) -> None:
+async def test_reports_on_a_future_round_are_refused(server: Server) -> None:
     daemons = await join_all(server)
     assert (await refusal_of(daemons[0].report(1))).reason == pb.REFUSAL_REASON_WRONG_ROUND
 
@@ -509,7 +507,7 @@ async def test_only_the_newest_incidents_are_kept(server: Server) -> None:
 # --- status ---
 
 
-async def test_the_status_says_where_the_run_stands_and_who_is_missing(server: Server) -> None:
+async def test_the_status_shows_phase_round_and_missing_clients(server: Server) -> None:
     daemons = await join_all(server)
     events = [server.coordinator.follow(daemon.session) for daemon in daemons[:2]]
     for stream in events:
@@ -564,8 +562,8 @@ async def test_the_status_of_a_finished_run_says_how_it_ended(server: Server) ->
 # --- deadlines ---
 
 
-async def hurry(server: Server, seconds: float, *, min_clients: int = CLIENTS) -> None:
-    """From here on the open round has only so much time; what was to be done in it is done by now."""
+async def set_deadline(server: Server, seconds: float, *, min_clients: int = CLIENTS) -> None:
+    """Gives the open round this many seconds from now."""
     await server.coordinator.pause()
     deadline = timedelta(seconds=seconds)
     server.engine.policy = replace(server.engine.policy, deadline=deadline, min_clients=min_clients)
@@ -578,16 +576,16 @@ async def test_the_deadline_is_a_timer_and_needs_no_traffic(tmp_path: Path) -> N
         for daemon in daemons[:2]:
             await daemon.work(0)
         assert server.engine.state.missing == ids(2)
-        await hurry(server, 0.05, min_clients=2)
+        await set_deadline(server, 0.05, min_clients=2)
         await server.until(lambda run: run.state.round == 1)
         assert server.engine.state.members == ids(0, 1)
 
 
-async def test_a_round_nobody_contributes_to_is_extended_and_then_fails_naming_the_missing(tmp_path: Path) -> None:
+async def test_a_round_without_enough_uploads_is_extended_and_then_fails_naming_the_missing(tmp_path: Path) -> None:
     async with Server(MemoryStore(), tmp_path, max_extensions=2) as server:
         daemons = await join_all(server)
         await daemons[1].work(0)
-        await hurry(server, 0.02)
+        await set_deadline(server, 0.02)
         await server.until_over()
         status = status_of(server.view)
     assert status.phase == pb.PHASE_FAILED
@@ -598,7 +596,7 @@ async def test_a_round_nobody_contributes_to_is_extended_and_then_fails_naming_t
     assert summary_of(tmp_path)["completed_rounds"] == 0
 
 
-async def test_the_time_that_is_left_is_shown(tmp_path: Path) -> None:
+async def test_the_time_to_the_deadline_is_shown(tmp_path: Path) -> None:
     async with Server(MemoryStore(), tmp_path, deadline=100) as server:
         await join_all(server)
         left = status_of(server.view).time_left.ToTimedelta().total_seconds()
@@ -608,7 +606,7 @@ async def test_the_time_that_is_left_is_shown(tmp_path: Path) -> None:
 # --- operators ---
 
 
-async def test_a_paused_run_takes_uploads_but_closes_no_round(server: Server) -> None:
+async def test_a_paused_run_accepts_uploads_but_closes_no_round(server: Server) -> None:
     daemons = await join_all(server)
     await server.coordinator.pause()
     for daemon in daemons:
@@ -619,7 +617,7 @@ async def test_a_paused_run_takes_uploads_but_closes_no_round(server: Server) ->
     await server.until_round(1)
 
 
-async def test_stopping_a_paused_run_is_not_noted_as_resuming_it(server: Server, tmp_path: Path) -> None:
+async def test_stopping_a_paused_run_is_not_audited_as_resuming_it(server: Server, tmp_path: Path) -> None:
     await join_all(server)
     await server.coordinator.pause()
     await server.coordinator.stop("enough")
@@ -664,7 +662,7 @@ async def test_a_pause_during_aggregation_opens_the_next_round_only_after_it(
     await events.aclose()
 
 
-async def test_a_stop_during_aggregation_leaves_one_truth_about_the_prototypes(
+async def test_a_stop_during_aggregation_leaves_summary_and_store_consistent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = MemoryStore()
@@ -688,7 +686,7 @@ async def test_a_stop_during_aggregation_leaves_one_truth_about_the_prototypes(
     )
 
 
-async def test_a_stopped_run_tells_everyone_why(server: Server, tmp_path: Path) -> None:
+async def test_a_stopped_run_sends_its_reason(server: Server, tmp_path: Path) -> None:
     daemons = await join_all(server)
     events = server.coordinator.follow(daemons[0].session)
     await next_event(events)
@@ -723,7 +721,7 @@ async def test_a_strategy_that_fails_fails_the_run_with_its_reason(
 
 
 class FailingStore(MemoryStore):
-    """Refuses to keep contributions while told to."""
+    """Fails to store uploads while `failing`."""
 
     failing = True
 
@@ -789,7 +787,7 @@ async def run_with_restart(store: MemoryStore | SqliteStore, directory: Path, *,
 
 
 @pytest.mark.parametrize("after", range(1, 2 * CLIENTS * ROUNDS + CLIENTS))
-async def test_a_restart_at_any_moment_changes_nothing_of_the_outcome(
+async def test_a_restart_at_any_moment_does_not_change_the_outcome(
     tmp_path: Path, uninterrupted: Result, after: int
 ) -> None:
     await run_with_restart(MemoryStore(), tmp_path, after=after, rejoin=bool(after % 2))
@@ -799,13 +797,13 @@ async def test_a_restart_at_any_moment_changes_nothing_of_the_outcome(
     assert metrics_of(tmp_path) == uninterrupted[1]
 
 
-async def test_a_restart_from_disk_changes_nothing_of_the_outcome(tmp_path: Path, uninterrupted: Result) -> None:
+async def test_a_restart_from_disk_does_not_change_the_outcome(tmp_path: Path, uninterrupted: Result) -> None:
     await run_with_restart(SqliteStore(tmp_path), tmp_path, after=8, rejoin=True)
     assert summary_of(tmp_path)["prototypes_sha256"] == uninterrupted[0]["prototypes_sha256"]
     assert metrics_of(tmp_path) == uninterrupted[1]
 
 
-async def test_a_restarted_server_goes_on_where_it_was_with_the_run_it_had(tmp_path: Path) -> None:
+async def test_a_restarted_server_resumes_the_open_round_of_its_run(tmp_path: Path) -> None:
     store = MemoryStore()
     async with Server(store, tmp_path) as first:
         daemons = await join_all(first)
@@ -832,7 +830,7 @@ async def test_a_paused_run_is_paused_after_a_restart(tmp_path: Path) -> None:
         assert second.engine.state.deadline is not None
 
 
-async def test_a_restart_sets_the_deadline_anew(tmp_path: Path) -> None:
+async def test_a_restart_restarts_the_deadline(tmp_path: Path) -> None:
     store = MemoryStore()
     async with Server(store, tmp_path, min_clients=1, deadline=100) as first:
         await Daemon.join(first, 0)
@@ -840,7 +838,7 @@ async def test_a_restart_sets_the_deadline_anew(tmp_path: Path) -> None:
         await second.until(lambda run: run.state.extensions == 1)
 
 
-async def test_a_finished_run_stays_finished_and_its_summary_is_there_again(
+async def test_a_finished_run_stays_finished_and_its_summary_is_written_again(
     tmp_path: Path, uninterrupted: Result
 ) -> None:
     store = MemoryStore()
@@ -866,7 +864,7 @@ async def test_another_configuration_on_the_same_directory_is_refused(tmp_path: 
             pass
 
 
-async def test_what_decides_who_trains_is_part_of_the_configuration(tmp_path: Path) -> None:
+async def test_participation_is_part_of_the_configuration(tmp_path: Path) -> None:
     store = MemoryStore()
     async with Server(store, tmp_path, config=CONFIG.model_copy(update={"participation": 0.5})):
         pass
@@ -884,14 +882,14 @@ async def test_metrics_of_an_earlier_run_in_the_directory_are_not_mixed_with_thi
     assert line["client"] == 2
 
 
-async def test_uploads_that_nobody_needs_any_more_are_forgotten(server: Server) -> None:
+async def test_superseded_uploads_are_deleted(server: Server) -> None:
     await whole_run(server)
     await server.settled()
     kept = await server.thread.run(lambda store: [len(store.uploads(number)) for number in range(ROUNDS)])
     assert kept == [0, CLIENTS]
 
 
-async def test_joining_asks_for_the_right_run(server: Server) -> None:
+async def test_joining_another_run_is_refused(server: Server) -> None:
     request = join_request(server.coordinator, 0)
     request.run_id = "another"
     assert (await refusal_of(server.coordinator.join(request))).reason == pb.REFUSAL_REASON_OTHER_RUN
