@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from run_machine import policy
 
 from feddbp.v1 import federation_pb2 as pb
@@ -21,10 +22,12 @@ from feddbp_server.reporting.event_log import Audit
 from feddbp_server.reporting.metrics_log import MetricsLog
 from feddbp_server.rpc.auth import NoAuth
 from feddbp_server.rpc.federation import FederationService
+from feddbp_server.rpc.status_reply import status_of
 from feddbp_server.rpc.upload import Uploads
 from feddbp_server.run.coordinator import Coordinator
 from feddbp_server.run.engine import RunEngine
 from feddbp_server.run.limits import DEFAULT_LIMITS
+from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.sessions import Session
 from feddbp_server.run.state_machine import Phase
 from feddbp_server.store import Store, StoreWriter
@@ -236,3 +239,17 @@ def summary_of(directory: Path) -> dict[str, Any]:
 def metrics_of(directory: Path) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (directory / METRICS_NAME).read_text().splitlines()]
     return sorted(lines, key=lambda line: (line["round"], line["client"]))
+
+
+async def next_event(events: AsyncIterator[pb.RoundEvent]) -> pb.RoundEvent:
+    return await asyncio.wait_for(anext(events), timeout=PATIENCE)
+
+
+async def refusal_of(call: Awaitable[object]) -> pb.Refusal:
+    with pytest.raises(RefusedError) as refusal:
+        await call
+    return refusal.value.details
+
+
+def activities(server: Server) -> dict[int, pb.ClientActivity.ValueType]:
+    return {client.client_id: client.activity for client in status_of(server.view).clients}

@@ -28,12 +28,6 @@ Parts = AsyncIterator[pb.UploadPart]
 
 
 @pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[Server]:
-    async with Server(MemoryStore(), tmp_path) as started:
-        yield started
-
-
-@pytest.fixture
 async def daemon(server: Server) -> Daemon:
     return (await join_all(server))[0]
 

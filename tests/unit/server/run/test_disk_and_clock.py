@@ -92,16 +92,9 @@ async def until_writable(server: Server) -> None:
         await server.engine.store.wait_until_writable()
 
 
-@pytest.fixture(scope="module")
-def expected_sha256(tmp_path_factory: pytest.TempPathFactory) -> str:
-    directory = tmp_path_factory.mktemp("expected_sha256")
-
-    async def run() -> None:
-        async with Server(MemoryStore(), directory) as started:
-            await whole_run(started)
-
-    asyncio.run(run())
-    sha256: str = summary_of(directory)["prototypes_sha256"]
+@pytest.fixture
+def expected_sha256(uninterrupted: tuple[dict[str, Any], list[dict[str, Any]]]) -> str:
+    sha256: str = uninterrupted[0]["prototypes_sha256"]
     return sha256
 
 
