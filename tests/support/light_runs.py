@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
@@ -98,13 +97,18 @@ async def start_server(running: Federation, *options: object, fault: str | None 
     return await asyncio.to_thread(running.server, *options, env=env)
 
 
+async def start_client(running: Federation, ids: object, *options: object) -> Command:
+    """Starts real clients, where the loop goes on serving light ones meanwhile."""
+    return await asyncio.to_thread(running.client, ids, *options)
+
+
 async def exits(command: Command, code: int) -> None:
     await asyncio.to_thread(command.expect_exit, code)
 
 
 async def is_killed(command: Command) -> None:
     """Waits until a fault point was reached."""
-    await exits(command, -signal.SIGKILL)
+    await asyncio.to_thread(command.expect_killed)
 
 
 async def finish(running: Federation, *options: object, clients: int = 3) -> Outcome:
@@ -123,12 +127,12 @@ def undisturbed_outcome(directory: Path, *options: object, clients: int = 3) -> 
 
 
 @asynccontextmanager
-async def begun_together(running: Federation, crowd: Crowd) -> AsyncIterator[Crowd]:
-    """Holds the run until the whole crowd has joined; it would begin as soon as there are enough of them."""
+async def begun_together(running: Federation, crowd: Crowd, *, others: int = 0) -> AsyncIterator[Crowd]:
+    """Pauses the run until the whole crowd and the other clients have joined; a quorum would be enough for it."""
     async with control_of(running.address) as control:
         await control.Pause(pb.PauseRequest())
         async with crowd:
-            everyone = len(crowd.clients)
+            everyone = len(crowd.clients) + others
             await status_when(running.address, lambda status: len(status.clients) == everyone, "everyone's join")
             await control.Resume(pb.ResumeRequest())
             yield crowd

@@ -12,7 +12,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+from prefork import ForkedProcess, Template
+
+_WITHOUT_TORCH: Final = Template("feddbp_server.cli", "feddbp_server.app", "feddbp_lab.cli")
+_WITH_TORCH: Final = Template("feddbp_client.process", "feddbp_client.training.setup", "sklearn.datasets", "torch._dynamo")
+TEMPLATES: Final = {
+    "feddbp_server.cli": _WITHOUT_TORCH,
+    "feddbp_lab.cli": _WITHOUT_TORCH,
+    "feddbp_client.cli": _WITH_TORCH,
+}
+"""By command, the template process that it is forked from."""
 
 from feddbp_common.artifacts import ENDPOINT_NAME, METRICS_NAME, SUMMARY_NAME
 
@@ -53,7 +64,7 @@ class Command:
     """A running command whose output goes to a file."""
 
     name: str
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | ForkedProcess
     log_path: Path
 
     @property
@@ -80,6 +91,10 @@ class Command:
     def expect_exit(self, code: int, seconds: float = PATIENCE) -> None:
         assert self.wait(seconds) == code, f"{self.name} exited with {self.process.returncode}; its log:\n{self.log}"
 
+    def expect_killed(self) -> None:
+        """Waits until the process is killed at the fault point it was started with."""
+        self.expect_exit(-signal.SIGKILL)
+
 
 class Federation:
     """A server and its clients under one directory; whatever still runs is killed at the end of the test."""
@@ -104,26 +119,43 @@ class Federation:
         name: str,
         env: dict[str, str] | None = None,
         before: Sequence[str] = (),
+        forked: bool = True,
     ) -> Command:
+        """Starts a command; `forked` says whether it may be forked from a template instead of a new interpreter."""
         log_path = self.directory / f"{name}-{len(self.commands)}.log"
+        template = TEMPLATES.get(module) if forked and not before else None
+        words = list(map(str, arguments))
+        environment = {**os.environ, **(env or {})}
+        process: subprocess.Popen[bytes] | ForkedProcess
         with log_path.open("wb") as log:
-            process = subprocess.Popen(
-                [*before, sys.executable, "-m", module, *map(str, arguments)],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **(env or {})},
-                cwd=self.directory,
-            )
+            if template is not None:
+                process = template.start(module, words, log=log.fileno(), env=environment, cwd=self.directory)
+            else:
+                process = subprocess.Popen(
+                    [*before, sys.executable, "-m", module, *words],
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                    cwd=self.directory,
+                )
         command = Command(name, process, log_path)
         self.commands.append(command)
         return command
 
-    def server(self, *options: object, env: dict[str, str] | None = None) -> Command:
+    def server(self, *options: object, env: dict[str, str] | None = None, forked: bool = True) -> Command:
         """Starts the server and waits until it listens; on the same port if it was started before."""
         endpoint = self.state_dir / ENDPOINT_NAME
         endpoint.unlink(missing_ok=True)
         place = ("--port", self.port, "--state-dir", self.directory / "server")
-        command = self.start("feddbp_server.cli", *place, *options, name="server", env=env, before=self.before_server)
+        command = self.start(
+            "feddbp_server.cli",
+            *place,
+            *options,
+            name="server",
+            env=env,
+            before=self.before_server,
+            forked=forked,
+        )
 
         def listening() -> bool:
             if command.process.poll() is not None:
