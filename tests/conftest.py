@@ -12,7 +12,7 @@ import pytest
 # are cores, so threads of one would only wait for those of another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from processes import TEMPLATES, Federation, federation  # noqa: E402
+from processes import TEMPLATES, Federation, federation
 
 
 @pytest.fixture(scope="session", autouse=True)

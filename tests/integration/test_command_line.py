@@ -36,7 +36,9 @@ def expect_one_line(command: Command, code: int, *fragments: str) -> None:
         (["--host", "0.0.0.0"], ["0.0.0.0", "--insecure"]),
     ],
 )
-def test_a_mistake_in_the_servers_flags(arguments: list[str], fragments: list[str], running_federation: Federation) -> None:
+def test_a_mistake_in_the_servers_flags(
+    arguments: list[str], fragments: list[str], running_federation: Federation
+) -> None:
     expect_one_line(running_federation.start("feddbp_server.cli", *arguments, name="server"), 2, *fragments)
 
 

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-from processes import PATIENCE, Command, Federation, GaveUpError, federation
+from processes import PATIENCE, Command, Federation, GaveUpError, Outcome, federation
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
@@ -21,8 +21,6 @@ from feddbp_lab.light_client import LightClient, OnEvent
 
 # wide enough that a contribution takes several chunks: "inside a stream" has to be a place
 LIGHT_RUN = ("--clients", 3, "--rounds", 3, "--min-clients", 3, "--feature-dim", 8192, "--lease", "1s")
-
-Outcome = tuple[str, list[dict[str, Any]]]
 
 
 class Crowd:

@@ -73,7 +73,9 @@ class Template:
         self._modules = modules
         self._running: tuple[socket.socket, subprocess.Popen[bytes]] | None = None
 
-    def start(self, module: str, arguments: Sequence[str], *, log: int, env: dict[str, str], cwd: Path) -> ForkedProcess:
+    def start(
+        self, module: str, arguments: Sequence[str], *, log: int, env: dict[str, str], cwd: Path
+    ) -> ForkedProcess:
         """Runs `module.main` in a new process; `log` is the file descriptor of its standard output and error."""
         request = {"module": module, "arguments": list(arguments), "env": env, "cwd": str(cwd)}
         status, reported = os.pipe()

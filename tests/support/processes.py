@@ -16,8 +16,12 @@ from typing import Any, Final
 
 from prefork import ForkedProcess, Template
 
+from feddbp_common.artifacts import ENDPOINT_NAME, METRICS_NAME, SUMMARY_NAME
+
 _WITHOUT_TORCH: Final = Template("feddbp_server.cli", "feddbp_server.app", "feddbp_lab.cli")
-_WITH_TORCH: Final = Template("feddbp_client.process", "feddbp_client.training.setup", "sklearn.datasets", "torch._dynamo")
+_WITH_TORCH: Final = Template(
+    "feddbp_client.process", "feddbp_client.training.setup", "sklearn.datasets", "torch._dynamo"
+)
 TEMPLATES: Final = {
     "feddbp_server.cli": _WITHOUT_TORCH,
     "feddbp_lab.cli": _WITHOUT_TORCH,
@@ -25,8 +29,7 @@ TEMPLATES: Final = {
 }
 """By command, the template process that it is forked from."""
 
-from feddbp_common.artifacts import ENDPOINT_NAME, METRICS_NAME, SUMMARY_NAME
-
+Outcome = tuple[str, list[dict[str, Any]]]
 PATIENCE = 240.0
 """Seconds after which a wait in a test has failed; generous, because nothing is measured by it."""
 
@@ -57,6 +60,23 @@ def processes_naming(path: Path) -> list[int]:
             if str(path) in command:
                 found.append(int(entry.name))
     return found
+
+
+def summary_in(directory: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((directory / SUMMARY_NAME).read_text())
+    return loaded
+
+
+def metrics_in(directory: Path) -> list[dict[str, Any]]:
+    """The metrics file as it is now, without a line that is being written."""
+    text = (directory / METRICS_NAME).read_text()
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def outcome_in(directory: Path) -> Outcome:
+    """What must be the same however a run was disturbed: the prototypes, and every result but the seconds."""
+    lines = [{key: value for key, value in line.items() if key != "seconds"} for line in metrics_in(directory)]
+    return summary_in(directory)["prototypes_sha256"], sorted(lines, key=lambda line: (line["round"], line["client"]))
 
 
 @dataclass
@@ -183,18 +203,13 @@ class Federation:
         )
 
     def summary(self) -> dict[str, Any]:
-        loaded: dict[str, Any] = json.loads((self.state_dir / SUMMARY_NAME).read_text())
-        return loaded
+        return summary_in(self.state_dir)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The metrics file as it is now, without a line that is being written."""
-        text = (self.state_dir / METRICS_NAME).read_text()
-        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        return metrics_in(self.state_dir)
 
-    def outcome(self) -> tuple[str, list[dict[str, Any]]]:
-        """What must be the same however a run was disturbed: the prototypes, and every result but the seconds."""
-        lines = [{key: value for key, value in line.items() if key != "seconds"} for line in self.metrics()]
-        return self.summary()["prototypes_sha256"], sorted(lines, key=lambda line: (line["round"], line["client"]))
+    def outcome(self) -> Outcome:
+        return outcome_in(self.state_dir)
 
     def stop_all(self) -> None:
         for command in self.commands:
