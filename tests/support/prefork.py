@@ -77,7 +77,8 @@ class Template:
         self, module: str, arguments: Sequence[str], *, log: int, env: dict[str, str], cwd: Path
     ) -> ForkedProcess:
         """Runs `module.main` in a new process; `log` is the file descriptor of its standard output and error."""
-        request = {"module": module, "arguments": list(arguments), "env": env, "cwd": str(cwd)}
+        os.umask(umask := os.umask(0o077))
+        request = {"module": module, "arguments": list(arguments), "env": env, "cwd": str(cwd), "umask": umask}
         status, reported = os.pipe()
         socket.send_fds(self._connected(), [json.dumps(request).encode()], [log, reported])
         os.close(reported)
@@ -153,6 +154,7 @@ def _run(request: dict[str, Any]) -> object:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(request["env"])
+    os.umask(request["umask"])
     os.chdir(request["cwd"])
     sys.path[0] = request["cwd"]  # as `python -m` has it
     sys.argv = [request["module"], *request["arguments"]]
