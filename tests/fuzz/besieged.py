@@ -61,7 +61,7 @@ class Besieged:
 @asynccontextmanager
 async def besieged(running: Federation) -> AsyncIterator[Besieged]:
     """Round 0 is done, all have reported on round 1, and every eighth client has uploaded to it."""
-    server = await start_server(running, *RUN)
+    server = await start_server(running, *RUN, forked=False)  # its memory is measured
     connections = [Connection(running.address) for _ in range(CLIENTS)]
     clients = [LightClient(number, connection) for number, connection in enumerate(connections)]
     try:

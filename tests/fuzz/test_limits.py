@@ -59,8 +59,9 @@ class Door:
 
 
 @asynccontextmanager
-async def door(running: Federation, *options: object) -> AsyncIterator[Door]:
-    server = await start_server(running, *RUN, *options)
+async def door(running: Federation, *options: object, forked: bool = True) -> AsyncIterator[Door]:
+    """Tests that measure the server's memory start it unforked: a forked process has that of its template."""
+    server = await start_server(running, *RUN, *options, forked=forked)
     connection, channel = Connection(running.address), RawChannel(running.address)
     clients = [LightClient(number, connection) for number in range(CLIENTS)]
     for client in clients:
@@ -139,7 +140,7 @@ async def test_a_client_has_one_upload_at_a_time(running_federation: Federation)
 
 async def test_what_is_announced_takes_no_memory_before_it_is_here(running_federation: Federation) -> None:
     """Thirty-two megabytes announced, three percent sent."""
-    async with door(running_federation, *LARGE) as at:
+    async with door(running_federation, *LARGE, forked=False) as at:
         parts = [at.upload(client)[:2] for client in range(CLIENTS)]
         before = resident_bytes(at.pid)
         stalled = [at.channel.open_upload(*sent) for sent in parts]
@@ -253,7 +254,7 @@ async def test_messages_and_metadata_have_a_size(running_federation: Federation)
 
 
 async def test_a_message_that_swells_when_it_is_unpacked_is_stopped(running_federation: Federation) -> None:
-    async with door(running_federation, *SMALL) as at:
+    async with door(running_federation, *SMALL, forked=False) as at:
         before = resident_bytes(at.pid)
         bomb = pb.JoinRequest(run_id="a" * (64 << 20)).SerializeToString()
         packed = RawChannel(running_federation.address, compression=grpc.Compression.Gzip)
@@ -267,7 +268,8 @@ async def test_a_message_that_swells_when_it_is_unpacked_is_stopped(running_fede
 
 
 async def test_a_thousand_half_open_uploads_do_not_stop_the_honest(running_federation: Federation) -> None:
-    server = await start_server(running_federation, *RUN, *SMALL, "--header-wait", "10m", "--linger", "5s")
+    options = (*SMALL, "--header-wait", "10m", "--linger", "5s")
+    server = await start_server(running_federation, *RUN, *options, forked=False)
     before = resident_bytes(server.process.pid)
     channels = [RawChannel(running_federation.address) for _ in range(10)]
     half_open = [channels[number % 10].open_upload() for number in range(HALF_OPEN)]

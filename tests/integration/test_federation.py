@@ -51,11 +51,11 @@ def test_clients_start_in_any_order_and_number_of_processes(
 
 
 async def test_the_server_process_never_loads_torch(running_federation: Federation) -> None:
-    server = await asyncio.to_thread(running_federation.server, *SMALL_RUN, forked=False)
+    server = await start_server(running_federation, *SMALL_RUN, forked=False)
     gate = Gate(at_round=2)
     async with Crowd(running_federation.address, range(3), on_event={0: gate}) as crowd:
         await gate.reached.wait()
-        maps = Path(f"/proc/{server.process.pid}/maps").read_text()
+        maps = await asyncio.to_thread(Path(f"/proc/{server.process.pid}/maps").read_text)
         gate.opened.set()
         await crowd.ended()
     assert "numpy" in maps

@@ -76,7 +76,7 @@ class Crowd:
 
 
 class Gate:
-    """Holds a light client at the opening of a round, or at the first event, until the test lets it go on."""
+    """Holds a light client at the beginning of a round or of the last evaluation, or at its first event."""
 
     def __init__(self, *, at_round: int | None = None) -> None:
         self.reached = asyncio.Event()
@@ -84,20 +84,29 @@ class Gate:
         self._at_round = at_round
 
     async def __call__(self, event: pb.RoundEvent) -> None:
-        if self._at_round is None or (event.HasField("round_opened") and event.round_opened.round == self._at_round):
+        if self._at_round is None or self._at_round in _rounds_begun_by(event):
             self.reached.set()
             await self.opened.wait()
 
 
-async def start_server(running: Federation, *options: object, fault: str | None = None) -> Command:
+def _rounds_begun_by(event: pb.RoundEvent) -> list[int]:
+    if event.HasField("final_evaluation"):
+        return [event.final_evaluation.round]
+    return [event.round_opened.round] if event.HasField("round_opened") else []
+
+
+async def start_server(running: Federation, *options: object, fault: str | None = None, forked: bool = True) -> Command:
     """Starts the server, where the loop goes on serving clients meanwhile; `fault` is where it will be killed."""
-    env = None if fault is None else {VARIABLE: fault}
-    return await asyncio.to_thread(running.server, *options, env=env)
+    return await asyncio.to_thread(running.server, *options, env=_environment(fault), forked=forked)
 
 
-async def start_client(running: Federation, ids: object, *options: object) -> Command:
-    """Starts real clients, where the loop goes on serving light ones meanwhile."""
-    return await asyncio.to_thread(running.client, ids, *options)
+def _environment(fault: str | None) -> dict[str, str] | None:
+    return None if fault is None else {VARIABLE: fault}
+
+
+async def start_client(running: Federation, ids: object, *options: object, fault: str | None = None) -> Command:
+    """Starts real clients, where the loop goes on serving light ones meanwhile; `fault` is as for the server."""
+    return await asyncio.to_thread(running.client, ids, *options, env=_environment(fault))
 
 
 async def exits(command: Command, code: int) -> None:
