@@ -33,7 +33,7 @@ async def scraped_when(running: Federation, value: float, name: str, **labels: s
         told = scrape(running.state_dir)
         return told if told.value(name, **labels) == value else None
 
-    told: Scraped = await asyncio.to_thread(wait_until, found, f"{name} of {value}", 60)
+    told: Scraped = await asyncio.to_thread(wait_until, found, f"{name} of {value}")
     return told
 
 

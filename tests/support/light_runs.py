@@ -183,3 +183,10 @@ async def status_when(
                     if condition(newest):
                         return newest
     raise GaveUpError(f"{what} did not happen; the last status was:\n{newest}")
+
+
+async def round_open(address: str, number: int) -> pb.RunStatus:
+    """Waits until clients can take part in a round."""
+    return await status_when(
+        address, lambda status: (status.phase, status.round) == (pb.PHASE_COLLECTING, number), f"round {number}"
+    )
