@@ -140,12 +140,19 @@ class Server:
 
     async def upload(self, stream: AsyncIterator[pb.UploadPart]) -> pb.UploadReceipt:
         """An upload as the service receives it."""
-        unused: Any = None  # without authentication, the context of a call is not used
-        return await self.federation.Upload(stream, unused)
+        context: Any = _Context()
+        return await self.federation.Upload(stream, context)
 
     async def settled(self) -> None:
         async with asyncio.timeout(PATIENCE):
             await self.engine.settled()
+
+
+class _Context:
+    """The part of a call's context that an upload without authentication uses."""
+
+    async def send_initial_metadata(self, metadata: object) -> None:
+        pass
 
 
 def join_request(coordinator: Coordinator, client_id: int, *, previous: str = "") -> pb.JoinRequest:

@@ -1191,10 +1191,15 @@ class UploadHeader(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
     MANIFEST_FIELD_NUMBER: _builtins.int
+    AWAITS_ADMISSION_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     """Session token of the caller."""
     round: _builtins.int
     """The round of the upload."""
+    awaits_admission: _builtins.bool
+    """The client sends no chunk before the server has answered with initial metadata `feddbp-admitted`, so that a refusal
+    on the header reaches it. Only for servers with the feature "upload.admission".
+    """
     @_builtins.property
     def manifest(self) -> Global___Manifest:
         """The content of the upload."""
@@ -1205,10 +1210,11 @@ class UploadHeader(_message.Message):
         session: _builtins.str = ...,
         round: _builtins.int = ...,
         manifest: Global___Manifest | None = ...,
+        awaits_admission: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "round", b"round", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaits_admission", b"awaits_admission", "manifest", b"manifest", "round", b"round", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

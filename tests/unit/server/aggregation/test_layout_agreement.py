@@ -87,7 +87,7 @@ async def test_with_a_known_image_size_the_first_upload_decides_nothing(tmp_path
 async def test_another_layout_is_refused_on_the_header_before_a_chunk_is_read(tmp_path: Path) -> None:
     async def endless(session: str) -> Any:
         manifest = trained_upload(side=2).manifest
-        yield pb.UploadPart(header=pb.UploadHeader(session=session, round=0, manifest=manifest))
+        yield pb.UploadPart(header=pb.UploadHeader(session=session, round=0, manifest=manifest, awaits_admission=True))
         raise AssertionError("the body was asked for")
 
     async with Server(MemoryStore(), tmp_path, config=run("fedmrl", small_dim=WIDTH)) as server:

@@ -115,7 +115,7 @@ async def counted(part: pb.UploadPart, read: list[int]) -> Parts:
 async def test_what_the_header_shows_is_refused_before_a_chunk_is_read(
     server: Server, daemon: Daemon, change: Callable[[pb.UploadHeader], Any], reason: int, field: str
 ) -> None:
-    first = header(daemon, UPLOAD)
+    first = header(daemon, UPLOAD, awaits_admission=True)
     change(first.header)
     read: list[int] = []
     refusal = await refusal_of(server, counted(first, read))
@@ -123,11 +123,20 @@ async def test_what_the_header_shows_is_refused_before_a_chunk_is_read(
     assert read == []
 
 
+async def test_the_rest_of_a_refused_upload_is_dropped_if_its_client_is_sending_already(tmp_path: Path) -> None:
+    limits = Limits(upload_bytes=100_000)
+    async with limited(tmp_path, limits) as (server, daemon):
+        read: list[int] = []
+        refusal = await refusal_of(server, counted(header(daemon, UPLOAD, round=1), read))
+    assert refusal.details.reason == pb.REFUSAL_REASON_WRONG_ROUND
+    assert 0 < 1000 * len(read) <= limits.upload_bytes
+
+
 async def test_an_upload_larger_than_admitted_is_refused_on_its_header(tmp_path: Path) -> None:
     limits = Limits(upload_bytes=UPLOAD.manifest.total_bytes - 1)
     read: list[int] = []
     async with limited(tmp_path, limits) as (server, daemon):
-        refusal = await refusal_of(server, counted(header(daemon, UPLOAD), read))
+        refusal = await refusal_of(server, counted(header(daemon, UPLOAD, awaits_admission=True), read))
     assert refusal.details.reason == pb.REFUSAL_REASON_TOO_LARGE
     assert read == []
 
@@ -216,7 +225,7 @@ async def test_a_refused_upload_can_be_followed_by_a_good_one(server: Server, da
 async def test_a_duplicate_is_answered_without_reading_its_body(server: Server, daemon: Daemon) -> None:
     await daemon.send(0, UPLOAD)
     read: list[int] = []
-    receipt = await server.upload(counted(header(daemon, UPLOAD), read))
+    receipt = await server.upload(counted(header(daemon, UPLOAD, awaits_admission=True), read))
     assert receipt.duplicate
     assert read == []
 

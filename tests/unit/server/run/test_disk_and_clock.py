@@ -126,6 +126,7 @@ async def test_while_the_store_is_not_writable_uploads_are_refused_on_their_head
         nonlocal parts_read
         async for part in parts(daemons[1].secret, 0, trained_upload(1, 0, Payload())):
             parts_read += 1
+            part.header.awaits_admission = True
             yield part
 
     with pytest.raises(RefusedError, match="disk is full"):
