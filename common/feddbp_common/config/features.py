@@ -12,7 +12,7 @@ from typing import Final
 
 from feddbp_common.config.identity import added_names, added_settings
 from feddbp_common.config.run import RunConfig
-from feddbp_common.version import VERSION
+from feddbp_common.methods import method_named
 
 _METHOD: Final = "method_settings"
 
@@ -23,19 +23,19 @@ def required_features(run: RunConfig) -> list[str]:
     return sorted([*added_settings(run), *(f"{_METHOD}.{name}" for name in of_method)])
 
 
-def supported_features(run: RunConfig) -> list[str]:
-    """Returns the features this version has for a run of this method, sorted."""
-    of_method = added_names(run.method_spec.settings)
-    return sorted([*added_names(RunConfig), *(f"{_METHOD}.{name}" for name in of_method)])
+def supported_features(method: str) -> list[str]:
+    """Returns the features this version has for runs of a method, sorted."""
+    settings = method_named(method).settings
+    return sorted([*added_names(RunConfig), *(f"{_METHOD}.{name}" for name in added_names(settings))])
 
 
 def missing_features(required: Iterable[str], supported: Iterable[str]) -> list[str]:
     return sorted({*required} - {*supported})
 
 
-def lacks(features: Iterable[str], *, client: str, server: str) -> str:
-    """Describes a client that cannot take part; both versions are named."""
+def describe_missing(features: Iterable[str], *, client: str, server: str) -> str:
+    """Says which features a client lacks, and which versions meet."""
     return (
-        f"the run needs {', '.join(features)}, which feddbp {client or 'before 0.2.0'} of the client does not have; "
-        f"the server is feddbp {server or VERSION}: install that version on the client"
+        f"the run needs {', '.join(features)}, which this client (feddbp {client}) does not have; "
+        f"the server is feddbp {server}: install that version on the client"
     )

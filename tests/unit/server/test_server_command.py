@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from feddbp_common.config.types import field_extra
 from feddbp_common.errors import ConfigurationError
 from feddbp_server.cli import main
 from feddbp_server.config import ListenConfig, RoundsConfig, ServerConfig
@@ -200,7 +201,7 @@ def test_every_option_is_in_the_help_with_its_variable_and_what_it_is_for(
     # an option whose flag is long has its text on the line below
     lines = [" ".join(line.split()) for line in re.sub(r"\n {4,}", " ", shown).splitlines()]
     names = {("run", "method_settings"): "set", ("listen", "json_output"): "json"}
-    options = list(leaves(ServerConfig))
+    options = [(place, field) for place, field in leaves(ServerConfig) if not field_extra(field).get("planned")]
     assert len(options) > 25
     for place, field in options:
         name = names.get(place, place[-1])
