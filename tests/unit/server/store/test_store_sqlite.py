@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from earlier_versions import VERSION_0_1_0, restore
 from store_records import (
     CONFIG,
     RUN_ID,
@@ -22,7 +23,9 @@ from store_records import (
 
 from feddbp_common.artifacts import DATABASE_NAME
 from feddbp_common.errors import ExitCode
+from feddbp_common.version import VERSION
 from feddbp_server.store import SqliteStore, StoreError
+from feddbp_server.store.migrations import FORMAT, STEPS
 
 
 def filled(directory: Path) -> SqliteStore:
@@ -199,14 +202,44 @@ def test_a_damaged_database_is_refused_with_advice(tmp_path: Path) -> None:
     assert "restore it from a backup or move it away" in refused(tmp_path)
 
 
-def test_another_version_of_the_schema_is_refused_with_both_numbers(tmp_path: Path) -> None:
+def test_a_database_of_a_later_version_is_refused_with_both_versions(tmp_path: Path) -> None:
     filled(tmp_path).close()
     with sqlite3.connect(tmp_path / DATABASE_NAME) as database:
+        database.execute("UPDATE run SET software_version = '9.9.0'")
         database.execute("PRAGMA user_version = 99")
     database.close()
     text = refused(tmp_path)
-    assert "has format 99, this server reads 1" in text
-    assert "finish the run with the version that began it" in text
+    assert f"was written by feddbp 9.9.0 (format 99); this is feddbp {VERSION}, which reads formats up to 2" in text
+    assert "resume the run with the version that wrote it" in text
+
+
+def test_a_later_database_whose_tables_are_unknown_is_refused_too(tmp_path: Path) -> None:
+    filled(tmp_path).close()
+    with sqlite3.connect(tmp_path / DATABASE_NAME) as database:
+        database.execute("DROP TABLE run")
+        database.execute("PRAGMA user_version = 99")
+    database.close()
+    assert "was written by a later version (format 99)" in refused(tmp_path)
+
+
+def test_a_database_of_version_0_1_0_is_upgraded_in_place(tmp_path: Path) -> None:
+    restore(VERSION_0_1_0 / "state" / "server", tmp_path)
+    with sqlite3.connect(tmp_path / DATABASE_NAME) as database:
+        run_id, config = database.execute("SELECT run_id, config FROM run").fetchone()
+        uploads = database.execute("SELECT round, client_id, sha256 FROM upload ORDER BY id").fetchall()
+    database.close()
+    store = SqliteStore(tmp_path)
+    assert store.open_run("another", config) == run_id
+    store.close()
+    with sqlite3.connect(tmp_path / DATABASE_NAME) as database:
+        assert database.execute("PRAGMA user_version").fetchone() == (FORMAT,)
+        assert database.execute("SELECT software_version FROM run").fetchone() == (VERSION,)
+        assert database.execute("SELECT round, client_id, sha256 FROM upload ORDER BY id").fetchall() == uploads
+    database.close()
+
+
+def test_every_earlier_format_has_its_step() -> None:
+    assert set(STEPS) == set(range(1, FORMAT))
 
 
 def test_a_refused_file_can_be_moved_away_and_the_directory_used(tmp_path: Path) -> None:
