@@ -141,9 +141,13 @@ class Federation:
         before: Sequence[str] = (),
         forked: bool = True,
     ) -> Command:
-        """Starts a command; `forked` says whether it may be forked from a template instead of a new interpreter."""
+        """Starts a command; `forked` says whether it may be forked from a template instead of a new interpreter.
+
+        It may not if `env` has a PYTHONPATH: the template has imported our modules from elsewhere.
+        """
         log_path = self.directory / f"{name}-{len(self.commands)}.log"
-        template = TEMPLATES.get(module) if forked and not before else None
+        own_path = env is not None and "PYTHONPATH" in env
+        template = TEMPLATES.get(module) if forked and not before and not own_path else None
         words = list(map(str, arguments))
         environment = {**os.environ, **(env or {})}
         process: subprocess.Popen[bytes] | ForkedProcess
@@ -162,13 +166,19 @@ class Federation:
         self.commands.append(command)
         return command
 
-    def server(self, *options: object, env: dict[str, str] | None = None, forked: bool = True) -> Command:
+    def server(
+        self,
+        *options: object,
+        env: dict[str, str] | None = None,
+        forked: bool = True,
+        module: str = "feddbp_server.cli",
+    ) -> Command:
         """Starts the server and waits until it listens; on the same port if it was started before."""
         endpoint = self.state_dir / ENDPOINT_NAME
         endpoint.unlink(missing_ok=True)
         place = ("--port", self.port, "--state-dir", self.directory / "server")
         command = self.start(
-            "feddbp_server.cli",
+            module,
             *place,
             *options,
             name="server",
