@@ -30,15 +30,21 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         pytest.skip(f"the history has no commit {RELEASE}, as in a shallow clone: {made.stderr.strip()}")
     with tarfile.open(archive) as files:
         files.extractall(directory, filter="data")
+    # what an installation would leave beside the packages: it is where a command finds its version
+    metadata = directory / ROOTS[0] / "feddbp-0.1.0.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.4\nName: feddbp\nVersion: 0.1.0\n")
     return {"PYTHONPATH": os.pathsep.join(str(directory / root) for root in ROOTS)}
 
 
 def test_the_environment_is_that_of_the_release(released: dict[str, str]) -> None:
-    code = "import feddbp_server.durable_run, feddbp_client.daemon; print(feddbp_server.durable_run.__file__)"
+    code = "import feddbp_server.durable_run as old; from feddbp_common.version import VERSION; print(old.__file__, VERSION)"
     found = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, **released}, capture_output=True, text=True, check=True
     )
-    assert found.stdout.startswith(released["PYTHONPATH"].split(os.pathsep)[2])
+    file, version = found.stdout.split()
+    assert file.startswith(released["PYTHONPATH"].split(os.pathsep)[2])
+    assert version == "0.1.0"
 
 
 def digest_of(running: Federation, server: Command, *clients: Command) -> str:

@@ -11,6 +11,7 @@ import pytest
 from deploy_files import CHECKOUT, yaml_text
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 PYPROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
 VERSION = PYPROJECT["project"]["version"]
@@ -34,18 +35,25 @@ def required_by(extra: str) -> set[str]:
     return names
 
 
-def test_the_citation_is_of_this_version_and_licence() -> None:
+def released_versions() -> list[str]:
+    """As the changelog lists them, the newest first."""
+    text = (CHECKOUT / "CHANGELOG.md").read_text()
+    return re.findall(r"^## (\d+\.\d+\.\d+) - \d{4}-\d\d-\d\d$", text, re.MULTILINE)
+
+
+def test_the_citation_is_of_the_last_release_and_the_licence() -> None:
     citation = yaml_text((CHECKOUT / "CITATION.cff").read_text())
-    assert (citation["version"], citation["license"]) == (VERSION, PYPROJECT["project"]["license"])
+    assert (citation["version"], citation["license"]) == (released_versions()[0], PYPROJECT["project"]["license"])
     assert citation["title"] == "FedDBP"
     assert [paper["type"] for paper in citation["references"]] == ["conference-paper"]
 
 
-def test_the_changelog_has_a_section_on_this_version_below_the_next_one() -> None:
+def test_the_changelog_lists_what_is_released_or_what_is_coming() -> None:
     text = (CHECKOUT / "CHANGELOG.md").read_text()
-    numbered = re.findall(r"^## (\d+\.\d+\.\d+) - \d{4}-\d\d-\d\d$", text, re.MULTILINE)
-    assert numbered[0] == VERSION
-    assert text.index("## Unreleased") < text.index(f"## {VERSION}")
+    newest = released_versions()[0]
+    assert text.index("## Unreleased") < text.index(f"## {newest}")
+    version = Version(VERSION)
+    assert version == Version(newest) or (version.is_devrelease and version > Version(newest))
 
 
 @pytest.mark.parametrize("name", PAGES)
