@@ -44,7 +44,7 @@ def measure() -> list[Measurement]:
         runner.run(thread.run(fill))
         serving, restarted = Aggregator(config, thread), Aggregator(config, thread)
         for client in range(CLIENTS):
-            serving.keep(0, client, decode(manifest, body))
+            serving.cache(0, client, decode(manifest, body))
 
         def closing(aggregator: Aggregator) -> Callable[[], object]:
             return lambda: runner.run(aggregator.close_round(0, lambda _: [1] * config.classes))

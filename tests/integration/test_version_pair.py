@@ -38,7 +38,11 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def test_the_environment_is_that_of_the_release(released: dict[str, str]) -> None:
-    code = "import feddbp_server.durable_run as old; from feddbp_common.version import VERSION; print(old.__file__, VERSION)"
+    code = (
+        "import feddbp_server.durable_run as old\n"
+        "from feddbp_common.version import VERSION\n"
+        "print(old.__file__, VERSION)"
+    )
     found = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, **released}, capture_output=True, text=True, check=True
     )
