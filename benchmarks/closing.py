@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.light_client import made_up_payload
 from benchmarks.measurement import Measurement, interleaved_ratio
 from feddbp_common.config.run import DataConfig, RunConfig
 from feddbp_common.wire import decode, encode
-from feddbp_lab.light_client import made_up_payload
 from feddbp_server.aggregation.aggregator import Aggregator
 from feddbp_server.store import SqliteStore, Store, StoreWriter, UploadRecord
 

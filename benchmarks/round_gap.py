@@ -7,12 +7,12 @@ import time
 from collections import defaultdict
 from statistics import median
 
+from benchmarks.light_client import LightClient
 from benchmarks.measurement import Measurement
 from benchmarks.servers import running_server
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.daemon.connection import Connection
 from feddbp_common.wire import Encoded
-from feddbp_lab.light_client import LightClient
 
 CLIENTS = 20
 ROUNDS = 40

@@ -24,6 +24,7 @@ from typing import Any
 import grpc
 from rich.console import Console
 
+from benchmarks.light_client import LightClient
 from benchmarks.measurement import Measurement, table_of
 from benchmarks.servers import RunningServer, running_server
 from feddbp.v1 import federation_pb2 as pb
@@ -31,7 +32,6 @@ from feddbp_client.daemon.connection import Connection
 from feddbp_common.config.run import DataConfig, RunConfig
 from feddbp_common.rpc.credentials import ClientCredentials
 from feddbp_common.wire import Encoded
-from feddbp_lab.light_client import LightClient
 
 HELPERS = 2
 """Processes the clients are spread over."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+from benchmarks.light_client import LightClient
 from benchmarks.measurement import Measurement
 from benchmarks.servers import running_server
 from benchmarks.waiting import download_once_open
 from feddbp_client.daemon.connection import Connection, upload_parts
-from feddbp_lab.light_client import LightClient
 
 
 async def _ratios(address: str) -> tuple[float, float]:

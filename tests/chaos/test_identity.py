@@ -16,6 +16,7 @@ from typing import Any
 
 import grpc
 import pytest
+from benchmarks.light_client import LightClient
 from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from light_runs import LIGHT_RUN, Crowd, Outcome, control_of, exits, federation_of, is_killed, start_server, status_when
@@ -34,7 +35,6 @@ from feddbp_common.rpc.credentials import (
     client_subject,
 )
 from feddbp_common.rpc.failures import refusal_in
-from feddbp_lab.light_client import LightClient
 from feddbp_lab.pki.certificates import Authority, write_secret
 
 PROBED = ("--clients", 3, "--min-clients", 3, "--feature-dim", 64)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from benchmarks.light_client import LightClient
 from light_runs import LIGHT_RUN, Crowd, Outcome, exits, start_server, status_when
 from processes import Command, Federation, federation
 from tcp_proxy import Fate, TcpProxy, Way
@@ -23,7 +24,6 @@ from feddbp_client.daemon.connection import CallTimeouts, Connection, ServerUnav
 from feddbp_common.config.run import RunConfig, run_to_proto
 from feddbp_common.rpc.credentials import ClientCredentials
 from feddbp_common.rpc.keepalive import DEFAULT_LEASE
-from feddbp_lab.light_client import LightClient
 
 INSIDE_A_TRANSFER = 200_000
 """Bytes: far more than a handshake and all messages but those of a transfer, and less than one transfer."""

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
 
+from benchmarks.light_client import LightClient
 from hostile_calls import Scene, complaint, hostile_calls
 from light_runs import control_of, exits, start_server
 from processes import Command, Federation
@@ -18,7 +19,6 @@ from server_state import durable_digest, resident_bytes, run_digest
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.daemon.connection import Connection, upload_parts
-from feddbp_lab.light_client import LightClient
 
 CLIENTS = 16
 RUN = (

@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
+from benchmarks.light_client import LightClient
 from light_runs import Crowd, exits, start_server, status_when
 from processes import Command, Federation
 from raw_calls import METHODS, HalfOpen, RawAnswer, RawCall, RawChannel, serialised
@@ -20,7 +21,6 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.daemon.connection import Connection, upload_parts
 from feddbp_common.rpc.failures import refusal_in
 from feddbp_common.wire import BodyAssembler
-from feddbp_lab.light_client import LightClient
 
 CLIENTS = 4
 UPLOAD_BYTES = 320  # two matrices of 5 x 8 floats

@@ -7,13 +7,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.light_client import LightClient
 from light_runs import Crowd, control_of, exits, start_server
 from processes import Federation
 from raw_calls import RawCall, RawChannel
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.daemon.connection import Connection
-from feddbp_lab.light_client import LightClient
 
 RUN = (
     "--clients",

@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 import pytest
+from benchmarks.light_client import LightClient
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from light_runs import Crowd, Gate, Outcome, exits, start_server, status_when, undisturbed_outcome
 from metrics import scrape
@@ -24,7 +25,6 @@ from raw_calls import RawChannel, serialised
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.daemon.connection import Connection, ServerUnavailableError, upload_parts
 from feddbp_common.wire import Encoded
-from feddbp_lab.light_client import LightClient
 
 CLIENTS = 3
 RUN = ("--clients", CLIENTS, "--min-clients", CLIENTS, "--rounds", 4, "--round-deadline", 0, "--feature-dim", 8192)

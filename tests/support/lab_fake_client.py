@@ -11,11 +11,12 @@ import os
 import signal
 import sys
 
+from benchmarks.light_client import LightClient
+
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.config import ClientConfig
 from feddbp_client.daemon.connection import Connection, ServerUnavailableError, upload_parts
 from feddbp_common.config.command_line import settings_from, settings_parser
-from feddbp_lab.light_client import LightClient
 
 EPOCHS = 5
 TEST_SAMPLES = 40

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from benchmarks.light_client import LightClient, OnEvent
 from processes import PATIENCE, Command, Federation, GaveUpError, federation
 
 from feddbp.v1 import federation_pb2 as pb
@@ -18,7 +19,6 @@ from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_client.daemon.connection import CallTimeouts, Connection
 from feddbp_common.fault_injection import VARIABLE
 from feddbp_common.rpc.credentials import OPERATOR, ClientCredentials, client_subject
-from feddbp_lab.light_client import LightClient, OnEvent
 
 # wide enough that a contribution takes several chunks: "inside a stream" has to be a place
 LIGHT_RUN = ("--clients", 3, "--rounds", 3, "--min-clients", 3, "--feature-dim", 8192, "--lease", "1s")

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from benchmarks.light_client import made_up_payload
 
 from feddbp_client.models import build_backbone
 from feddbp_common.methods import METHODS, ExchangeShape
@@ -13,7 +14,6 @@ from feddbp_common.methods.payload_size import ImageShape
 from feddbp_common.wire import Payload, encode
 from feddbp_common.wire.codec import REAL_TYPES
 from feddbp_lab.cli import main
-from feddbp_lab.light_client import made_up_payload
 
 RGB_32: ImageShape = (3, 32, 32)
 RGB_64: ImageShape = (3, 64, 64)

@@ -14,12 +14,12 @@ from typing import Any
 
 import grpc
 import pytest
+from lab_fake_demo import python_path
 from processes import processes_naming
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
 
-SUPPORT = Path(__file__).parents[3] / "support"
 PATIENCE = 60.0
 
 
@@ -28,13 +28,12 @@ class Demo:
 
     def __init__(self, out: Path, *options: str, **environment: str) -> None:
         self.out = out
-        path = os.pathsep.join((str(SUPPORT), *filter(None, (os.environ.get("PYTHONPATH"),))))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "lab_fake_demo", "demo", "--out", str(out), "--processes", "2", *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": path, **environment},
+            env={**os.environ, "PYTHONPATH": python_path(), **environment},
         )
 
     def end(self) -> tuple[int, str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import os
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 from experiment_samples import finish, planned, spec
+from lab_fake_demo import python_path
 from lab_samples import printed
 from processes import Command, Federation, processes_naming, wait_until
 from rich.console import Console
@@ -29,7 +29,6 @@ from feddbp_lab.experiments.run.output_dir import OutputDir
 from feddbp_lab.experiments.run.runner import Machine, Runner
 from feddbp_lab.experiments.spec import load_experiment
 
-SUPPORT = Path(__file__).parents[3] / "support"
 GRID = """
 title = "Two lengths"
 [base]
@@ -53,7 +52,6 @@ def run(tmp_path: Path, out: Path, running_federation: Federation) -> Run:
     def start(rounds: str, *options: str, **environment: str) -> Command:
         path = tmp_path / "grid.toml"
         path.write_text(GRID.format(rounds=rounds))
-        python_path = os.pathsep.join((str(SUPPORT), *filter(None, (os.environ.get("PYTHONPATH"),))))
         return running_federation.start(
             "lab_fake_demo",
             "experiment",
@@ -63,7 +61,7 @@ def run(tmp_path: Path, out: Path, running_federation: Federation) -> Run:
             out,
             *options,
             name="runner",
-            env={"PYTHONPATH": python_path, **environment},
+            env={"PYTHONPATH": python_path(), **environment},
         )
 
     return start
