@@ -15,7 +15,7 @@ def require(who: str, modules: Iterable[str], *, extra: str) -> None:
         raise ConfigurationError(f"{who} needs {', '.join(missing)}: pip install 'feddbp[{extra}]'")
 
 
-_NEEDED: Final = ("torch", "torchvision", "sklearn", "safetensors", "matplotlib")
+_NEEDED: Final = ("torch", "torchvision", "sklearn", "safetensors", "matplotlib", "jinja2")
 
 
 def require_lab(who: str) -> None:

@@ -7,7 +7,9 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
+from importlib.resources import files
 from pathlib import Path
+from string import Template
 from typing import Final, Self
 
 from pydantic import Field, model_validator
@@ -18,15 +20,6 @@ from feddbp_common.config.run import DataConfig, RunConfig
 from feddbp_common.config.types import FrozenModel
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.rpc.credentials import client_subject
-from feddbp_lab.commands.compose_text import (
-    CLIENT,
-    CLIENT_BUILD,
-    DATA_MOUNT,
-    FEDERATION,
-    GPU_BUILD,
-    GPU_CLIENT,
-    GPU_OVERLAY,
-)
 from feddbp_lab.commands.options import DemoRun
 from feddbp_lab.processes.flags import arguments_for
 from feddbp_server.config import ListenConfig, RoundsConfig, ServerConfig
@@ -34,6 +27,19 @@ from feddbp_server.config import ListenConfig, RoundsConfig, ServerConfig
 PROG: Final = "feddbp compose"
 _COMES_ALONG: Final = "digits"
 """The data set that is in the client's image, because a library brings it."""
+_CLIENT_BUILD: Final = """
+    build:
+      context: $source
+      dockerfile: deploy/client.Dockerfile
+      args:
+        TORCH_INDEX_URL: $${TORCH_INDEX_URL:-}"""
+_GPU_BUILD: Final = """
+    build:
+      args:
+        TORCH_INDEX_URL: ${TORCH_CUDA_INDEX_URL:-}"""
+# The long form: `data:/data` would be a volume named data. A missing directory is an error, not an empty mount.
+_DATA_MOUNT: Final = """
+      - {type: bind, source: $directory, target: /data, read_only: true, bind: {create_host_path: false}}"""
 
 
 class FileConfig(FrozenModel):
@@ -80,17 +86,20 @@ def _federation(config: ComposeConfig) -> str:
     run, source, data = config.run.as_run(), _scalar(config.file.source), config.file.data_dir
     group = MODEL_GROUPS[run.training.model_group]
     names = [client_subject(client_id) for client_id in range(run.clients)]
+    service = _template("client-service.yml")
+    build = Template(_CLIENT_BUILD).substitute(source=source)
+    mount = Template(_DATA_MOUNT).substitute(directory=_text(data)) if data else ""
     services = [
-        CLIENT.format(
+        service.substitute(
             name=name,
             client_id=client_id,
             architecture=group.body_of(client_id),
-            build="" if client_id else CLIENT_BUILD.format(source=source),
-            data=DATA_MOUNT.format(directory=_text(data)) if data else "",
+            build="" if client_id else build,
+            data=mount,
         )
         for client_id, name in enumerate(names)
     ]
-    return FEDERATION.format(
+    return _template("docker-compose.yml").substitute(
         made_by=_made_by(config),
         clients=run.clients,
         last_id=run.clients - 1,
@@ -103,11 +112,17 @@ def _federation(config: ComposeConfig) -> str:
 
 
 def _gpu_overlay(config: ComposeConfig, gpus: int) -> str:
+    service = _template("client-service.gpu.yml")
     services = [
-        GPU_CLIENT.format(name=client_subject(client_id), gpu=client_id % gpus, build="" if client_id else GPU_BUILD)
+        service.substitute(name=client_subject(client_id), gpu=client_id % gpus, build="" if client_id else _GPU_BUILD)
         for client_id in range(config.run.clients)
     ]
-    return GPU_OVERLAY.format(made_by=_made_by(config), client_services=_lines(services))
+    return _template("docker-compose.gpu.yml").substitute(made_by=_made_by(config), client_services=_lines(services))
+
+
+def _template(name: str) -> Template:
+    # string.Template, not Jinja2: this command belongs to the base installation, which has no Jinja2
+    return Template((files(__package__) / "templates" / f"{name}.template").read_text(encoding="utf-8"))
 
 
 def _made_by(config: ComposeConfig) -> str:

@@ -1,9 +1,8 @@
-"""Sheets as Markdown, LaTeX and HTML."""
+"""Tables as Markdown and LaTeX, and all results of a plan as CSV."""
 
 from __future__ import annotations
 
 import csv
-import html
 import io
 from collections.abc import Iterator
 from typing import Any, Final
@@ -11,7 +10,7 @@ from typing import Any, Final
 from feddbp_lab.experiments.plan import Part, Place, Plan
 from feddbp_lab.experiments.report.outcomes import Outcomes, Spread
 from feddbp_lab.experiments.report.paper import printed_in
-from feddbp_lab.experiments.report.tables import Sheet, Word
+from feddbp_lab.experiments.report.tables import FormattedTable, FormattedValue
 
 _TEX: Final = str.maketrans(
     {
@@ -40,52 +39,49 @@ _TEX: Final = str.maketrans(
 )
 
 
-def as_markdown(sheet: Sheet) -> str:
+def as_markdown(table: FormattedTable) -> str:
     lines = [
-        [*sheet.row_heads, *sheet.full_heads],
-        [*("---" for _ in sheet.row_heads), *("---:" for _ in sheet.full_heads)],
-        *([*labels, *map(_markdown_word, words)] for labels, words in sheet.rows),
+        [*table.row_heads, *table.full_heads],
+        [*("---" for _ in table.row_heads), *("---:" for _ in table.full_heads)],
+        *([*row.labels, *map(_markdown_value, row.values)] for row in table.rows),
     ]
-    return "".join(f"| {' | '.join(_markdown_safe(cell) for cell in line)} |\n" for line in lines)
+    return "".join(f"| {' | '.join(map(_markdown_escaped, line))} |\n" for line in lines)
 
 
-def _markdown_safe(text: str) -> str:
+def _markdown_escaped(text: str) -> str:
     return text.replace("|", r"\|").replace("\n", " ")
 
 
-def _markdown_word(word: Word) -> str:
-    if not word.text:
+def _markdown_value(value: FormattedValue) -> str:
+    if not value.text:
         return ""
-    if word.bold:
-        return f"**{word.text}**"
-    return f"<u>{word.text}</u>" if word.underlined else word.text
+    if value.bold:
+        return f"**{value.text}**"
+    return f"<u>{value.text}</u>" if value.underlined else value.text
 
 
-def tex_escaped(text: str) -> str:
-    return text.translate(_TEX)
-
-
-def as_latex(sheet: Sheet, *, caption: str, label: str) -> str:
-    """A table that needs the package booktabs and nothing else."""
-    labels = len(sheet.row_heads)
-    top = ["", *(f"\\multicolumn{{{group.width}}}{{c}}{{{tex_escaped(group.text)}}}" for group in sheet.groups)]
-    top[:1] = [""] * labels if any(sheet.heads) else list(map(tex_escaped, sheet.row_heads))
-    rules, first = [], labels + 1
-    for group in sheet.groups:
-        rules.append(f"\\cmidrule(lr){{{first}-{first + group.width - 1}}}")
-        first += group.width
-    second = [*map(tex_escaped, sheet.row_heads), *map(tex_escaped, sheet.heads)]
+def as_latex(table: FormattedTable, *, caption: str, label: str) -> str:
+    """A table that needs no package but booktabs."""
+    labels = len(table.row_heads)
+    row_heads = list(map(tex_escaped, table.row_heads))
+    groups = [f"\\multicolumn{{{group.width}}}{{c}}{{{tex_escaped(group.title)}}}" for group in table.groups]
+    heads = [_tex_line([*row_heads, *groups])]
+    if table.has_column_heads:
+        heads = [
+            _tex_line([*[""] * labels, *groups]),
+            " ".join(_group_rules(table)),
+            _tex_line([*row_heads, *map(tex_escaped, table.column_heads)]),
+        ]
     lines = [
         r"\begin{table}[t]",
         r"\centering",
         f"\\caption{{{tex_escaped(caption)}}}",
         f"\\label{{{label}}}",
-        f"\\begin{{tabular}}{{{'l' * labels}{'r' * len(sheet.heads)}}}",
+        f"\\begin{{tabular}}{{{'l' * labels}{'r' * len(table.column_heads)}}}",
         r"\toprule",
-        _tex_line(top),
-        *((" ".join(rules), _tex_line(second)) if any(sheet.heads) else ()),
+        *heads,
         r"\midrule",
-        *(_tex_line([*map(tex_escaped, row), *map(_tex_word, words)]) for row, words in sheet.rows),
+        *(_tex_line([*map(tex_escaped, row.labels), *map(_tex_value, row.values)]) for row in table.rows),
         r"\bottomrule",
         r"\end{tabular}",
         r"\end{table}",
@@ -93,46 +89,27 @@ def as_latex(sheet: Sheet, *, caption: str, label: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _group_rules(table: FormattedTable) -> Iterator[str]:
+    """A rule below the title of each group."""
+    first = len(table.row_heads) + 1
+    for group in table.groups:
+        yield f"\\cmidrule(lr){{{first}-{first + group.width - 1}}}"
+        first += group.width
+
+
 def _tex_line(cells: list[str]) -> str:
     return f"{' & '.join(cells)} \\\\"
 
 
-def _tex_word(word: Word) -> str:
-    text = tex_escaped(word.text)
-    if word.bold:
+def _tex_value(value: FormattedValue) -> str:
+    text = tex_escaped(value.text)
+    if value.bold:
         return f"\\textbf{{{text}}}"
-    return f"\\underline{{{text}}}" if word.underlined else text
+    return f"\\underline{{{text}}}" if value.underlined else text
 
 
-def as_html(sheet: Sheet) -> str:
-    second = any(sheet.heads)
-    top = [_html_head(head, kind="label", rows=2 if second else 1) for head in sheet.row_heads]
-    top.extend(_html_head(group.text, kind="group", columns=group.width) for group in sheet.groups)
-    heads = [top, *([list(map(_html_head, sheet.heads))] if second else [])]
-    body = [
-        [*(_html_head(label, kind="label") for label in labels), *map(_html_word, words)]
-        for labels, words in sheet.rows
-    ]
-    return f"<table>\n<thead>\n{_html_rows(heads)}</thead>\n<tbody>\n{_html_rows(body)}</tbody>\n</table>\n"
-
-
-def _html_rows(rows: list[list[str]]) -> str:
-    return "".join(f"<tr>{''.join(cells)}</tr>\n" for cells in rows)
-
-
-def _html_head(text: str, *, kind: str = "", rows: int = 1, columns: int = 1) -> str:
-    given = {"class": kind, "rowspan": rows if rows > 1 else "", "colspan": columns if columns > 1 else ""}
-    attributes = "".join(f' {name}="{value}"' for name, value in given.items() if value)
-    return f"<th{attributes}>{html.escape(text)}</th>"
-
-
-def _html_word(word: Word) -> str:
-    text = html.escape(word.text)
-    if word.bold:
-        text = f"<b>{text}</b>"
-    if word.underlined:
-        text = f"<u>{text}</u>"
-    return f'<td class="faint">{text}</td>' if word.faint else f"<td>{text}</td>"
+def tex_escaped(text: str) -> str:
+    return text.translate(_TEX)
 
 
 def as_csv(plan: Plan, outcomes: Outcomes) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -139,7 +139,7 @@ def _printed(spread: Spread) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Word:
+class FormattedValue:
     text: str
     bold: bool = False
     underlined: bool = False
@@ -147,57 +147,67 @@ class Word:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Head:
-    text: str
-    width: int
-    """Columns of the body below it."""
+class FormattedRow:
+    labels: tuple[str, ...]
+    values: tuple[FormattedValue, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sheet:
+class ColumnGroup:
+    title: str
+    width: int
+    """In columns of the body."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FormattedTable:
+    """A table as text, in a form every output format can write."""
+
     row_heads: tuple[str, ...]
-    groups: tuple[Head, ...]
-    heads: tuple[str, ...]
-    """Of single columns below their group; all empty where every group has only one."""
+    """Heads of the columns that hold the rows' labels."""
+    groups: tuple[ColumnGroup, ...]
+    column_heads: tuple[str, ...]
+    """Heads of single columns below their group; all empty where every group has one column only."""
     full_heads: tuple[str, ...]
-    """The same where there is no group above them."""
-    rows: tuple[tuple[tuple[str, ...], tuple[Word, ...]], ...]
-    """Labels, and what follows them."""
+    """Heads for a format without groups: the group's title and the column's own."""
+    rows: tuple[FormattedRow, ...]
+
+    @property
+    def has_column_heads(self) -> bool:
+        return any(self.column_heads)
 
 
-def sheet_of(table: ResultTable) -> Sheet:
+def format_table(table: ResultTable) -> FormattedTable:
     beside = [*(["Δ"] if table.compared_with else []), *(["paper"] if table.has_paper else [])]
-    groups: list[Head] = []
-    heads: list[str] = []
+    groups: list[ColumnGroup] = []
+    column_heads: list[str] = []
     full_heads: list[str] = []
     for column in table.columns:
-        if groups and groups[-1].text == column.group:
-            groups[-1] = Head(text=column.group, width=groups[-1].width + 1 + len(beside))
+        if groups and groups[-1].title == column.group:
+            groups[-1] = ColumnGroup(title=column.group, width=groups[-1].width + 1 + len(beside))
         else:
-            groups.append(Head(text=column.group, width=1 + len(beside)))
-        heads.extend([column.head or ("ours" if beside else ""), *beside])
+            groups.append(ColumnGroup(title=column.group, width=1 + len(beside)))
+        column_heads.extend([column.head or ("ours" if beside else ""), *beside])
         full_heads.extend([", ".join(filter(None, (column.group, column.head))), *beside])
-    return Sheet(
+    return FormattedTable(
         row_heads=table.row_heads,
         groups=tuple(groups),
-        heads=tuple(heads),
+        column_heads=tuple(column_heads),
         full_heads=tuple(full_heads),
-        rows=tuple((row.labels, tuple(_words(row, table))) for row in table.rows),
+        rows=tuple(FormattedRow(labels=row.labels, values=tuple(_values(row, table))) for row in table.rows),
     )
 
 
-def _words(row: Row, table: ResultTable) -> list[Word]:
-    words = []
+def _values(row: Row, table: ResultTable) -> Iterator[FormattedValue]:
     for entry in row.entries:
-        words.append(Word(text=accuracy_text(entry), bold=entry.rank == 1, underlined=entry.rank == 2))
+        yield FormattedValue(text=_accuracy_text(entry), bold=entry.rank == 1, underlined=entry.rank == 2)
         if table.compared_with:
-            words.append(Word(text=_difference_text(entry.difference), faint=True))
+            yield FormattedValue(text=_difference_text(entry.difference), faint=True)
         if table.has_paper:
-            words.append(Word(text=_paper_text(entry.paper), faint=True))
-    return words
+            yield FormattedValue(text=_paper_text(entry.paper), faint=True)
 
 
-def accuracy_text(entry: Entry) -> str:
+def _accuracy_text(entry: Entry) -> str:
     measured, best = entry.measured, entry.best
     if best is None:
         return "failed" if measured.failed else NOTHING

@@ -250,6 +250,23 @@ def test_the_page_is_well_formed_and_needs_nothing_from_elsewhere(tmp_path: Path
     assert "prefers-color-scheme: dark" in text
 
 
+def test_every_text_on_the_page_is_escaped(tmp_path: Path) -> None:
+    variants = [{"label": "<i>label</i>", "set": {}}, {"label": "plain", "set": {"data": {"alpha": 0.3}}}]
+    directory = reported(
+        tmp_path,
+        title='<b>"title"</b>',
+        note="<script>note</script>",
+        axes={"variant": variants},
+        report={"kind": "curves", "rows": "variant", "compare": "<i>label</i>"},
+    )
+    page = (directory / "index.html").read_text()
+    for text in ("<b>", "<i>", "<script>"):
+        assert text not in page.replace("<b>80.00</b>", "")
+    assert "&lt;script&gt;note&lt;/script&gt;" in page
+    assert "&lt;i&gt;label&lt;/i&gt;" in page
+    assert 'aria-label="&lt;b&gt;&#34;title&#34;&lt;/b&gt;"' in page
+
+
 def test_the_report_says_what_the_runs_were(tmp_path: Path) -> None:
     markdown = (reported(tmp_path) / "small.md").read_text()
     assert "2 clients, models mini-8, 2 rounds, local epochs 10" in markdown  # not alpha, which differs
