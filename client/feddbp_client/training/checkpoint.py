@@ -7,7 +7,6 @@ the new one. There is no optimiser or random state in it: a round starts with fr
 from __future__ import annotations
 
 import base64
-import fcntl
 import json
 import os
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.atomic_files import settle
 from feddbp_common.errors import ConfigurationError, FedDBPError
 from feddbp_common.fault_injection import fault_point
+from feddbp_common.file_lock import FileLock, LockHeldError
 from feddbp_common.wire import Encoded
 
 CHECKPOINT_NAME: Final = "checkpoint.safetensors"
@@ -121,14 +121,11 @@ class ClientDirectory:
         self.path = state_dir / run_id / f"client-{client_id}"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.path / _LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
+            self._lock = FileLock(self.path / _LOCK_NAME, mode=0o600)
+        except LockHeldError:
+            raise ConfigurationError(f"another daemon is already client {client_id}, in {self.path}") from None
         except OSError as error:
             raise ConfigurationError(f"the state directory {self.path} cannot be used: {error.strerror}") from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            raise ConfigurationError(f"another daemon is already client {client_id}, in {self.path}") from None
 
     @property
     def checkpoint(self) -> Path:
@@ -152,7 +149,7 @@ class ClientDirectory:
         settle(partial, self.path / _SESSION_NAME)
 
     def close(self) -> None:
-        os.close(self._lock)
+        self._lock.release()
 
 
 def _check_format(path: Path, metadata: Mapping[str, str]) -> None:

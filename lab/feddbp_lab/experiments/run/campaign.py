@@ -40,7 +40,7 @@ def run_campaign(given: str, config: ExperimentConfig, *, only: Sequence[str]) -
         raise ConfigurationError("--out is required: the directory where results are kept")
     require_lab("an experiment")
     store = OutputDir(what.out)
-    with store.only_runner():
+    with store.lock():
         store.plans()  # one that cannot be read is told now, and not by the report after hours of work
         plan = _with_earlier_seeds(spec, asked.plan, store)
         _tell_of_others(plan, store)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -22,7 +21,7 @@ from feddbp_common.atomic_files import replace_text
 from feddbp_common.config.nested import dotted
 from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import FedDBPError
-from feddbp_lab.experiments.run.leases import held, is_held
+from feddbp_common.file_lock import FileLock, is_locked
 from feddbp_lab.processes.local_federation import ProcessDiedError
 from feddbp_lab.results.run_results import METRICS_NAME, SUMMARY_NAME, MetricsTail, RunResults, weighted_accuracy
 
@@ -97,17 +96,18 @@ class CellDir:
             return CellState.DONE
         if not (self.path / _CONFIG_NAME).exists():
             return CellState.WAITING
-        if is_held(self.path / _LOCK_NAME):
+        if is_locked(self.path / _LOCK_NAME):
             return CellState.RUNNING
         return CellState.FAILED if (self.path / _FAILURE_NAME).exists() else CellState.INTERRUPTED
 
-    def hold(self) -> AbstractContextManager[None]:
-        """For as long as the cell is worked on."""
+    def lock(self) -> FileLock:
+        """Marks the cell as running while it is held."""
         self.path.mkdir(parents=True, exist_ok=True)
-        return held(self.path / _LOCK_NAME)
+        # the runner's own lock keeps others out: this one is only ever taken for an instant, by a query
+        return FileLock(self.path / _LOCK_NAME, wait=True)
 
-    def locks(self) -> list[Path]:
-        """Of the processes that may still be there."""
+    def process_locks(self) -> list[Path]:
+        """The lock files of the server and the clients, which may outlive a runner that was killed."""
         return [self.path / "server" / "server.lock", *self.path.glob("clients/*/*/daemon.lock")]
 
     def begin(self, run: RunConfig) -> None:

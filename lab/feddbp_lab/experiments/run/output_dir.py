@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -12,9 +11,9 @@ from pydantic import ValidationError
 from feddbp_common.atomic_files import replace_text
 from feddbp_common.config.diagnostics import Problem
 from feddbp_common.errors import ConfigurationError
+from feddbp_common.file_lock import FileLock, LockHeldError, is_locked
 from feddbp_lab.experiments.plan import Plan
 from feddbp_lab.experiments.run.cell_dir import CellDir
-from feddbp_lab.experiments.run.leases import is_held, only_runner
 from feddbp_lab.experiments.spec import BUILT_IN
 
 _LOCK_NAME: Final = ".runner"
@@ -33,18 +32,23 @@ class OutputDir:
             raise ConfigurationError(f"{path}: no experiment has been run here")
         return store
 
-    def only_runner(self) -> AbstractContextManager[None]:
+    def lock(self) -> FileLock:
+        """Keeps other runners out of the directory, which is made if there is none."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            (self.path / _LOCK_NAME).open("a").close()
+            lock = FileLock(self.path / _LOCK_NAME)
+        except LockHeldError as error:
+            raise ConfigurationError(
+                f"another runner (process {error.owner or 'unknown'}) is at work in {self.path}"
+            ) from None
         except OSError as error:
             raise ConfigurationError(f"--out: {error.filename}: {error.strerror}") from None
-        return only_runner(self.path / _LOCK_NAME)
+        lock.record_owner()
+        return lock
 
     @property
     def has_runner(self) -> bool:
-        """Whether somebody is at work here."""
-        return is_held(self.path / _LOCK_NAME)
+        return is_locked(self.path / _LOCK_NAME)
 
     def folder(self, cell_id: str) -> CellDir:
         return CellDir(self.path / "cells" / cell_id)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -12,16 +13,21 @@ from pathlib import Path
 from typing import Final
 
 from feddbp_common.errors import FedDBPError
+from feddbp_common.file_lock import is_locked
 from feddbp_lab.experiments.cell import Cell
 from feddbp_lab.experiments.run.cell_dir import Failure
 from feddbp_lab.experiments.run.display import Display
-from feddbp_lab.experiments.run.leases import until_free
 from feddbp_lab.experiments.run.output_dir import OutputDir
 from feddbp_lab.processes.guard import GRACE_SECONDS
 from feddbp_lab.processes.local_federation import Federation, FederationOptions
 
 _LEAVING: Final = timedelta(seconds=3 * GRACE_SECONDS)
 """How long processes of a runner that was killed may take to be gone."""
+_POLL_SECONDS: Final = 0.1
+
+
+class StillInUseError(FedDBPError):
+    """Processes of a runner that was killed still use the cell's directory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +93,7 @@ class Runner:
         folder = self.store.folder(cell.id)
         self.display.begin(cell)
         try:
-            with folder.hold():
+            with folder.lock():
                 await self._federate(cell, device)
                 results = folder.finish(keep_state=self.keep_state)
         except (FedDBPError, OSError, ValueError, KeyError) as error:  # the last two: a file is damaged
@@ -103,7 +109,7 @@ class Runner:
 
     async def _federate(self, cell: Cell, device: str) -> None:
         folder = self.store.folder(cell.id)
-        await until_free(folder.locks(), _LEAVING)
+        await wait_until_released(folder.process_locks(), _LEAVING)
         folder.begin(cell.run)
         options = FederationOptions(
             run=cell.run,
@@ -116,3 +122,13 @@ class Runner:
             async for status in statuses:
                 self.display.show(cell, status)
         federation.summary()  # raises if the server went before the run was over
+
+
+async def wait_until_released(locks: Iterable[Path], patience: timedelta) -> None:
+    """Waits for processes that are about to end: the guard of a killed runner gives them time for that."""
+    deadline = time.monotonic() + patience.total_seconds()
+    for path in locks:
+        while is_locked(path):
+            if time.monotonic() >= deadline:
+                raise StillInUseError(f"a process of an earlier runner still uses {path.parent}")
+            await asyncio.sleep(_POLL_SECONDS)

@@ -18,15 +18,15 @@ from processes import Command, Federation, processes_naming, wait_until
 from rich.console import Console
 
 from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.file_lock import FileLock
 from feddbp_lab.cli import main
 from feddbp_lab.experiments.cell import Cell
 from feddbp_lab.experiments.config import ExecutionConfig, ExperimentConfig
 from feddbp_lab.experiments.expansion import expand
 from feddbp_lab.experiments.run.cell_dir import CellState, Failure
 from feddbp_lab.experiments.run.display import LiveBars, Workload
-from feddbp_lab.experiments.run.leases import StillInUseError, held, is_held, until_free
 from feddbp_lab.experiments.run.output_dir import OutputDir
-from feddbp_lab.experiments.run.runner import Machine, Runner
+from feddbp_lab.experiments.run.runner import Machine, Runner, StillInUseError, wait_until_released
 from feddbp_lab.experiments.spec import load_experiment
 
 GRID = """
@@ -199,14 +199,12 @@ async def test_a_cell_whose_folder_holds_another_run_is_left_alone(tmp_path: Pat
 
 async def test_a_cell_still_in_use_by_processes_of_a_killed_runner_is_waited_for(tmp_path: Path) -> None:
     path = tmp_path / "daemon.lock"
-    path.touch()
-    lock = held(path)
-    lock.__enter__()
-    waiting = asyncio.create_task(until_free([path], timedelta(seconds=60)))
+    lock = FileLock(path)
+    waiting = asyncio.create_task(wait_until_released([path], timedelta(seconds=60)))
     with pytest.raises(StillInUseError, match="a process of an earlier runner still uses"):
-        await until_free([path], timedelta(0))
+        await wait_until_released([path], timedelta(0))
     assert not waiting.done()
-    lock.__exit__(None, None, None)
+    lock.release()
     await asyncio.wait_for(waiting, timeout=60)
 
 
@@ -288,7 +286,7 @@ def test_a_summary_that_was_lost_in_a_power_cut_is_made_again(tmp_path: Path) ->
 def test_a_killed_runners_leftovers_are_removed_but_not_what_was_kept_on_purpose(tmp_path: Path) -> None:
     store, expanded = planned(tmp_path)
     folder = store.folder(next(iter(expanded.cells)))
-    with folder.hold():
+    with folder.lock():
         assert folder.state is CellState.WAITING
     (folder.path / "server").mkdir()
     (folder.path / "summary.json").write_text("{}")
@@ -308,14 +306,6 @@ def test_a_run_that_ended_badly_for_its_server_is_begun_again(tmp_path: Path) ->
         (folder.path / "server" / "summary.json").write_text(json.dumps({"outcome": outcome}))
         folder.begin(cell.run)
         assert (folder.path / "server").exists() is kept
-
-
-def test_a_lock_is_seen_by_others_only_while_it_is_held(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
-    assert not is_held(path)
-    with held(path):
-        assert is_held(path)
-    assert not is_held(path)
 
 
 @pytest.mark.parametrize(
