@@ -33,13 +33,13 @@ _ANSWERS_NO: Final = (
 )
 
 
-class NoServerError(FedDBPError):
+class ServerUnreachableError(FedDBPError):
     """Nobody answers at the address."""
 
     exit_code = ExitCode.UNREACHABLE
 
 
-class NotAnsweredError(FedDBPError):
+class RequestRefusedError(FedDBPError):
     """Somebody answers, but not what was asked."""
 
     exit_code = ExitCode.REFUSED
@@ -54,10 +54,10 @@ Request: TypeAlias = pb.GetStatusRequest | pb.PauseRequest | pb.ResumeRequest | 
 
 
 async def get_status(address: str, access: ClientCredentials = _OPEN) -> pb.RunStatus:
-    return await ask(pb.GetStatusRequest(), address, access)
+    return await call_control(pb.GetStatusRequest(), address, access)
 
 
-async def ask(request: Request, address: str, access: ClientCredentials = _OPEN) -> pb.RunStatus:
+async def call_control(request: Request, address: str, access: ClientCredentials = _OPEN) -> pb.RunStatus:
     """Makes the call a request is named after; every one is answered with where the run stands then."""
     async with access.channel(address, OPERATOR, CHANNEL_OPTIONS) as channel:
         stub: pb_grpc.ControlAsyncStub = pb_grpc.ControlStub(channel)
@@ -66,7 +66,7 @@ async def ask(request: Request, address: str, access: ClientCredentials = _OPEN)
             status: pb.RunStatus = await call(request, timeout=CALL_SECONDS, metadata=access.metadata())
             return status
         except grpc.aio.AioRpcError as error:
-            raise translated(error, address, with_certificate=access.certs is not None) from None
+            raise as_call_error(error, address, with_certificate=access.certs is not None) from None
 
 
 async def watch_status(
@@ -74,12 +74,12 @@ async def watch_status(
     access: ClientCredentials = _OPEN,
     *,
     patience: timedelta,
-    on_trouble: Callable[[FedDBPError], None] = lambda _: None,
+    on_error: Callable[[FedDBPError], None] = lambda _: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> AsyncGenerator[pb.RunStatus, None]:
     """The run's status now and at every change; ends after the last one.
 
-    A broken stream is opened again until the server has been silent for `patience`; `on_trouble` is told every time.
+    A broken stream is opened again until the server has been silent for `patience`; `on_error` is told every time.
     """
     silent_since, delay = clock(), _FIRST_DELAY
     while True:
@@ -91,11 +91,11 @@ async def watch_status(
                     if status.phase in FINAL_PHASES:
                         return
         except grpc.aio.AioRpcError as error:
-            trouble = translated(error, address, with_certificate=access.certs is not None)
-            final = isinstance(trouble, NotAnsweredError) and not trouble.passing
+            trouble = as_call_error(error, address, with_certificate=access.certs is not None)
+            final = isinstance(trouble, RequestRefusedError) and not trouble.passing
             if final or clock() - silent_since >= patience.total_seconds():
                 raise trouble from None
-            on_trouble(trouble)
+            on_error(trouble)
         await asyncio.sleep(delay)
         delay = min(2 * delay, _LONGEST_DELAY)
 
@@ -108,10 +108,10 @@ async def _one_stream(address: str, access: ClientCredentials) -> AsyncGenerator
             yield status
 
 
-def translated(error: grpc.aio.AioRpcError, address: str, *, with_certificate: bool = False) -> FedDBPError:
+def as_call_error(error: grpc.aio.AioRpcError, address: str, *, with_certificate: bool = False) -> FedDBPError:
     refusal = refusal_in(error)
     if error.code() in _ANSWERS_NO or refusal is not None:
         passing = refusal is not None and refusal.reason in TRANSIENT_REASONS
-        return NotAnsweredError(f"the server at {address} refuses to answer: {status_text(error)}", passing=passing)
+        return RequestRefusedError(f"the server at {address} refuses to answer: {status_text(error)}", passing=passing)
     cause = describe_failure(error, with_certificate=with_certificate).lower()
-    return NoServerError(f"no server answers at {address}: {cause}")
+    return ServerUnreachableError(f"no server answers at {address}: {cause}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from feddbp_lab.experiments.cell import Cell
-from feddbp_lab.experiments.expansion import Expanded, expand
+from feddbp_lab.experiments.expansion import Expansion, expand
 from feddbp_lab.experiments.run.cell_dir import Failure
 from feddbp_lab.experiments.run.output_dir import OutputDir
 from feddbp_lab.experiments.spec import ExperimentSpec
@@ -29,7 +29,7 @@ def spec(**changed: Any) -> ExperimentSpec:
     return ExperimentSpec.model_validate({**SMALL, **changed})
 
 
-def planned(directory: Path, *, seeds: Iterable[int] = (0,), **changed: Any) -> tuple[OutputDir, Expanded]:
+def planned(directory: Path, *, seeds: Iterable[int] = (0,), **changed: Any) -> tuple[OutputDir, Expansion]:
     """A store that knows a plan, of which nothing has been run."""
     store, expanded = OutputDir(directory), expand(spec(**changed), seeds=seeds)
     store.keep(expanded.plan)

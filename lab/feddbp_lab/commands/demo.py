@@ -18,8 +18,8 @@ from feddbp_common.config.command_line import settings_from, settings_parser
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.optional_deps import require_lab
 from feddbp_lab.commands.options import DemoConfig
-from feddbp_lab.processes.local_federation import Federation, FederationOptions, ProcessDiedError
-from feddbp_lab.processes.signals import on_stop_signals
+from feddbp_lab.processes.local_federation import FederationOptions, LocalFederation, ProcessFailedError
+from feddbp_lab.processes.signals import handle_stop_signals
 from feddbp_lab.results.curves import draw_curves
 from feddbp_lab.results.run_results import CURVES_NAME, METRICS_NAME, SUMMARY_NAME, MetricsTail, RunResults
 from feddbp_lab.terminal.lines import PlainDisplay, SilentDisplay
@@ -80,13 +80,13 @@ async def _stoppable_demo(options: FederationOptions, *, as_json: bool) -> int:
     """The demo; a signal cancels it, which stops every process, and a second one kills those that take their time."""
     demo = asyncio.current_task()
     assert demo is not None
-    on_stop_signals(demo.cancel)
+    handle_stop_signals(demo.cancel)
     try:
         return await _demo(options, as_json=as_json)
     except asyncio.CancelledError:
         print(f"{PROG}: interrupted, every process is stopped; logs are in {options.directory}", file=sys.stderr)
         return ExitCode.INTERRUPTED
-    except ProcessDiedError as error:
+    except ProcessFailedError as error:
         print(*error.last_lines, f"{PROG}: error: {error}", sep="\n", file=sys.stderr)
         return error.code
 
@@ -94,7 +94,7 @@ async def _stoppable_demo(options: FederationOptions, *, as_json: bool) -> int:
 async def _demo(options: FederationOptions, *, as_json: bool) -> int:
     console = Console()
     with _display(options, console, as_json=as_json) as display:
-        async with Federation(options) as federation, aclosing(federation.statuses()) as statuses:
+        async with LocalFederation(options) as federation, aclosing(federation.statuses()) as statuses:
             async for status in statuses:
                 display.show(status)
         summary = federation.summary()

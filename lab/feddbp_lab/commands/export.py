@@ -18,7 +18,7 @@ FileFormat = Literal["torch-export", "torchscript", "onnx"]
 BY_SUFFIX: Final[dict[str, FileFormat]] = {".pt2": "torch-export", ".pt": "torchscript", ".onnx": "onnx"}
 
 
-class ExportOptions(Options):
+class ExportFileConfig(Options):
     """Export: the kind of file."""
 
     file_format: FileFormat | None = Field(
@@ -32,7 +32,7 @@ class ExportOptions(Options):
 class ExportConfig(Options):
     """All options of `feddbp export`."""
 
-    export: ExportOptions = ExportOptions()
+    export: ExportFileConfig = ExportFileConfig()
 
 
 def command(argv: Sequence[str]) -> int:

@@ -21,13 +21,13 @@ from feddbp_common.config.command_line import settings_from, settings_parser
 from feddbp_common.config.types import FrozenModel
 from feddbp_common.errors import ExitCode
 from feddbp_common.rpc.credentials import OPERATOR, PROBE, CertificateDirectory
-from feddbp_lab.commands.options import ReachConfig
-from feddbp_lab.control_client import CALL_SECONDS, CHANNEL_OPTIONS, translated
+from feddbp_lab.commands.options import ConnectionConfig
+from feddbp_lab.control_client import CALL_SECONDS, CHANNEL_OPTIONS, as_call_error
 
 PROG: Final = "feddbp health"
 
 
-class ProbeConfig(ReachConfig):
+class ProbeConfig(ConnectionConfig):
     """Health: whose, and of which service."""
 
     certs: Path | None = Field(None, description="directory made by `feddbp certs`, with the probe's certificate")
@@ -64,7 +64,7 @@ async def ask(probe: ProbeConfig) -> int:
         except grpc.aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.NOT_FOUND:
                 return HealthCheckResponse.SERVICE_UNKNOWN
-            raise translated(error, probe.server, with_certificate=probe.certs is not None) from None
+            raise as_call_error(error, probe.server, with_certificate=probe.certs is not None) from None
         return answer.status
 
 

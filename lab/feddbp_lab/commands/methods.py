@@ -18,7 +18,7 @@ from feddbp_common.config.run import MAX_CLASSES, MAX_CLIENTS
 from feddbp_common.errors import ExitCode
 from feddbp_common.methods import METHODS, PRESET_MARK, ExchangeShape, Method, method_named
 from feddbp_common.methods.payload_size import ImageShape, PayloadSize
-from feddbp_lab.terminal.format import NOTHING, plain_table
+from feddbp_lab.terminal.format import NO_VALUE, plain_table
 
 PROG: Final = "feddbp methods"
 
@@ -74,8 +74,8 @@ def methods_table(scale: Scale) -> RenderableType:
         table.add_row(
             Text(method.name, style="bold"),
             f"{method.title}: {method.reference}",
-            method.up.content if method.up else NOTHING,
-            *(f"{scale.bytes_of(method, cargo):,}" if cargo else NOTHING for cargo in (method.up, method.down)),
+            method.up.content if method.up else NO_VALUE,
+            *(f"{scale.bytes_of(method, cargo):,}" if cargo else NO_VALUE for cargo in (method.up, method.down)),
         )
     return Group(
         table,

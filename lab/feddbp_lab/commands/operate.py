@@ -15,33 +15,33 @@ from feddbp_common.config.types import FrozenModel
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_lab.commands.options import OperatorConfig
 from feddbp_lab.commands.status import as_dict, console
-from feddbp_lab.control_client import FINAL_PHASES, Request, ask, get_status
-from feddbp_lab.terminal.status_table import standing
+from feddbp_lab.control_client import FINAL_PHASES, Request, call_control, get_status
+from feddbp_lab.terminal.status_table import status_line
 
 
-class OrderConfig(OperatorConfig):
+class RequestConfig(OperatorConfig):
     """Run: whose, and how the answer is shown."""
 
     json_output: bool = Field(False, description="the run's status as JSON", json_schema_extra={"flag": "--json"})
 
 
-class EndConfig(OrderConfig):
+class StopRequestConfig(RequestConfig):
     """Run: whose, why it ends, and how the answer is shown."""
 
     reason: str = Field("", description="why, for the logs of the server and of every client")
     yes: bool = Field(False, description="do not ask whether it is meant")
 
 
-class HoldConfig(FrozenModel):
+class PauseConfig(FrozenModel):
     """All options of `feddbp pause` and `feddbp resume`."""
 
-    order: OrderConfig = OrderConfig()
+    order: RequestConfig = RequestConfig()
 
 
 class StopConfig(FrozenModel):
     """All options of `feddbp stop`."""
 
-    order: EndConfig = EndConfig()
+    order: StopRequestConfig = StopRequestConfig()
 
 
 def pause(argv: Sequence[str]) -> int:
@@ -56,7 +56,7 @@ def resume(argv: Sequence[str]) -> int:
 
 
 def _hold(prog: str, purpose: str, argv: Sequence[str], request: Request, *, meant: set[pb.Phase.ValueType]) -> int:
-    order = settings_from(HoldConfig, settings_parser(prog, purpose, HoldConfig).parse_args(argv)).order
+    order = settings_from(PauseConfig, settings_parser(prog, purpose, PauseConfig).parse_args(argv)).order
     return _told(_ordered(request, order), order, meant=meant)
 
 
@@ -73,11 +73,11 @@ def stop(argv: Sequence[str]) -> int:
     return _told(_ordered(pb.StopRequest(reason=order.reason), order), order, meant={pb.PHASE_STOPPED})
 
 
-def _ordered(request: Request, order: OrderConfig) -> pb.RunStatus:
-    return asyncio.run(ask(request, order.server, order.access))
+def _ordered(request: Request, order: RequestConfig) -> pb.RunStatus:
+    return asyncio.run(call_control(request, order.server, order.access))
 
 
-def _is_meant(order: EndConfig) -> bool:
+def _is_meant(order: StopRequestConfig) -> bool:
     if not sys.stdin.isatty():
         raise ConfigurationError(
             "a stopped run cannot be resumed, and there is nobody to ask: say --yes if it is meant"
@@ -85,7 +85,7 @@ def _is_meant(order: EndConfig) -> bool:
     status = asyncio.run(get_status(order.server, order.access))
     # on stderr, and not by `input`, which would mix the question into the answer's JSON
     print(
-        f"{standing(status).plain}\nStop the run at {order.server} for good? [y/N] ",
+        f"{status_line(status).plain}\nStop the run at {order.server} for good? [y/N] ",
         end="",
         file=sys.stderr,
         flush=True,
@@ -93,10 +93,10 @@ def _is_meant(order: EndConfig) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _told(status: pb.RunStatus, order: OrderConfig, *, meant: set[pb.Phase.ValueType]) -> int:
+def _told(status: pb.RunStatus, order: RequestConfig, *, meant: set[pb.Phase.ValueType]) -> int:
     """Shows where the run stands; the exit code says whether that is what was meant."""
     if order.json_output:
         print(json.dumps(as_dict(status), indent=2))
     else:
-        console().print(standing(status))
+        console().print(status_line(status))
     return ExitCode.OK if status.phase in meant else ExitCode.FAILURE

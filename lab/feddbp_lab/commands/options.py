@@ -85,7 +85,7 @@ class DemoConfig(FrozenModel):
         return min(self.here.processes or usable_cores(), self.run.clients)
 
 
-class ReachConfig(FrozenModel):
+class ConnectionConfig(FrozenModel):
     """Server: where it is and how it is reached."""
 
     server: str = Field("127.0.0.1:50051", description="address of the server, HOST:PORT")
@@ -99,7 +99,7 @@ class ReachConfig(FrozenModel):
         return self
 
 
-class OperatorConfig(ReachConfig):
+class OperatorConfig(ConnectionConfig):
     """Server: where it is, and what shows that it is the operator who asks."""
 
     token_file: Path | None = Field(None, description="file with the operator's token")
@@ -109,7 +109,7 @@ class OperatorConfig(ReachConfig):
         return ClientCredentials(certs=self.certs, token_file=self.token_file)
 
 
-class ViewConfig(OperatorConfig):
+class StatusViewConfig(OperatorConfig):
     """Status: whose, and how it is shown."""
 
     watch: bool = Field(False, description="go on showing it until the run is over; exit code 5 if that ends badly")
@@ -121,7 +121,7 @@ class ViewConfig(OperatorConfig):
 class StatusConfig(FrozenModel):
     """All options of `feddbp status`."""
 
-    view: ViewConfig = ViewConfig()
+    view: StatusViewConfig = StatusViewConfig()
 
 
 def usable_cores() -> int:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 PROG: Final = "feddbp predict"
 
 
-class PredictOptions(Options):
+class PredictionConfig(Options):
     """Prediction: how much is told, and how."""
 
     top: int = Field(3, ge=1, description="how many classes are told of each image, the likeliest first")
@@ -33,7 +33,7 @@ class PredictOptions(Options):
 class PredictConfig(Options):
     """All options of `feddbp predict`."""
 
-    prediction: PredictOptions = PredictOptions()
+    prediction: PredictionConfig = PredictionConfig()
 
 
 def command(argv: Sequence[str]) -> int:
@@ -48,7 +48,7 @@ def command(argv: Sequence[str]) -> int:
     return ExitCode.OK if all(answered) else ExitCode.USAGE
 
 
-def _answer(client: TrainedClient, image: str, options: PredictOptions, width: int) -> bool:
+def _answer(client: TrainedClient, image: str, options: PredictionConfig, width: int) -> bool:
     """Prints what is on an image, or that it is none."""
     from feddbp_client.data import DataError
 

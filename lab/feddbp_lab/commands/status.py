@@ -18,10 +18,10 @@ from rich.live import Live
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.command_line import settings_from, settings_parser
 from feddbp_common.errors import ExitCode, FedDBPError
-from feddbp_lab.commands.options import StatusConfig, ViewConfig
+from feddbp_lab.commands.options import StatusConfig, StatusViewConfig
 from feddbp_lab.control_client import get_status, watch_status
 from feddbp_lab.terminal.live import mean_accuracy, trained_accuracy
-from feddbp_lab.terminal.status_table import StatusView, WatchedStatus
+from feddbp_lab.terminal.status_table import LiveStatusView, StatusView
 
 PROG: Final = "feddbp status"
 _PATIENCE: Final = timedelta(seconds=30)
@@ -40,11 +40,11 @@ def command(argv: Sequence[str]) -> int:
     return ExitCode.OK if last.phase == pb.PHASE_FINISHED else ExitCode.RUN_FAILED
 
 
-async def _watch(view: ViewConfig) -> pb.RunStatus:
+async def _watch(view: StatusViewConfig) -> pb.RunStatus:
     output = console()
     if view.json_output or not output.is_terminal:
         return await _follow(view, _printer(view, output))
-    screen = WatchedStatus()
+    screen = LiveStatusView()
     with Live(screen, console=output, refresh_per_second=_REFRESHES_PER_SECOND):
         return await _follow(view, screen.show, screen.lose)
 
@@ -58,20 +58,20 @@ def _seen_now(status: pb.RunStatus) -> StatusView:
     return StatusView(status=status, now=time.time())
 
 
-def _printer(view: ViewConfig, output: Console) -> Callable[[pb.RunStatus], None]:
+def _printer(view: StatusViewConfig, output: Console) -> Callable[[pb.RunStatus], None]:
     if view.json_output:
         return lambda status: print(json.dumps(as_dict(status), indent=None if view.watch else 2), flush=True)
     return lambda status: output.print(_seen_now(status))
 
 
 async def _follow(
-    view: ViewConfig,
+    view: StatusViewConfig,
     show: Callable[[pb.RunStatus], None],
     lose: Callable[[FedDBPError], None] = lambda _: None,
 ) -> pb.RunStatus:
     # asked for first: a server that is not there at all is told at once, one that goes away later is waited for
     status = await get_status(view.server, view.access)
-    async with aclosing(watch_status(view.server, view.access, patience=_PATIENCE, on_trouble=lose)) as stream:
+    async with aclosing(watch_status(view.server, view.access, patience=_PATIENCE, on_error=lose)) as stream:
         async for status in stream:
             show(status)
     return status

@@ -30,7 +30,7 @@ _DEFAULT_SEEDS: Final = (0,)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Expanded:
+class Expansion:
     """A plan, and the cells it speaks of by their ids."""
 
     plan: Plan
@@ -55,7 +55,7 @@ def expand(
     seeds: Iterable[int],
     profile: str | None = None,
     overrides: Mapping[str, Any] | None = None,
-) -> Expanded:
+) -> Expansion:
     seeds, given = tuple(sorted(set(seeds))), dict(overrides or {})
     chosen = profile_named(profile) if profile else None
     cells: dict[str, Cell] = {}
@@ -72,7 +72,7 @@ def expand(
         seeds=seeds,
         parts=parts,
     )
-    return Expanded(plan=plan, cells={id_: cells[id_] for id_ in plan.cell_ids})
+    return Expansion(plan=plan, cells={id_: cells[id_] for id_ in plan.cell_ids})
 
 
 def _part(
@@ -218,7 +218,7 @@ def _scaling_note(spec: ExperimentSpec, profile: Profile | None) -> str:
     return f"Local epochs are scaled to this profile: {told[0]} stand for the paper's {told[1]}."
 
 
-def selected(cells: Iterable[Cell], only: Sequence[str]) -> list[Cell]:
+def select_cells(cells: Iterable[Cell], only: Sequence[str]) -> list[Cell]:
     """Cells that every entry of `only` finds; an entry may name several words, any of which will do."""
     chosen = list(cells)
     for entry in only:

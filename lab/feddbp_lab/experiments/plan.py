@@ -11,7 +11,7 @@ from feddbp_common.config.types import FrozenModel
 from feddbp_common.methods import METHODS, PRESET_MARK
 from feddbp_lab.experiments.spec import ReportSpec
 
-Place = Mapping[str, int]
+Coordinates = Mapping[str, int]
 """Where on some axes, by the index of the value."""
 
 
@@ -51,29 +51,29 @@ class Part(FrozenModel):
     def axis(self, name: str) -> Axis:
         return next(axis for axis in self.axes if axis.name == name)
 
-    def places(self, names: Iterable[str]) -> list[Place]:
+    def places(self, names: Iterable[str]) -> list[Coordinates]:
         """All combinations of the values of these axes, the last axis changing fastest."""
         axes = [self.axis(name) for name in names]
         combined = itertools.product(*(range(len(axis.values)) for axis in axes))
         return [{axis.name: index for axis, index in zip(axes, at, strict=True)} for at in combined]
 
-    def point(self, place: Place) -> Point:
+    def point(self, place: Coordinates) -> Point:
         at = tuple(place[axis.name] for axis in self.axes)
         return next(point for point in self.points if point.at == at)
 
-    def labels(self, place: Place) -> tuple[str, ...]:
+    def labels(self, place: Coordinates) -> tuple[str, ...]:
         return tuple(value.label for _, value in self._values(place))
 
-    def key(self, place: Place) -> str:
+    def key(self, place: Coordinates) -> str:
         return " ".join(value.key for _, value in self._values(place))
 
-    def paper_key(self, place: Place) -> str:
+    def paper_key(self, place: Coordinates) -> str:
         return " ".join(value.paper or value.key for _, value in self._values(place))
 
-    def heading(self, place: Place) -> str:
+    def heading(self, place: Coordinates) -> str:
         return ", ".join(heading(axis.name, axis.title, value.label) for axis, value in self._values(place))
 
-    def _values(self, place: Place) -> list[tuple[Axis, Value]]:
+    def _values(self, place: Coordinates) -> list[tuple[Axis, Value]]:
         return [(axis, axis.values[index]) for axis, index in ((self.axis(name), place[name]) for name in place)]
 
 

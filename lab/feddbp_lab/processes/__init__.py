@@ -1,1 +1,1 @@
-"""Child processes: a server and its clients on this machine, and what ends them."""
+"""ChildProcess processes: a server and its clients on this machine, and what ends them."""

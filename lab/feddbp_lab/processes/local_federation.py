@@ -1,6 +1,6 @@
 """A whole federation on this machine: one server and the clients of a run, as real processes on loopback.
 
-async with Federation(options) as federation:
+async with LocalFederation(options) as federation:
     async for status in federation.statuses():
         ...
     summary = federation.summary()
@@ -23,8 +23,8 @@ from feddbp_client.config import ClientConfig, ComputeConfig, IdentityConfig, So
 from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import ExitCode, FedDBPError
 from feddbp_lab.control_client import watch_status
-from feddbp_lab.processes.children import Child, Children
 from feddbp_lab.processes.flags import arguments_for, clean_environment
+from feddbp_lab.processes.supervisor import ChildProcess, ProcessSupervisor
 from feddbp_lab.results.run_results import SUMMARY_NAME
 from feddbp_server.config import ListenConfig, RoundsConfig, ServerConfig
 
@@ -37,16 +37,16 @@ _FAREWELL_SECONDS: Final = 10.0
 _POLL_SECONDS: Final = 0.02
 
 
-class RunCutShortError(FedDBPError):
+class RunInterruptedError(FedDBPError):
     """The server went away in good order, but before the run was over."""
 
     exit_code = ExitCode.RUN_FAILED
 
 
-class ProcessDiedError(FedDBPError):
+class ProcessFailedError(FedDBPError):
     """A process of the federation ended before the run did."""
 
-    def __init__(self, child: Child, code: int, last_lines: list[str]) -> None:
+    def __init__(self, child: ChildProcess, code: int, last_lines: list[str]) -> None:
         super().__init__(f"{child.name} ended with exit code {code}; its log is {child.log}")
         self.code = code or int(ExitCode.FAILURE)
         self.name = child.name
@@ -89,20 +89,20 @@ class FederationOptions:
             source=SourceConfig(data_dir=self.data_dir),
         )
 
-    def dealt_ids(self) -> list[list[int]]:
+    def ids_by_process(self) -> list[list[int]]:
         hands = min(self.processes, self.run.clients)
         return [list(range(first, self.run.clients, hands)) for first in range(hands)]
 
 
-class Federation:
+class LocalFederation:
     """Starts on entering, and on leaving has stopped every process it started."""
 
     def __init__(self, options: FederationOptions) -> None:
         self.options = options
         self.address = ""
-        self._children = Children()
-        self._server: Child | None = None
-        self._clients: list[Child] = []
+        self._children = ProcessSupervisor()
+        self._server: ChildProcess | None = None
+        self._clients: list[ChildProcess] = []
         self._environment = clean_environment()
         self._watching: list[asyncio.Task[Any]] = []
 
@@ -114,7 +114,7 @@ class Federation:
                 "the server", SERVER_MODULE, arguments_for(self.options.server_config()), log="server"
             )
             self.address = await self._endpoint(self._server)
-            for number, ids in enumerate(self.options.dealt_ids()):
+            for number, ids in enumerate(self.options.ids_by_process()):
                 arguments = arguments_for(self.options.client_config(ids, self.address))
                 name = f"the process of {_clients(ids)}"
                 self._clients.append(self._start(name, CLIENT_MODULE, arguments, log=f"clients-{number}"))
@@ -133,7 +133,7 @@ class Federation:
     async def statuses(self) -> AsyncGenerator[pb.RunStatus, None]:
         """The run's status at every change, until the run is over and the server has written its summary.
 
-        Raises ProcessDiedError as soon as a process ends that should not.
+        Raises ProcessFailedError as soon as a process ends that should not.
         """
         # the stream may be lost for as long as the server lives: `over` knows when it does not
         stream = watch_status(self.address, patience=timedelta(days=1))
@@ -155,7 +155,7 @@ class Federation:
     def summary(self) -> dict[str, Any]:
         """What the server wrote about the run when it was over."""
         if not self._summary_path.exists():
-            raise RunCutShortError("the server was stopped before the run was over")
+            raise RunInterruptedError("the server was stopped before the run was over")
         loaded: dict[str, Any] = json.loads(self._summary_path.read_text(encoding="utf-8"))
         return loaded
 
@@ -167,13 +167,13 @@ class Federation:
     def _summary_path(self) -> Path:
         return self.options.server_dir / SUMMARY_NAME
 
-    def _start(self, name: str, module: str, arguments: list[str], *, log: str) -> Child:
+    def _start(self, name: str, module: str, arguments: list[str], *, log: str) -> ChildProcess:
         # -P: as with an installed command, nothing in the current directory stands in for a package
         command = (sys.executable, "-P", "-m", module, *arguments)
         path = self.options.directory / "logs" / f"{log}.log"
         return self._children.start(name, command, path, environment=self._environment)
 
-    async def _endpoint(self, server: Child) -> str:
+    async def _endpoint(self, server: ChildProcess) -> str:
         """Where the server listens, as it says itself once it does."""
         while not self._endpoint_path.exists():
             if not server.running:
@@ -207,8 +207,8 @@ class Federation:
             await asyncio.wait(leaving, timeout=_FAREWELL_SECONDS)
 
 
-def _died(child: Child) -> ProcessDiedError:
-    return ProcessDiedError(child, child.ended.result(), child.last_lines(12))
+def _died(child: ChildProcess) -> ProcessFailedError:
+    return ProcessFailedError(child, child.ended.result(), child.last_lines(12))
 
 
 def _clients(ids: list[int]) -> str:

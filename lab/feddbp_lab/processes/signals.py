@@ -10,7 +10,7 @@ from typing import Final
 _ASK_TO_STOP: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def on_stop_signals(stop: Callable[[], object]) -> None:
+def handle_stop_signals(stop: Callable[[], object]) -> None:
     """Calls `stop` at every such signal, but for those that are ignored: under `nohup` a hang-up is none."""
     loop = asyncio.get_running_loop()
     for number in _ASK_TO_STOP:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich import box
 from rich.table import Table
 
-NOTHING = "–"
+NO_VALUE = "–"
 """Shown where there is no value yet."""
 
 
@@ -32,10 +32,10 @@ def human_seconds(seconds: float) -> str:
 
 
 def percent(share: float | None) -> str:
-    return NOTHING if share is None else f"{100 * share:.1f} %"
+    return NO_VALUE if share is None else f"{100 * share:.1f} %"
 
 
-def listed(ids: list[int]) -> str:
+def id_ranges(ids: list[int]) -> str:
     """Ids with runs of neighbours drawn together: 0-3, 7."""
     pieces: list[list[int]] = []
     for number in sorted(ids):

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_lab.terminal.format import NOTHING, human_bytes, human_seconds, percent, plain_table, sparkline
+from feddbp_lab.terminal.format import NO_VALUE, human_bytes, human_seconds, percent, plain_table, sparkline
 
 TREND_LENGTH: Final = 32
 """Accuracies of a client that are remembered."""
@@ -26,7 +26,7 @@ _ENOUGH_TO_GO_BY: Final = 0.2
 """Rounds that must be done before their pace is worth anything."""
 
 
-class History:
+class RunHistory:
     """Collects statuses, each with the time it came."""
 
     def __init__(self) -> None:
@@ -109,11 +109,11 @@ _HELD: Final = {pb.PHASE_WAITING: "before", pb.PHASE_EVALUATING: "after"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Snapshot:
+class LiveView:
     """A status, and what was learnt from those before it, drawn to fit the terminal it is printed on."""
 
     status: pb.RunStatus
-    history: History
+    history: RunHistory
     title: str
     clock: Callable[[], float]
 
@@ -174,7 +174,7 @@ def mean_accuracy(status: pb.RunStatus) -> float | None:
     return status.mean_accuracy if min(rounds, default=0) > 0 and status.HasField("mean_accuracy") else None
 
 
-def clients_table(status: pb.RunStatus, history: History, *, width: int, rows: int) -> Table:
+def clients_table(status: pb.RunStatus, history: RunHistory, *, width: int, rows: int) -> Table:
     wide = width >= WIDE
     table = plain_table()
     table.add_column("id", justify="right", style="bold")
@@ -197,15 +197,15 @@ def clients_table(status: pb.RunStatus, history: History, *, width: int, rows: i
     return table
 
 
-def _client_row(client: pb.ClientStatus, status: pb.RunStatus, history: History, *, wide: bool) -> list[Text | str]:
+def _client_row(client: pb.ClientStatus, status: pb.RunStatus, history: RunHistory, *, wide: bool) -> list[Text | str]:
     # as text: what a client says of itself is not to be taken for markup
     more: list[Text | str] = []
     if wide:
-        more = [f"{client.capabilities.parameters:,}", Text(client.capabilities.device or NOTHING)]
+        more = [f"{client.capabilities.parameters:,}", Text(client.capabilities.device or NO_VALUE)]
     trend = [sparkline(history.trend(client.client_id), _TREND_WIDTH)] if wide else []
     return [
         str(client.client_id),
-        Text(client.capabilities.architecture or NOTHING),
+        Text(client.capabilities.architecture or NO_VALUE),
         *more,
         doing(client, status.phase),
         str(client.classes_held),
@@ -255,7 +255,7 @@ class LiveDisplay:
     console: Console
     title: str
     clock: Callable[[], float] = time.monotonic
-    _history: History = field(default_factory=History)
+    _history: RunHistory = field(default_factory=RunHistory)
     _shown: RenderableType = ""
 
     def __post_init__(self) -> None:
@@ -278,7 +278,7 @@ class LiveDisplay:
 
     def show(self, status: pb.RunStatus) -> None:
         self._history.update(status, self.clock())
-        self._shown = Snapshot(status=status, history=self._history, title=self.title, clock=self.clock)
+        self._shown = LiveView(status=status, history=self._history, title=self.title, clock=self.clock)
 
     async def _tick(self) -> None:
         """Draws at its own pace: time passes without news, and news may come faster than anybody reads."""

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from feddbp_common.methods import method_named
 from feddbp_lab.results.run_results import CURVES_NAME, METRICS_NAME, SUMMARY_NAME, RunResults
-from feddbp_lab.terminal.format import NOTHING, human_bytes, human_seconds, percent, plain_table
+from feddbp_lab.terminal.format import NO_VALUE, human_bytes, human_seconds, percent, plain_table
 
 
 def report(results: RunResults, directory: Path) -> RenderableType:
@@ -33,7 +33,7 @@ def _clients(results: RunResults) -> Table:
     for client in summary["per_client"]:
         table.add_row(
             str(client["client"]),
-            client["architecture"] or NOTHING,
+            client["architecture"] or NO_VALUE,
             str(client["classes_held"]),
             str(client["train_samples"]),
             _from_first_to_last(results.accuracies(client["client"])),
@@ -45,7 +45,7 @@ def _from_first_to_last(accuracies: dict[int, float]) -> Text:
     """From the first training on: before, some rules of inference have nothing to go by."""
     trained = [accuracy for number, accuracy in accuracies.items() if number > 0]
     if not trained:
-        return Text(NOTHING)
+        return Text(NO_VALUE)
     last = Text(f"{percent(trained[-1]):>7}", style="bold")
     return last if len(trained) == 1 else Text.assemble((percent(trained[0]), "dim"), (" → ", "dim"), last)
 
@@ -69,7 +69,7 @@ def _facts(results: RunResults, directory: Path) -> Table:
 
 def _accuracy(point: dict[str, Any] | None) -> Text:
     if point is None:
-        return Text(NOTHING)
+        return Text(NO_VALUE)
     return Text.assemble(
         (percent(point["weighted"]), "bold green"),
         f" by samples, {percent(point['unweighted'])} by clients (± {100 * point['std_over_clients']:.1f})",

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.errors import FedDBPError
-from feddbp_lab.terminal.format import NOTHING, human_bytes, human_seconds, listed, percent, plain_table
+from feddbp_lab.terminal.format import NO_VALUE, human_bytes, human_seconds, id_ranges, percent, plain_table
 from feddbp_lab.terminal.live import doing, facts, round_text, trained_accuracy
 
 _SHOWN_INCIDENTS: Final = 5
@@ -34,7 +34,7 @@ class StatusView:
         status = self.status
         run = Text(status.run_id)
         yield Text.assemble((status.method, "bold"), ("  run ", "dim"), run, overflow="ellipsis", no_wrap=True)
-        yield standing(status)
+        yield status_line(status)
         yield facts(status)
         if status.clients:
             yield Text()
@@ -45,7 +45,7 @@ class StatusView:
             yield from troubles
 
 
-def standing(status: pb.RunStatus) -> Text:
+def status_line(status: pb.RunStatus) -> Text:
     """Phase, round, and whom or what it waits for, in one line."""
     text = round_text(status)
     if status.missing:
@@ -60,7 +60,7 @@ def standing(status: pb.RunStatus) -> Text:
 
 
 def _named(ids: list[int]) -> str:
-    return f"client {ids[0]}" if len(ids) == 1 else f"clients {listed(ids)}"
+    return f"client {ids[0]}" if len(ids) == 1 else f"clients {id_ranges(ids)}"
 
 
 def _clients(status: pb.RunStatus, now: float, *, wide: bool) -> Table:
@@ -83,13 +83,13 @@ def _clients(status: pb.RunStatus, now: float, *, wide: bool) -> Table:
 def _row(client: pb.ClientStatus, status: pb.RunStatus, now: float, *, wide: bool) -> Iterable[Text | str]:
     yield str(client.client_id)
     # as text: what a client says of itself is not to be taken for markup
-    yield Text(client.capabilities.architecture or NOTHING)
+    yield Text(client.capabilities.architecture or NO_VALUE)
     if wide:
-        yield Text(client.capabilities.device or NOTHING)
+        yield Text(client.capabilities.device or NO_VALUE)
     yield doing(client, status.phase)
     yield _ago(now - client.last_seen.ToNanoseconds() / 1e9)
     yield percent(trained_accuracy(client))
-    yield human_seconds(client.metrics.seconds.train) if client.metrics.seconds.train else NOTHING
+    yield human_seconds(client.metrics.seconds.train) if client.metrics.seconds.train else NO_VALUE
     counts = (client.bytes_up, client.bytes_down)
     yield from map(human_bytes, counts if wide else (sum(counts),))
 
@@ -111,7 +111,7 @@ def _incidents(status: pb.RunStatus, now: float) -> Iterable[Text]:
         yield Text.assemble((f"{ago}: ", "dim"), (f"{who}{incident.message}", "yellow"))
 
 
-class WatchedStatus:
+class LiveStatusView:
     """What was heard last, and since when nothing is."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:

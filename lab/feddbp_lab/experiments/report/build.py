@@ -7,7 +7,7 @@ from typing import Final
 
 from feddbp_common.atomic_files import replace_text
 from feddbp_lab.experiments.plan import Part, Plan
-from feddbp_lab.experiments.report.captions import caption_of, facts_of, gaps_of
+from feddbp_lab.experiments.report.captions import caption_of, description_of, warnings_of
 from feddbp_lab.experiments.report.figures import draw_panels, panels_of
 from feddbp_lab.experiments.report.outcomes import Outcomes
 from feddbp_lab.experiments.report.page import PageFigure, PagePart, PageSection, render_page
@@ -42,8 +42,8 @@ class _ReportWriter:
 
     def write(self) -> PageSection:
         plan, failures = self._plan, self._outcomes.failures
-        notes = [text for text in (plan.note, facts_of(plan, self._outcomes)) if text]
-        warnings = [text for text in (gaps_of(plan, self._outcomes),) if text]
+        notes = [text for text in (plan.note, description_of(plan, self._outcomes)) if text]
+        warnings = [text for text in (warnings_of(plan, self._outcomes),) if text]
         self._markdown += [f"{text}\n" for text in (f"# {plan.title}", *notes, *warnings)]
         parts = [
             self._add_part(part, plan.name if len(plan.parts) == 1 else f"{plan.name}-{number}")

@@ -33,7 +33,7 @@ def caption_of(plan: Plan, table: ResultTable) -> str:
     return " ".join(filter(None, told))
 
 
-def facts_of(plan: Plan, outcomes: Outcomes) -> str:
+def description_of(plan: Plan, outcomes: Outcomes) -> str:
     """The options all cells share, read from the cells themselves, and the data there really was."""
     shared = [text.format(value) for option, text in _FACTS if (value := outcomes.common(option)) is not None]
     profile = [f"profile {plan.profile}"] if plan.profile else []
@@ -46,7 +46,7 @@ def facts_of(plan: Plan, outcomes: Outcomes) -> str:
     return f"{told[0].upper()}{told[1:]}." if told else ""
 
 
-def gaps_of(plan: Plan, outcomes: Outcomes) -> str:
+def warnings_of(plan: Plan, outcomes: Outcomes) -> str:
     """What is missing or does not fit; nothing, once every cell is done and was run on the same data."""
     total = len(plan.cell_ids)
     told = [

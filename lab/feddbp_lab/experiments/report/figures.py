@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from feddbp_lab.experiments.plan import Part, Place
+from feddbp_lab.experiments.plan import Coordinates, Part
 from feddbp_lab.experiments.report.outcomes import Outcomes
 from feddbp_lab.results.curves import COLOURS, DASHES, STYLE
 
@@ -48,7 +48,7 @@ def panels_of(part: Part, outcomes: Outcomes) -> list[Panel]:
     return [draw(part, outcomes, place) for place in part.places(part.report.columns)]
 
 
-def _curves(part: Part, outcomes: Outcomes, column: Place) -> Panel:
+def _curves(part: Part, outcomes: Outcomes, column: Coordinates) -> Panel:
     lines, rows = [], part.places(part.report.rows)
     for row in rows:
         curve = outcomes.at(part.point({**row, **column})).mean_curve()
@@ -67,7 +67,7 @@ def _curves(part: Part, outcomes: Outcomes, column: Place) -> Panel:
     return Panel(title=part.heading(column), x_title="completed rounds", lines=tuple(lines))
 
 
-def _sweep(part: Part, outcomes: Outcomes, column: Place) -> Panel:
+def _sweep(part: Part, outcomes: Outcomes, column: Coordinates) -> Panel:
     assert part.report.x is not None
     axis = part.axis(part.report.x)
     ticks = _ticks([value.label for value in axis.values])

@@ -10,7 +10,7 @@ from typing import Any
 
 from feddbp_common.config.nested import dotted
 from feddbp_lab.experiments.plan import Plan, Point
-from feddbp_lab.experiments.run.cell_dir import CellState, DamagedError, Failure
+from feddbp_lab.experiments.run.cell_dir import CellState, DamagedCellError, Failure
 from feddbp_lab.experiments.run.output_dir import OutputDir
 from feddbp_lab.results.run_results import RunResults
 
@@ -31,7 +31,7 @@ class CellResult:
 
     @classmethod
     def of(cls, results: RunResults) -> CellResult:
-        """Raises DamagedError where something is missing in them."""
+        """Raises DamagedCellError where something is missing in them."""
         summary = results.summary
         try:
             return cls(
@@ -41,7 +41,7 @@ class CellResult:
                 curves=_curves(results.metrics),
             )
         except (KeyError, IndexError, TypeError) as error:
-            raise DamagedError.of_results(error) from None
+            raise DamagedCellError.of_results(error) from None
 
     def curve(self, rule: str | None) -> Curve:
         """Of the rule that counts, if none is named; empty if the method has no such rule."""
@@ -62,46 +62,46 @@ def _curves(lines: Iterable[dict[str, Any]]) -> dict[str, Curve]:
 
 
 @dataclass(frozen=True)
-class Spread:
+class SeedValues:
     """A quantity by seed."""
 
-    of_seed: Mapping[int, float]
+    by_seed: Mapping[int, float]
 
     @property
     def mean(self) -> float:
-        return fmean(self.of_seed.values())
+        return fmean(self.by_seed.values())
 
     @property
     def deviation(self) -> float | None:
         """Of a sample; none of a single value."""
-        return stdev(self.of_seed.values()) if len(self.of_seed) > 1 else None
+        return stdev(self.by_seed.values()) if len(self.by_seed) > 1 else None
 
-    def above(self, other: Spread) -> float | None:
+    def above(self, other: SeedValues) -> float | None:
         """By how much on average, over the seeds both have: another seed is another split of the data."""
-        common = self.of_seed.keys() & other.of_seed.keys()
-        return fmean(self.of_seed[seed] - other.of_seed[seed] for seed in common) if common else None
+        common = self.by_seed.keys() & other.by_seed.keys()
+        return fmean(self.by_seed[seed] - other.by_seed[seed] for seed in common) if common else None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class PointResult:
     """A point of a grid, as far as its cells are done."""
 
     seeds: int
     failed: int
-    of_seed: Mapping[int, CellResult]
+    by_seed: Mapping[int, CellResult]
 
     @property
     def results(self) -> Collection[CellResult]:
-        return self.of_seed.values()
+        return self.by_seed.values()
 
     def rules(self) -> list[str]:
         """Every rule of inference that was recorded."""
         return list(dict.fromkeys(rule for result in self.results for rule in result.curves))
 
-    def best(self, rule: str | None = None) -> Spread | None:
+    def best(self, rule: str | None = None) -> SeedValues | None:
         return self._over_seeds(rule, lambda curve: max(curve.values()))
 
-    def last(self, rule: str | None = None) -> Spread | None:
+    def last(self, rule: str | None = None) -> SeedValues | None:
         return self._over_seeds(rule, lambda curve: curve[max(curve)])
 
     def mean_curve(self) -> Curve:
@@ -110,9 +110,9 @@ class Measured:
         common = set.intersection(*(set(curve) for curve in curves)) if curves else set()
         return {number: fmean(curve[number] for curve in curves) for number in sorted(common)}
 
-    def _over_seeds(self, rule: str | None, of_curve: Callable[[Curve], float]) -> Spread | None:
-        found = {seed: of_curve(curve) for seed, result in self.of_seed.items() if (curve := result.curve(rule))}
-        return Spread(found) if found else None
+    def _over_seeds(self, rule: str | None, of_curve: Callable[[Curve], float]) -> SeedValues | None:
+        found = {seed: of_curve(curve) for seed, result in self.by_seed.items() if (curve := result.curve(rule))}
+        return SeedValues(found) if found else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,18 +133,18 @@ class Outcomes:
             if folder.state is CellState.DONE:
                 try:
                     done[name] = CellResult.of(folder.results())
-                except DamagedError as error:
+                except DamagedCellError as error:
                     failures[name] = Failure.of(error)
             elif folder.state is CellState.FAILED and (failure := folder.failure()) is not None:
                 failures[name] = failure
         missing = tuple(name for name in plan.cell_ids if name not in done and name not in failures)
         return cls(done=done, failures=failures, missing=missing)
 
-    def at(self, point: Point) -> Measured:
-        return Measured(
+    def at(self, point: Point) -> PointResult:
+        return PointResult(
             seeds=len(point.cells),
             failed=sum(name in self.failures for name in point.cells.values()),
-            of_seed={seed: self.done[name] for seed, name in point.cells.items() if name in self.done},
+            by_seed={seed: self.done[name] for seed, name in point.cells.items() if name in self.done},
         )
 
     @property

@@ -60,5 +60,5 @@ PAPER: Final[Mapping[str, Mapping[str, Mapping[str, PaperValue]]]] = MappingProx
 )
 
 
-def printed_in(table: str | None, row: str, column: str) -> PaperValue | None:
+def paper_value(table: str | None, row: str, column: str) -> PaperValue | None:
     return PAPER[table].get(row, {}).get(column) if table else None

@@ -7,9 +7,9 @@ import io
 from collections.abc import Iterator
 from typing import Any, Final
 
-from feddbp_lab.experiments.plan import Part, Place, Plan
-from feddbp_lab.experiments.report.outcomes import Outcomes, Spread
-from feddbp_lab.experiments.report.paper import printed_in
+from feddbp_lab.experiments.plan import Coordinates, Part, Plan
+from feddbp_lab.experiments.report.outcomes import Outcomes, SeedValues
+from feddbp_lab.experiments.report.paper import paper_value
 from feddbp_lab.experiments.report.tables import FormattedTable, FormattedValue
 
 _TEX: Final = str.maketrans(
@@ -145,17 +145,17 @@ def _lines(part: Part, outcomes: Outcomes) -> Iterator[dict[str, Any]]:
             }
 
 
-def _spread(name: str, spread: Spread | None) -> dict[str, Any]:
+def _spread(name: str, spread: SeedValues | None) -> dict[str, Any]:
     if spread is None:
         return {f"{name}_mean": "", f"{name}_std": ""}
     return {
         f"{name}_mean": spread.mean,
         f"{name}_std": "" if spread.deviation is None else spread.deviation,
-        **{f"{name}_seed_{seed}": value for seed, value in spread.of_seed.items()},
+        **{f"{name}_seed_{seed}": value for seed, value in spread.by_seed.items()},
     }
 
 
-def _difference(part: Part, outcomes: Outcomes, place: Place, rule: str) -> float | str:
+def _difference(part: Part, outcomes: Outcomes, place: Coordinates, rule: str) -> float | str:
     """Of the best to that of the row others are compared with, in the same column.
 
     What counts is compared with what counts there, whatever its rule; any other rule with the same one.
@@ -170,11 +170,11 @@ def _difference(part: Part, outcomes: Outcomes, place: Place, rule: str) -> floa
     return "" if above is None else above
 
 
-def _paper(part: Part, place: Place) -> dict[str, Any]:
+def _paper(part: Part, place: Coordinates) -> dict[str, Any]:
     report = part.report
     across = [*report.columns, *([report.x] if report.x else [])]
     row, column = ({name: place[name] for name in names} for names in (report.rows, across))
-    value = printed_in(report.paper, part.paper_key(row), part.paper_key(column))
+    value = paper_value(report.paper, part.paper_key(row), part.paper_key(column))
     if value is None:
         return {"paper_mean": "", "paper_std": ""}
     return {"paper_mean": value.mean, "paper_std": "" if value.deviation is None else value.deviation}

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from feddbp_lab.experiments.plan import Part, Place
-from feddbp_lab.experiments.report.outcomes import Measured, Outcomes, Spread
-from feddbp_lab.experiments.report.paper import PaperValue, printed_in
-from feddbp_lab.terminal.format import NOTHING
+from feddbp_lab.experiments.plan import Coordinates, Part
+from feddbp_lab.experiments.report.outcomes import Outcomes, PointResult, SeedValues
+from feddbp_lab.experiments.report.paper import PaperValue, paper_value
+from feddbp_lab.terminal.format import NO_VALUE
 
 _PLACES: Final = 2
 """How many of the best in a column are marked."""
@@ -20,8 +20,8 @@ _PLACES: Final = 2
 class Entry:
     """One place of a table."""
 
-    measured: Measured
-    best: Spread | None
+    measured: PointResult
+    best: SeedValues | None
     paper: PaperValue | None
     difference: float | None = None
     rank: int | None = None
@@ -86,9 +86,9 @@ def _head(value: str, rule: str | None) -> str:
     return ", ".join(filter(None, (value, (rule or "").replace("_", " "))))
 
 
-def _entry(part: Part, outcomes: Outcomes, row: Place, column: Place, rule: str | None) -> Entry:
+def _entry(part: Part, outcomes: Outcomes, row: Coordinates, column: Coordinates, rule: str | None) -> Entry:
     measured = outcomes.at(part.point({**row, **column}))
-    paper = printed_in(part.report.paper, part.paper_key(row), part.paper_key(column))
+    paper = paper_value(part.report.paper, part.paper_key(row), part.paper_key(column))
     return Entry(measured=measured, best=measured.best(rule), paper=paper)
 
 
@@ -122,9 +122,9 @@ def _ranked(rows: list[Row]) -> tuple[Row, ...]:
 def _ranked_column(entries: Iterable[Entry]) -> list[Entry]:
     """Marks the best and the second of those with all the seeds there are; what is printed alike shares a rank."""
     listed = list(entries)
-    most = max((len(entry.best.of_seed) for entry in listed if entry.best), default=0)
+    most = max((len(entry.best.by_seed) for entry in listed if entry.best), default=0)
     ranked = {
-        number: entry.best for number, entry in enumerate(listed) if entry.best and len(entry.best.of_seed) == most
+        number: entry.best for number, entry in enumerate(listed) if entry.best and len(entry.best.by_seed) == most
     }
     means = sorted({_printed(best) for best in ranked.values()}, reverse=True)[:_PLACES]
     rank = {mean: place for place, mean in enumerate(means, start=1)}
@@ -134,7 +134,7 @@ def _ranked_column(entries: Iterable[Entry]) -> list[Entry]:
     ]
 
 
-def _printed(spread: Spread) -> float:
+def _printed(spread: SeedValues) -> float:
     return round(spread.mean, 2)
 
 
@@ -210,9 +210,9 @@ def _values(row: Row, table: ResultTable) -> Iterator[FormattedValue]:
 def _accuracy_text(entry: Entry) -> str:
     measured, best = entry.measured, entry.best
     if best is None:
-        return "failed" if measured.failed else NOTHING
+        return "failed" if measured.failed else NO_VALUE
     text = _plus_minus(best.mean, best.deviation)
-    there = len(best.of_seed)
+    there = len(best.by_seed)
     return text if there == measured.seeds else f"{text} ({there} of {measured.seeds})"
 
 

@@ -13,7 +13,7 @@ from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.optional_deps import require_lab
 from feddbp_lab.experiments.cell import Cell
 from feddbp_lab.experiments.config import ExperimentConfig
-from feddbp_lab.experiments.expansion import expand, seeds_of, selected
+from feddbp_lab.experiments.expansion import expand, seeds_of, select_cells
 from feddbp_lab.experiments.plan import Plan
 from feddbp_lab.experiments.report.build import write_report
 from feddbp_lab.experiments.run.cell_dir import CellState
@@ -21,7 +21,7 @@ from feddbp_lab.experiments.run.display import LiveBars, PlainLines, Workload
 from feddbp_lab.experiments.run.output_dir import OutputDir
 from feddbp_lab.experiments.run.runner import Runner
 from feddbp_lab.experiments.spec import BUILT_IN, ExperimentSpec, load_experiment
-from feddbp_lab.processes.signals import on_stop_signals
+from feddbp_lab.processes.signals import handle_stop_signals
 
 PROG: Final = "feddbp experiment run"
 _DEFAULT_PROFILE: Final = "quick"
@@ -32,7 +32,7 @@ def run_campaign(given: str, config: ExperimentConfig, *, only: Sequence[str]) -
     profile = what.profile or (_DEFAULT_PROFILE if spec.name in BUILT_IN else None)
     seeds = what.seeds or seeds_of(spec, profile)
     asked = expand(spec, seeds=seeds, profile=profile, overrides=what.override)
-    cells = selected(asked.cells.values(), only)
+    cells = select_cells(asked.cells.values(), only)
     if what.dry_run:
         print(*(cell.id for cell in cells), sep="\n")
         return ExitCode.OK
@@ -125,7 +125,7 @@ async def _run(store: OutputDir, cells: list[Cell], config: ExperimentConfig) ->
             display=display,
             keep_state=config.where.keep_state,
         )
-        on_stop_signals(runner.stop)
+        handle_stop_signals(runner.stop)
         await runner.run()
     if runner.interrupted:
         print(f"{PROG}: interrupted, every process is stopped; the same command goes on from here", file=sys.stderr)

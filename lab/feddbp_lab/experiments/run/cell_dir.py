@@ -22,7 +22,7 @@ from feddbp_common.config.nested import dotted
 from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import FedDBPError
 from feddbp_common.file_lock import FileLock, is_locked
-from feddbp_lab.processes.local_federation import ProcessDiedError
+from feddbp_lab.processes.local_federation import ProcessFailedError
 from feddbp_lab.results.run_results import METRICS_NAME, SUMMARY_NAME, MetricsTail, RunResults, weighted_accuracy
 
 _CONFIG_NAME: Final = "config.json"
@@ -43,11 +43,11 @@ class CellState(StrEnum):
     DONE = "done"
 
 
-class OtherRunError(FedDBPError):
+class CellMismatchError(FedDBPError):
     """The folder of a cell holds another run than its name says."""
 
 
-class DamagedError(FedDBPError):
+class DamagedCellError(FedDBPError):
     """A file of a cell is not what was once written."""
 
     @classmethod
@@ -55,7 +55,7 @@ class DamagedError(FedDBPError):
         return cls(f"its results cannot be read ({type(cause).__name__}: {cause}); {_ANEW}")
 
 
-class UnfinishedError(FedDBPError):
+class RunNotFinishedError(FedDBPError):
     """The federation ended, but not well."""
 
 
@@ -69,7 +69,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: Exception) -> Failure:
-        if isinstance(error, ProcessDiedError):
+        if isinstance(error, ProcessFailedError):
             _, said, reason = (error.last_lines or [""])[-1].partition(": error: ")
             cause = f"{reason} ({error.name}, exit code {error.code})" if said else str(error)
             return cls(cause=cause, exit_code=error.code, last_lines=tuple(error.last_lines))
@@ -124,10 +124,10 @@ class CellDir:
             self._drop_state()
 
     def finish(self, *, keep_state: bool) -> RunResults:
-        """Keeps the results of a federation that has ended, or raises UnfinishedError."""
+        """Keeps the results of a federation that has ended, or raises RunNotFinishedError."""
         summary = json.loads((self.path / "server" / SUMMARY_NAME).read_text(encoding="utf-8"))
         if summary["outcome"] != FINISHED:
-            raise UnfinishedError(f"the run {summary['outcome']}: {summary['reason']}")
+            raise RunNotFinishedError(f"the run {summary['outcome']}: {summary['reason']}")
         for name in (METRICS_NAME, SUMMARY_NAME):
             replace_text(self.path / name, (self.path / "server" / name).read_text(encoding="utf-8"))
         self.tidy(keep_state=keep_state)
@@ -155,11 +155,11 @@ class CellDir:
         return Failure(cause=told["cause"], exit_code=told["exit_code"], last_lines=tuple(told["last_lines"]))
 
     def results(self) -> RunResults:
-        """Of a cell that is done; raises DamagedError where they cannot be read."""
+        """Of a cell that is done; raises DamagedCellError where they cannot be read."""
         try:
             return RunResults.read(self.path)
         except (OSError, ValueError, KeyError) as error:
-            raise DamagedError.of_results(error) from None
+            raise DamagedCellError.of_results(error) from None
 
     def best_accuracy(self) -> float | None:
         """Of a cell that is done, in its best round; none if nothing was evaluated."""
@@ -167,7 +167,7 @@ class CellDir:
             best = json.loads((self.path / SUMMARY_NAME).read_text(encoding="utf-8"))["accuracy"]["best"]
             return float(best["weighted"]) if best else None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DamagedError.of_results(error) from None
+            raise DamagedCellError.of_results(error) from None
 
     def progress(self) -> CellProgress:
         """Of a cell that was begun and is not done."""
@@ -190,7 +190,7 @@ class CellDir:
         try:
             config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise DamagedError(f"{path} cannot be read ({error}); {_ANEW}") from None
+            raise DamagedCellError(f"{path} cannot be read ({error}); {_ANEW}") from None
         return config
 
     def _drop_state(self) -> None:
@@ -203,6 +203,6 @@ def _check_same(stored: dict[str, Any], given: dict[str, Any], path: Path) -> No
     there, here = dotted(stored), dotted(given)
     for name in sorted({*there, *here}):
         if there.get(name) != here.get(name):
-            raise OtherRunError(
+            raise CellMismatchError(
                 f"{path} is of another run ({name} is {there.get(name)!r} there and {here.get(name)!r} here); {_ANEW}"
             )

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from feddbp_lab.experiments.run.cell_dir import CellDir, CellState, DamagedError, Failure
+from feddbp_lab.experiments.run.cell_dir import CellDir, CellState, DamagedCellError, Failure
 from feddbp_lab.experiments.run.output_dir import OutputDir
 from feddbp_lab.terminal.format import percent, plain_table
 
@@ -60,7 +60,7 @@ def _cell(folder: CellDir) -> dict[str, Any]:
             told["accuracy"] = folder.best_accuracy()
         elif state in (CellState.RUNNING, CellState.INTERRUPTED):
             told |= vars(folder.progress())
-    except DamagedError as error:
+    except DamagedCellError as error:
         told["failure"] = vars(Failure.of(error))
     if state is CellState.FAILED and (failure := folder.failure()) is not None:
         told["failure"] = vars(failure)

@@ -90,7 +90,7 @@ class Workload:
 
 
 @dataclass(kw_only=True)
-class _Watching(ABC):
+class _CellDisplay(ABC):
     """What both displays keep: the workload, and the rounds of the cells that run."""
 
     workload: Workload
@@ -135,7 +135,7 @@ def _result(summary: dict[str, Any]) -> str:
 
 
 @dataclass(kw_only=True)
-class PlainLines(_Watching):
+class PlainLines(_CellDisplay):
     """A line when a cell begins and ends, and one a minute about those that run."""
 
     output: TextIO
@@ -171,7 +171,7 @@ class PlainLines(_Watching):
 
 
 @dataclass(kw_only=True)
-class LiveBars(_Watching):
+class LiveBars(_CellDisplay):
     """One bar for every cell that runs, and one for all; what is over is told above them."""
 
     console: Console

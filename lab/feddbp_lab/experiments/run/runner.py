@@ -19,7 +19,7 @@ from feddbp_lab.experiments.run.cell_dir import Failure
 from feddbp_lab.experiments.run.display import Display
 from feddbp_lab.experiments.run.output_dir import OutputDir
 from feddbp_lab.processes.guard import GRACE_SECONDS
-from feddbp_lab.processes.local_federation import Federation, FederationOptions
+from feddbp_lab.processes.local_federation import FederationOptions, LocalFederation
 
 _LEAVING: Final = timedelta(seconds=3 * GRACE_SECONDS)
 """How long processes of a runner that was killed may take to be gone."""
@@ -118,7 +118,7 @@ class Runner:
             data_dir=self.machine.data_dir,
             device=device,
         )
-        async with Federation(options) as federation, aclosing(federation.statuses()) as statuses:
+        async with LocalFederation(options) as federation, aclosing(federation.statuses()) as statuses:
             async for status in statuses:
                 self.display.show(cell, status)
         federation.summary()  # raises if the server went before the run was over

@@ -127,7 +127,7 @@ def test_a_demo_is_a_run_like_any_other() -> None:
 
 def test_clients_are_dealt_out_over_processes(tmp_path: Path) -> None:
     options = FederationOptions(run=RunConfig(clients=5), directory=tmp_path, processes=2, data_dir=Path("data"))
-    assert options.dealt_ids() == [[0, 2, 4], [1, 3]]
+    assert options.ids_by_process() == [[0, 2, 4], [1, 3]]
 
 
 def test_there_are_never_more_processes_than_clients() -> None:

@@ -17,8 +17,14 @@ from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_common.rpc.failures import REFUSAL_METADATA_KEY
 from feddbp_lab.cli import main
 from feddbp_lab.commands.status import as_dict
-from feddbp_lab.control_client import NoServerError, NotAnsweredError, ask, get_status, watch_status
-from feddbp_lab.terminal.status_table import StatusView, WatchedStatus
+from feddbp_lab.control_client import (
+    RequestRefusedError,
+    ServerUnreachableError,
+    call_control,
+    get_status,
+    watch_status,
+)
+from feddbp_lab.terminal.status_table import LiveStatusView, StatusView
 
 NOW = 1_000_090.0
 
@@ -157,7 +163,7 @@ async def test_a_broken_stream_is_opened_again_until_the_run_is_over() -> None:
 
 
 async def test_patience_with_a_silent_server_ends() -> None:
-    with pytest.raises(NoServerError, match=r"no server answers at 127\.0\.0\.1:1: connection refused"):
+    with pytest.raises(ServerUnreachableError, match=r"no server answers at 127\.0\.0\.1:1: connection refused"):
         await anext(watch_status("127.0.0.1:1", patience=timedelta(seconds=0.3)))
 
 
@@ -170,8 +176,8 @@ async def test_a_server_that_refuses_for_now_is_not_taken_for_an_absent_one() ->
             )
 
     async with serving(Refusing()) as address:
-        with pytest.raises(NotAnsweredError, match="refuses to answer: the disk is full"):
-            await ask(pb.PauseRequest(), address)
+        with pytest.raises(RequestRefusedError, match="refuses to answer: the disk is full"):
+            await call_control(pb.PauseRequest(), address)
 
 
 async def test_a_watch_outlasts_a_refusal_that_will_pass() -> None:
@@ -203,13 +209,13 @@ def test_what_a_client_says_of_itself_is_not_taken_for_markup() -> None:
 
 def test_on_a_screen_time_goes_on_and_silence_is_told() -> None:
     now = [NOW]
-    screen = WatchedStatus(clock=lambda: now[0])
+    screen = LiveStatusView(clock=lambda: now[0])
     status = run_status(client(0))
     status.time_left.FromTimedelta(timedelta(seconds=60))
     screen.show(status)
     now[0] += 15
     assert "45 s until the deadline" in printed(screen, width=120)
-    screen.lose(NoServerError("connection refused"))
+    screen.lose(ServerUnreachableError("connection refused"))
     assert "no answer for 15 s, trying again: connection refused" in printed(screen, width=120)
     screen.show(status)
     assert "no answer" not in printed(screen, width=120)
@@ -217,7 +223,7 @@ def test_on_a_screen_time_goes_on_and_silence_is_told() -> None:
 
 async def test_a_server_of_another_kind_is_not_taken_for_an_absent_one() -> None:
     async with serving(None) as address:
-        with pytest.raises(NotAnsweredError, match="refuses to answer"):
+        with pytest.raises(RequestRefusedError, match="refuses to answer"):
             await get_status(address)
 
 

@@ -11,12 +11,12 @@ from experiment_samples import SMALL, spec
 from feddbp_common.errors import ConfigurationError
 from feddbp_lab.cli import main
 from feddbp_lab.experiments.cell import Cell
-from feddbp_lab.experiments.expansion import Expanded, expand, seeds_of, selected
+from feddbp_lab.experiments.expansion import Expansion, expand, seeds_of, select_cells
 from feddbp_lab.experiments.profiles import PROFILES
 from feddbp_lab.experiments.spec import BUILT_IN, load_experiment
 
 
-def built_in(name: str, *, profile: str = "quick", seeds: tuple[int, ...] = (0,)) -> Expanded:
+def built_in(name: str, *, profile: str = "quick", seeds: tuple[int, ...] = (0,)) -> Expansion:
     return expand(load_experiment(name), seeds=seeds, profile=profile)
 
 
@@ -319,7 +319,7 @@ def test_a_file_must_not_take_the_name_of_a_built_in_experiment(tmp_path: Path) 
 
 
 def chosen(*only: str) -> set[tuple[str, str]]:
-    cells: list[Cell] = selected(built_in("table1").cells.values(), only)
+    cells: list[Cell] = select_cells(built_in("table1").cells.values(), only)
     return {(cell.run.method, cell.run.data.dataset) for cell in cells}
 
 

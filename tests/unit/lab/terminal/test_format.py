@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from feddbp_lab.terminal.format import human_bytes, human_seconds, listed, percent, sparkline
+from feddbp_lab.terminal.format import human_bytes, human_seconds, id_ranges, percent, sparkline
 
 
 @pytest.mark.parametrize(
@@ -38,8 +38,8 @@ def test_a_missing_share_is_a_dash() -> None:
 
 
 def test_neighbouring_ids_are_drawn_together() -> None:
-    assert listed([7, 0, 1, 2, 9, 10]) == "0-2, 7, 9-10"
-    assert listed([]) == ""
+    assert id_ranges([7, 0, 1, 2, 9, 10]) == "0-2, 7, 9-10"
+    assert id_ranges([]) == ""
 
 
 def test_a_sparkline_keeps_the_newest() -> None:

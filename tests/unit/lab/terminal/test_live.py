@@ -6,14 +6,14 @@ import pytest
 from lab_samples import client, printed, run_status
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_lab.terminal.live import History, Snapshot
+from feddbp_lab.terminal.live import LiveView, RunHistory
 
 
 def drawn(status: pb.RunStatus, *, width: int = 80, height: int = 24, now: float = 0.0) -> str:
-    history = History()
+    history = RunHistory()
     history.update(status, 0.0)
     return printed(
-        Snapshot(status=status, history=history, title="FedDBP on digits", clock=lambda: now),
+        LiveView(status=status, history=history, title="FedDBP on digits", clock=lambda: now),
         width=width,
         height=height,
     )
@@ -91,7 +91,7 @@ def test_a_wide_terminal_shows_parameters_device_and_trend() -> None:
 
 
 def test_time_left_is_told_once_there_is_something_to_go_by() -> None:
-    history = History()
+    history = RunHistory()
     history.update(run_status(client(0), round=0), 0.0)
     later = run_status(client(0), round=2)
     history.update(later, 10.0)
@@ -101,14 +101,14 @@ def test_time_left_is_told_once_there_is_something_to_go_by() -> None:
 
 
 def test_a_part_of_the_open_round_counts_as_progress() -> None:
-    history = History()
+    history = RunHistory()
     history.update(run_status(client(0), client(1), round=0), 0.0)
     half = run_status(client(0, pb.CLIENT_ACTIVITY_UPLOADED), client(1), round=0, rounds=1)
     assert history.seconds_left(half, 6.0) == pytest.approx(6.0)
 
 
 def test_the_trend_takes_each_round_once() -> None:
-    history = History()
+    history = RunHistory()
     for number, correct in ((0, 0), (1, 10), (1, 10), (2, 20)):
         history.update(run_status(client(4, metrics_round=number, correct=correct)), 0.0)
     assert history.trend(4) == [0.2, 0.4]

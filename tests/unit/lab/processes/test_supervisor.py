@@ -1,4 +1,4 @@
-"""Children end with their launcher: when told, when they refuse to, and when the launcher is killed."""
+"""ProcessSupervisor end with their launcher: when told, when they refuse to, and when the launcher is killed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from feddbp_lab.processes.children import Child, Children
+from feddbp_lab.processes.supervisor import ChildProcess, ProcessSupervisor
 
 IDLE = "import time; time.sleep(60)"
 STUBBORN = """
@@ -31,10 +31,10 @@ time.sleep(float(sys.argv[3]))
 """
 LAUNCHER = """
 import asyncio, pathlib, sys
-from feddbp_lab.processes.children import Children
+from feddbp_lab.processes.supervisor import ProcessSupervisor
 
 async def main():
-    async with Children() as children:
+    async with ProcessSupervisor() as children:
         here = pathlib.Path(sys.argv[1])
         child = children.start("child", [sys.executable, "-c", sys.argv[2], str(here / "pid"), sys.argv[3], "60"], here / "log")
         await child.ended
@@ -76,7 +76,7 @@ async def written(path: Path) -> str:
 
 
 async def test_the_exit_code_and_the_output_of_a_command_are_kept(tmp_path: Path) -> None:
-    async with Children() as children:
+    async with ProcessSupervisor() as children:
         child = children.start(
             "speaker", python("print('first'); print('last'); raise SystemExit(7)"), tmp_path / "log"
         )
@@ -86,20 +86,20 @@ async def test_the_exit_code_and_the_output_of_a_command_are_kept(tmp_path: Path
 
 
 async def test_a_command_killed_by_a_signal_has_the_code_shells_give_it(tmp_path: Path) -> None:
-    async with Children() as children:
+    async with ProcessSupervisor() as children:
         child = children.start("victim", python("import os; os.kill(os.getpid(), 9)"), tmp_path / "log")
         assert await child.ended == 128 + signal.SIGKILL
 
 
 async def test_a_command_that_cannot_be_started_says_so_in_its_log(tmp_path: Path) -> None:
-    async with Children() as children:
+    async with ProcessSupervisor() as children:
         child = children.start("nothing", ["/no/such/command"], tmp_path / "log")
         assert await child.ended == 127
     assert "cannot start /no/such/command" in child.last_lines(1)[0]
 
 
 async def test_children_are_stopped_on_leaving(tmp_path: Path) -> None:
-    async with Children() as children:
+    async with ProcessSupervisor() as children:
         child = children.start("idle", python(IDLE), tmp_path / "log")
         assert children.running == [child]
     assert child.ended.done()
@@ -107,7 +107,7 @@ async def test_children_are_stopped_on_leaving(tmp_path: Path) -> None:
 
 
 async def test_a_child_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
-    async with Children(grace=timedelta(seconds=0.3)) as children:
+    async with ProcessSupervisor(grace=timedelta(seconds=0.3)) as children:
         child = children.start("stubborn", python(STUBBORN, tmp_path / "ready"), tmp_path / "log")
         await written(tmp_path / "ready")
     assert child.ended.result() == 128 + signal.SIGKILL
@@ -115,7 +115,7 @@ async def test_a_child_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: 
 
 
 async def test_grandchildren_that_ignore_sigterm_are_gone_as_well(tmp_path: Path) -> None:
-    async with Children(grace=timedelta(seconds=0.3)) as children:
+    async with ProcessSupervisor(grace=timedelta(seconds=0.3)) as children:
         children.start("parent", python(PARENT, tmp_path / "pid", STUBBORN, 60), tmp_path / "log")
         grandchild = int(await written(tmp_path / "pid"))
         await written(tmp_path / "pid.child")
@@ -124,7 +124,7 @@ async def test_grandchildren_that_ignore_sigterm_are_gone_as_well(tmp_path: Path
 
 
 async def test_what_a_child_leaves_behind_ends_with_it(tmp_path: Path) -> None:
-    async with Children() as children:
+    async with ProcessSupervisor() as children:
         child = children.start("parent", python(PARENT, tmp_path / "pid", STUBBORN, 0), tmp_path / "log")
         assert await child.ended == 0
         grandchild = int(await written(tmp_path / "pid"))
@@ -132,10 +132,10 @@ async def test_what_a_child_leaves_behind_ends_with_it(tmp_path: Path) -> None:
 
 
 async def test_a_second_interruption_does_not_wait_for_the_grace(tmp_path: Path) -> None:
-    started: list[Child] = []
+    started: list[ChildProcess] = []
 
     async def session() -> None:
-        async with Children(grace=timedelta(minutes=5)) as children:
+        async with ProcessSupervisor(grace=timedelta(minutes=5)) as children:
             started.append(children.start("stubborn", python(STUBBORN, tmp_path / "ready"), tmp_path / "log"))
             await asyncio.Event().wait()
 
@@ -151,7 +151,7 @@ async def test_a_second_interruption_does_not_wait_for_the_grace(tmp_path: Path)
 
 
 async def test_the_environment_is_the_one_given(tmp_path: Path) -> None:
-    async with Children() as children:
+    async with ProcessSupervisor() as children:
         show = "import os; print(os.environ.get('SEEN'), os.environ.get('HIDDEN'))"
         child = children.start("env", python(show), tmp_path / "log", environment={"SEEN": "yes"})
         await child.ended

@@ -1,4 +1,4 @@
-"""Child processes that do not outlive their launcher: started under a guard, watched, and stopped as groups."""
+"""ChildProcess processes that do not outlive their launcher: started under a guard, watched, and stopped as groups."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TAIL_BYTES: Final = 16_384
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Child:
+class ChildProcess:
     """A started command; its output goes to its log."""
 
     name: str
@@ -45,12 +45,12 @@ class Child:
         return []
 
 
-class Children:
+class ProcessSupervisor:
     """Starts commands; on leaving the context all are stopped, with whatever they started themselves."""
 
     def __init__(self, *, grace: timedelta = timedelta(seconds=GRACE_SECONDS)) -> None:
         self._grace = grace
-        self._children: list[Child] = []
+        self._children: list[ChildProcess] = []
 
     async def __aenter__(self) -> Self:
         return self
@@ -61,17 +61,17 @@ class Children:
         await self.stop()
 
     @property
-    def running(self) -> list[Child]:
+    def running(self) -> list[ChildProcess]:
         return [child for child in self._children if child.running]
 
     def start(
         self, name: str, command: Sequence[str], log: Path, *, environment: Mapping[str, str] | None = None
-    ) -> Child:
+    ) -> ChildProcess:
         """Not a coroutine: there is no moment at which a cancellation could lose a process that has just begun."""
         loop = asyncio.get_running_loop()
         log.parent.mkdir(parents=True, exist_ok=True)
         process, lifeline = _under_guard(command, log, environment)
-        child = Child(name=name, log=log, pid=process.pid, ended=loop.create_future())
+        child = ChildProcess(name=name, log=log, pid=process.pid, ended=loop.create_future())
         self._children.append(child)
         threading.Thread(target=_await_end, args=(process, lifeline, child, loop), name=name, daemon=True).start()
         return child
@@ -114,7 +114,9 @@ def _under_guard(
     return process, lifeline
 
 
-def _await_end(process: subprocess.Popen[bytes], lifeline: int, child: Child, loop: asyncio.AbstractEventLoop) -> None:
+def _await_end(
+    process: subprocess.Popen[bytes], lifeline: int, child: ChildProcess, loop: asyncio.AbstractEventLoop
+) -> None:
     """In a thread of its own: the loop's pool is small, and a federation may have many processes."""
     if hasattr(os, "waitid"):
         # Not collected yet, so that its id, and the group's, is nobody else's while the rest of the group is ended.
@@ -134,7 +136,7 @@ def _settle(ended: asyncio.Future[int], code: int) -> None:
         ended.set_result(code)
 
 
-def _signal(children: list[Child], number: int) -> None:
+def _signal(children: list[ChildProcess], number: int) -> None:
     for child in children:
         # macOS answers EPERM where nothing is left but a zombie
         with suppress(ProcessLookupError, PermissionError):
