@@ -1,4 +1,4 @@
-"""ChildProcess processes that do not outlive their launcher: started under a guard, watched, and stopped as groups."""
+"""Child processes that end with their launcher: each runs under a guard, is watched, and is stopped as a group."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _TAIL_BYTES: Final = 16_384
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ChildProcess:
-    """A started command; its output goes to its log."""
+    """A started command; its output is appended to its log."""
 
     name: str
     log: Path
     pid: int
-    """Of its guard, and so of its process group."""
-    ended: asyncio.Future[int]
-    """Its exit code; 128 and the signal's number if it was killed, as shells have it."""
+    """Of its guard, which is also the id of the process group."""
+    exited: asyncio.Future[int]
+    """Its exit code; 128 plus the signal's number if a signal ended it, as in a shell."""
 
     @property
     def running(self) -> bool:
-        return not self.ended.done()
+        return not self.exited.done()
 
     def last_lines(self, count: int) -> list[str]:
         with suppress(FileNotFoundError), self.log.open("rb") as file:
@@ -46,7 +46,7 @@ class ChildProcess:
 
 
 class ProcessSupervisor:
-    """Starts commands; on leaving the context all are stopped, with whatever they started themselves."""
+    """Starts commands; leaving the context stops them all, with every process they started themselves."""
 
     def __init__(self, *, grace: timedelta = timedelta(seconds=GRACE_SECONDS)) -> None:
         self._grace = grace
@@ -67,77 +67,78 @@ class ProcessSupervisor:
     def start(
         self, name: str, command: Sequence[str], log: Path, *, environment: Mapping[str, str] | None = None
     ) -> ChildProcess:
-        """Not a coroutine: there is no moment at which a cancellation could lose a process that has just begun."""
+        """Starts a command. Not a coroutine, so that no cancellation can lose a process that has just started."""
         loop = asyncio.get_running_loop()
         log.parent.mkdir(parents=True, exist_ok=True)
-        process, lifeline = _under_guard(command, log, environment)
-        child = ChildProcess(name=name, log=log, pid=process.pid, ended=loop.create_future())
+        process, guard_pipe = _start_guarded(command, log, environment)
+        child = ChildProcess(name=name, log=log, pid=process.pid, exited=loop.create_future())
         self._children.append(child)
-        threading.Thread(target=_await_end, args=(process, lifeline, child, loop), name=name, daemon=True).start()
+        # a thread each: the event loop's pool is small, and a federation may have many processes
+        threading.Thread(target=_wait_for_exit, args=(process, guard_pipe, child, loop), name=name, daemon=True).start()
         return child
 
     async def stop(self) -> None:
-        """SIGTERM to all, SIGKILL to those that are left after the grace, or at once when this is cancelled."""
+        """Sends SIGTERM to all, and SIGKILL to those still running after the grace or when this call is cancelled."""
         running = self.running
         if not running:
             return
-        _signal(running, signal.SIGTERM)
+        _signal_groups(running, signal.SIGTERM)
         try:
-            await asyncio.wait([child.ended for child in running], timeout=self._grace.total_seconds())
+            await asyncio.wait([child.exited for child in running], timeout=self._grace.total_seconds())
         finally:
-            _signal(self.running, signal.SIGKILL)
-        await asyncio.wait([child.ended for child in running])
+            _signal_groups(self.running, signal.SIGKILL)
+        await asyncio.wait([child.exited for child in running])
 
 
-def _under_guard(
+def _start_guarded(
     command: Sequence[str], log: Path, environment: Mapping[str, str] | None
 ) -> tuple[subprocess.Popen[bytes], int]:
-    """The process, and our end of its guard's pipe."""
-    held_by_guard, lifeline = os.pipe()
+    """Returns the guard's process, and this end of its pipe."""
+    read_end, guard_pipe = os.pipe()
     try:
         with log.open("ab") as output:
-            # -I and -S: the guard needs nothing from the environment or site-packages, and starts the faster.
-            # A session of its own: Ctrl-C reaches the launcher alone, which then stops everyone in order.
+            # -I and -S: the guard needs nothing from the environment or site-packages, and starts faster without them.
+            # A session of its own: Ctrl-C reaches the launcher alone, which then stops all processes in order.
             process = subprocess.Popen(  # noqa: S603 - our own commands
                 (sys.executable, "-I", "-S", str(_GUARD), *command),
-                stdin=held_by_guard,
+                stdin=read_end,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 env=environment,
             )
     except BaseException:
-        os.close(lifeline)
+        os.close(guard_pipe)
         raise
     finally:
-        os.close(held_by_guard)
-    return process, lifeline
+        os.close(read_end)
+    return process, guard_pipe
 
 
-def _await_end(
-    process: subprocess.Popen[bytes], lifeline: int, child: ChildProcess, loop: asyncio.AbstractEventLoop
+def _wait_for_exit(
+    process: subprocess.Popen[bytes], guard_pipe: int, child: ChildProcess, loop: asyncio.AbstractEventLoop
 ) -> None:
-    """In a thread of its own: the loop's pool is small, and a federation may have many processes."""
+    """Waits for a guard, ends what is left of its process group, and sets the exit code."""
     if hasattr(os, "waitid"):
-        # Not collected yet, so that its id, and the group's, is nobody else's while the rest of the group is ended.
+        # WNOWAIT: until `process.wait()` the kernel cannot reuse the id, so the signal reaches this group and no other
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        _signal([child], signal.SIGKILL)
+        _signal_groups([child], signal.SIGKILL)
         code = process.wait()
-    else:  # macOS: the id could be another's only if the system had gone through all of them in this instant
+    else:  # macOS: the id could only be reused if the system went through all ids in this instant
         code = process.wait()
-        _signal([child], signal.SIGKILL)
-    os.close(lifeline)
-    with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-        loop.call_soon_threadsafe(_settle, child.ended, code if code >= 0 else 128 - code)
+        _signal_groups([child], signal.SIGKILL)
+    os.close(guard_pipe)
+    with suppress(RuntimeError):  # the loop is closed, and nothing waits for the code
+        loop.call_soon_threadsafe(_set_exit_code, child.exited, code if code >= 0 else 128 - code)
 
 
-def _settle(ended: asyncio.Future[int], code: int) -> None:
-    if not ended.done():
-        ended.set_result(code)
+def _set_exit_code(exited: asyncio.Future[int], code: int) -> None:
+    if not exited.done():
+        exited.set_result(code)
 
 
-def _signal(children: list[ChildProcess], number: int) -> None:
+def _signal_groups(children: list[ChildProcess], number: int) -> None:
     for child in children:
-        # macOS answers EPERM where nothing is left but a zombie
+        # macOS answers EPERM if the group consists of a zombie
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, number)

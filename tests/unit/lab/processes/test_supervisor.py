@@ -1,4 +1,4 @@
-"""ProcessSupervisor end with their launcher: when told, when they refuse to, and when the launcher is killed."""
+"""Child processes end with their launcher: when stopped, when they ignore SIGTERM, and when the launcher is killed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from feddbp_lab.processes.supervisor import ChildProcess, ProcessSupervisor
 
 IDLE = "import time; time.sleep(60)"
-STUBBORN = """
+IGNORES_SIGTERM = """
 import pathlib, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 pathlib.Path(sys.argv[1]).write_text("ready")
@@ -34,10 +34,10 @@ import asyncio, pathlib, sys
 from feddbp_lab.processes.supervisor import ProcessSupervisor
 
 async def main():
-    async with ProcessSupervisor() as children:
+    async with ProcessSupervisor() as supervisor:
         here = pathlib.Path(sys.argv[1])
-        child = children.start("child", [sys.executable, "-c", sys.argv[2], str(here / "pid"), sys.argv[3], "60"], here / "log")
-        await child.ended
+        child = supervisor.start("child", [sys.executable, "-c", sys.argv[2], str(here / "pid"), sys.argv[3], "60"], here / "log")
+        await child.exited
 
 asyncio.run(main())
 """  # noqa: E501
@@ -48,7 +48,7 @@ def python(code: str, *arguments: object) -> list[str]:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that nobody has collected yet does not."""
+    """Whether a process runs; a zombie does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
@@ -59,7 +59,7 @@ def alive(pid: int) -> bool:
 def wait_for(condition: Callable[[], object], seconds: float = 15.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.02)
 
 
@@ -75,68 +75,70 @@ async def written(path: Path) -> str:
     raise AssertionError(f"{path} was not written")
 
 
-async def test_the_exit_code_and_the_output_of_a_command_are_kept(tmp_path: Path) -> None:
-    async with ProcessSupervisor() as children:
-        child = children.start(
-            "speaker", python("print('first'); print('last'); raise SystemExit(7)"), tmp_path / "log"
+async def test_exit_code_and_output_of_a_command_are_recorded(tmp_path: Path) -> None:
+    async with ProcessSupervisor() as supervisor:
+        child = supervisor.start(
+            "printer", python("print('first'); print('last'); raise SystemExit(7)"), tmp_path / "log"
         )
-        assert await child.ended == 7
+        assert await child.exited == 7
     assert child.last_lines(1) == ["last"]
     assert child.last_lines(5) == ["first", "last"]
 
 
-async def test_a_command_killed_by_a_signal_has_the_code_shells_give_it(tmp_path: Path) -> None:
-    async with ProcessSupervisor() as children:
-        child = children.start("victim", python("import os; os.kill(os.getpid(), 9)"), tmp_path / "log")
-        assert await child.ended == 128 + signal.SIGKILL
+async def test_a_command_killed_by_a_signal_has_the_exit_code_of_a_shell(tmp_path: Path) -> None:
+    async with ProcessSupervisor() as supervisor:
+        child = supervisor.start("killed", python("import os; os.kill(os.getpid(), 9)"), tmp_path / "log")
+        assert await child.exited == 128 + signal.SIGKILL
 
 
-async def test_a_command_that_cannot_be_started_says_so_in_its_log(tmp_path: Path) -> None:
-    async with ProcessSupervisor() as children:
-        child = children.start("nothing", ["/no/such/command"], tmp_path / "log")
-        assert await child.ended == 127
+async def test_a_command_that_cannot_be_started_is_logged(tmp_path: Path) -> None:
+    async with ProcessSupervisor() as supervisor:
+        child = supervisor.start("missing", ["/no/such/command"], tmp_path / "log")
+        assert await child.exited == 127
     assert "cannot start /no/such/command" in child.last_lines(1)[0]
 
 
-async def test_children_are_stopped_on_leaving(tmp_path: Path) -> None:
-    async with ProcessSupervisor() as children:
-        child = children.start("idle", python(IDLE), tmp_path / "log")
-        assert children.running == [child]
-    assert child.ended.done()
+async def test_leaving_the_context_stops_the_children(tmp_path: Path) -> None:
+    async with ProcessSupervisor() as supervisor:
+        child = supervisor.start("idle", python(IDLE), tmp_path / "log")
+        assert supervisor.running == [child]
+    assert child.exited.done()
     assert not alive(child.pid)
 
 
-async def test_a_child_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
-    async with ProcessSupervisor(grace=timedelta(seconds=0.3)) as children:
-        child = children.start("stubborn", python(STUBBORN, tmp_path / "ready"), tmp_path / "log")
+async def test_a_child_that_ignores_sigterm_is_killed_after_the_grace_period(tmp_path: Path) -> None:
+    async with ProcessSupervisor(grace=timedelta(seconds=0.3)) as supervisor:
+        child = supervisor.start("ignores-sigterm", python(IGNORES_SIGTERM, tmp_path / "ready"), tmp_path / "log")
         await written(tmp_path / "ready")
-    assert child.ended.result() == 128 + signal.SIGKILL
+    assert child.exited.result() == 128 + signal.SIGKILL
     assert not alive(child.pid)
 
 
-async def test_grandchildren_that_ignore_sigterm_are_gone_as_well(tmp_path: Path) -> None:
-    async with ProcessSupervisor(grace=timedelta(seconds=0.3)) as children:
-        children.start("parent", python(PARENT, tmp_path / "pid", STUBBORN, 60), tmp_path / "log")
+async def test_grandchildren_that_ignore_sigterm_are_killed_too(tmp_path: Path) -> None:
+    async with ProcessSupervisor(grace=timedelta(seconds=0.3)) as supervisor:
+        supervisor.start("parent", python(PARENT, tmp_path / "pid", IGNORES_SIGTERM, 60), tmp_path / "log")
         grandchild = int(await written(tmp_path / "pid"))
         await written(tmp_path / "pid.child")
         assert alive(grandchild)
     wait_for(lambda: not alive(grandchild))
 
 
-async def test_what_a_child_leaves_behind_ends_with_it(tmp_path: Path) -> None:
-    async with ProcessSupervisor() as children:
-        child = children.start("parent", python(PARENT, tmp_path / "pid", STUBBORN, 0), tmp_path / "log")
-        assert await child.ended == 0
+async def test_a_grandchild_is_killed_when_the_child_exits(tmp_path: Path) -> None:
+    async with ProcessSupervisor() as supervisor:
+        child = supervisor.start("parent", python(PARENT, tmp_path / "pid", IGNORES_SIGTERM, 0), tmp_path / "log")
+        assert await child.exited == 0
         grandchild = int(await written(tmp_path / "pid"))
         wait_for(lambda: not alive(grandchild))
 
 
-async def test_a_second_interruption_does_not_wait_for_the_grace(tmp_path: Path) -> None:
+async def test_cancelling_a_stop_kills_without_waiting_for_the_grace_period(tmp_path: Path) -> None:
     started: list[ChildProcess] = []
 
     async def session() -> None:
-        async with ProcessSupervisor(grace=timedelta(minutes=5)) as children:
-            started.append(children.start("stubborn", python(STUBBORN, tmp_path / "ready"), tmp_path / "log"))
+        async with ProcessSupervisor(grace=timedelta(minutes=5)) as supervisor:
+            started.append(
+                supervisor.start("ignores-sigterm", python(IGNORES_SIGTERM, tmp_path / "ready"), tmp_path / "log")
+            )
             await asyncio.Event().wait()
 
     task = asyncio.create_task(session())
@@ -147,19 +149,19 @@ async def test_a_second_interruption_does_not_wait_for_the_grace(tmp_path: Path)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert await asyncio.wait_for(started[0].ended, 10) == 128 + signal.SIGKILL
+    assert await asyncio.wait_for(started[0].exited, 10) == 128 + signal.SIGKILL
 
 
-async def test_the_environment_is_the_one_given(tmp_path: Path) -> None:
-    async with ProcessSupervisor() as children:
+async def test_a_command_gets_the_environment_it_is_started_with(tmp_path: Path) -> None:
+    async with ProcessSupervisor() as supervisor:
         show = "import os; print(os.environ.get('SEEN'), os.environ.get('HIDDEN'))"
-        child = children.start("env", python(show), tmp_path / "log", environment={"SEEN": "yes"})
-        await child.ended
+        child = supervisor.start("env", python(show), tmp_path / "log", environment={"SEEN": "yes"})
+        await child.exited
     assert child.last_lines(1) == ["yes None"]
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_nothing_survives_a_launcher_that_is_killed(tmp_path: Path, how: signal.Signals) -> None:
+def test_no_process_outlives_a_killed_launcher(tmp_path: Path, how: signal.Signals) -> None:
     launcher = subprocess.Popen(python(LAUNCHER, tmp_path, PARENT, IDLE))
     wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
     grandchild = int((tmp_path / "pid").read_text())
