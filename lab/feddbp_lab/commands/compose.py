@@ -1,4 +1,4 @@
-"""`feddbp compose`: a Docker Compose file for a federation of any size; deploy/docker-compose.yml is its output."""
+"""`feddbp compose`: prints a Docker Compose file for a federation; deploy/docker-compose.yml is its output."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from feddbp_lab.processes.flags import arguments_for
 from feddbp_server.config import ListenConfig, RoundsConfig, ServerConfig
 
 PROG: Final = "feddbp compose"
-_COMES_ALONG: Final = "digits"
-"""The data set that is in the client's image, because a library brings it."""
+_BUNDLED_DATASET: Final = "digits"
+"""The data set the client's image contains, as part of scikit-learn."""
 _CLIENT_BUILD: Final = """
     build:
       context: $source
@@ -43,14 +43,14 @@ _DATA_MOUNT: Final = """
 
 
 class FileConfig(FrozenModel):
-    """Compose: what the file says besides the run."""
+    """Compose: options of the file besides the run."""
 
-    source: Path = Field(Path(".."), description="the checkout, seen from the directory the file will lie in")
+    source: Path = Field(Path(".."), description="path of the checkout, relative to the directory of the Compose file")
     data_dir: Path | None = Field(
-        None, description="this machine's directory of public data sets, seen from there too; clients only read it"
+        None, description="directory with public data sets, relative to the Compose file; mounted read-only"
     )
     gpus: int | None = Field(
-        None, ge=1, description="print the overlay for machines with so many GPUs, which go round among the clients"
+        None, ge=1, description="print the overlay for a machine with this many GPUs, assigned to clients round-robin"
     )
 
 
@@ -61,11 +61,11 @@ class ComposeConfig(FrozenModel):
     run: DemoRun = DemoRun()
 
     @model_validator(mode="after")
-    def _data_is_at_hand(self) -> Self:
+    def _data_is_available(self) -> Self:
         dataset = self.run.data.dataset
-        if dataset != _COMES_ALONG and self.file.data_dir is None:
+        if dataset != _BUNDLED_DATASET and self.file.data_dir is None:
             raise ConfigurationError(
-                f"clients on a network without a way out cannot download {DATASETS[dataset].title}; give --data-dir"
+                f"the clients' network is internal, so they cannot download {DATASETS[dataset].title}; give --data-dir"
             )
         return self
 
@@ -88,7 +88,7 @@ def _federation(config: ComposeConfig) -> str:
     names = [client_subject(client_id) for client_id in range(run.clients)]
     service = _template("client-service.yml")
     build = Template(_CLIENT_BUILD).substitute(source=source)
-    mount = Template(_DATA_MOUNT).substitute(directory=_text(data)) if data else ""
+    mount = Template(_DATA_MOUNT).substitute(directory=_quoted(data)) if data else ""
     services = [
         service.substitute(
             name=name,
@@ -126,20 +126,20 @@ def _template(name: str) -> Template:
 
 
 def _made_by(config: ComposeConfig) -> str:
-    return shlex.join((*PROG.split(), *_without_the_obvious(arguments_for(config), config.run)))
+    return shlex.join((*PROG.split(), *_without_implied(arguments_for(config), config.run)))
 
 
 def _server_arguments(run: RunConfig) -> list[str]:
-    """Everything about the run; where the server listens and whom it trusts is the image's business."""
-    # everyone takes part, and a client that starts slowly still hears of the end, also when all is started once more
+    """The flags of the run; the address and the certificates are set by the image."""
+    # all clients take part, and the server lingers so that a slow client, or one started again, learns of the end
     config = ServerConfig(
         listen=ListenConfig(linger=timedelta(minutes=10)), rounds=RoundsConfig(min_clients=run.clients), run=run
     )
-    return _without_the_obvious(arguments_for(config), run)
+    return _without_implied(arguments_for(config), run)
 
 
-def _without_the_obvious(arguments: Iterable[str], run: RunConfig) -> list[str]:
-    """A run holds in full what its method and its data set imply; nobody needs to be told."""
+def _without_implied(arguments: Iterable[str], run: RunConfig) -> list[str]:
+    """Drops flags with the values that the method and the data set have by default."""
     plain = RunConfig(method=run.method, data=DataConfig(dataset=run.data.dataset))
     implied = {
         argument for argument in arguments_for(plain) if argument.startswith(("--set=", "--classes=", "--image-size="))
@@ -148,12 +148,12 @@ def _without_the_obvious(arguments: Iterable[str], run: RunConfig) -> list[str]:
 
 
 def _scalar(value: object) -> str:
-    """A word as it may stand anywhere in a Compose file, where $ and much punctuation mean something."""
-    return str(value) if re.fullmatch(r"[\w./=+-]+", str(value), re.ASCII) else _text(value)
+    """A value as a YAML scalar, quoted unless it consists of characters without a meaning in YAML and Compose."""
+    return str(value) if re.fullmatch(r"[\w./=+-]+", str(value), re.ASCII) else _quoted(value)
 
 
-def _text(value: object) -> str:
-    """A word that stays one even if it looks like a number: a directory may be called 2024."""
+def _quoted(value: object) -> str:
+    """A quoted string, also for what looks like a number: a directory may be called 2024. Compose reads $$ as $."""
     return json.dumps(str(value).replace("$", "$$"))
 
 

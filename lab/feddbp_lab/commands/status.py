@@ -1,4 +1,4 @@
-"""`feddbp status`: where the run of a server stands, once or for as long as it goes on."""
+"""`feddbp status`: prints the status of a server's run, once or until the run has ended."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from feddbp_common.config.command_line import settings_from, settings_parser
 from feddbp_common.errors import ExitCode, FedDBPError
 from feddbp_lab.commands.options import StatusConfig, StatusViewConfig
 from feddbp_lab.control_client import get_status, watch_status
-from feddbp_lab.terminal.live import mean_accuracy, trained_accuracy
 from feddbp_lab.terminal.status_table import LiveStatusView, StatusView
+from feddbp_lab.terminal.status_text import mean_accuracy, trained_accuracy
 
 PROG: Final = "feddbp status"
 _PATIENCE: Final = timedelta(seconds=30)
 _REFRESHES_PER_SECOND: Final = 2
 _PIPE_WIDTH: Final = 120
-"""Where there is no terminal there is no width to keep to."""
+"""Columns of the output if it is no terminal."""
 
 
 def command(argv: Sequence[str]) -> int:
-    parser = settings_parser(PROG, "Shows where the run of a server stands.", StatusConfig)
+    parser = settings_parser(PROG, "Shows the status of a server's run.", StatusConfig)
     view = settings_from(StatusConfig, parser.parse_args(argv)).view
     if not view.watch:
-        _printer(view, console())(asyncio.run(get_status(view.server, view.access)))
+        _printer(view, console())(asyncio.run(get_status(view.server, view.credentials)))
         return ExitCode.OK
     last = asyncio.run(_watch(view))
     return ExitCode.OK if last.phase == pb.PHASE_FINISHED else ExitCode.RUN_FAILED
@@ -44,9 +44,9 @@ async def _watch(view: StatusViewConfig) -> pb.RunStatus:
     output = console()
     if view.json_output or not output.is_terminal:
         return await _follow(view, _printer(view, output))
-    screen = LiveStatusView()
-    with Live(screen, console=output, refresh_per_second=_REFRESHES_PER_SECOND):
-        return await _follow(view, screen.show, screen.lose)
+    live = LiveStatusView()
+    with Live(live, console=output, refresh_per_second=_REFRESHES_PER_SECOND):
+        return await _follow(view, live.show, live.show_error)
 
 
 def console() -> Console:
@@ -54,31 +54,27 @@ def console() -> Console:
     return Console(width=width, highlight=False)
 
 
-def _seen_now(status: pb.RunStatus) -> StatusView:
-    return StatusView(status=status, now=time.time())
-
-
 def _printer(view: StatusViewConfig, output: Console) -> Callable[[pb.RunStatus], None]:
     if view.json_output:
         return lambda status: print(json.dumps(as_dict(status), indent=None if view.watch else 2), flush=True)
-    return lambda status: output.print(_seen_now(status))
+    return lambda status: output.print(StatusView(status=status, now=time.time()))
 
 
 async def _follow(
     view: StatusViewConfig,
     show: Callable[[pb.RunStatus], None],
-    lose: Callable[[FedDBPError], None] = lambda _: None,
+    show_error: Callable[[FedDBPError], None] = lambda _: None,
 ) -> pb.RunStatus:
-    # asked for first: a server that is not there at all is told at once, one that goes away later is waited for
-    status = await get_status(view.server, view.access)
-    async with aclosing(watch_status(view.server, view.access, patience=_PATIENCE, on_error=lose)) as stream:
+    # a first call without retries: a server that does not answer at the start is an error, later it is waited for
+    status = await get_status(view.server, view.credentials)
+    async with aclosing(watch_status(view.server, view.credentials, patience=_PATIENCE, on_error=show_error)) as stream:
         async for status in stream:
             show(status)
     return status
 
 
 def as_dict(status: pb.RunStatus) -> dict[str, Any]:
-    """For programs: lower-case words for enums, numbers as numbers, times in ISO 8601, null where nothing is known."""
+    """The JSON output: lower-case words for enums, times in ISO 8601, null for unknown values."""
     return {
         "run_id": status.run_id,
         "method": status.method,

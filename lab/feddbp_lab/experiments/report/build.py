@@ -18,11 +18,11 @@ from feddbp_lab.experiments.run.output_dir import OutputDir
 PAGE_NAME: Final = "index.html"
 
 
-def write_report(store: OutputDir) -> Path:
+def write_report(output: OutputDir) -> Path:
     """Writes everything again from the cells' results; returns the path of the page."""
-    store.report_dir.mkdir(parents=True, exist_ok=True)
-    sections = [_ReportWriter(plan, store).write() for plan in store.plans()]
-    path = store.report_dir / PAGE_NAME
+    output.report_dir.mkdir(parents=True, exist_ok=True)
+    sections = [_ReportWriter(plan, output).write() for plan in output.plans()]
+    path = output.report_dir / PAGE_NAME
     replace_text(path, render_page(sections))
     return path
 
@@ -30,10 +30,10 @@ def write_report(store: OutputDir) -> Path:
 class _ReportWriter:
     """Writes the files of one experiment, and collects its section of the page."""
 
-    def __init__(self, plan: Plan, store: OutputDir) -> None:
+    def __init__(self, plan: Plan, output: OutputDir) -> None:
         self._plan = plan
-        self._outcomes = Outcomes.read(plan, store)
-        self._directory = store.report_dir
+        self._outcomes = Outcomes.read(plan, output)
+        self._directory = output.report_dir
         self._files: list[Path] = []
         self._markdown: list[str] = []
         self._latex: list[str] = []

@@ -114,8 +114,8 @@ def tex_escaped(text: str) -> str:
 
 def as_csv(plan: Plan, outcomes: Outcomes) -> str:
     """Accuracies in per cent, unrounded; an axis that a part does not have is empty there."""
-    lines = [line for part in plan.parts for line in _lines(part, outcomes)]
-    # axes first, whatever part they are of
+    lines = [line for part in plan.parts for line in _csv_lines(part, outcomes)]
+    # the axes of all parts before the other columns
     axes = (axis.name for part in plan.parts for axis in part.axes)
     columns = dict.fromkeys(("part", *axes, *(name for line in lines for name in line)))
     text = io.StringIO()
@@ -125,55 +125,56 @@ def as_csv(plan: Plan, outcomes: Outcomes) -> str:
     return text.getvalue()
 
 
-def _lines(part: Part, outcomes: Outcomes) -> Iterator[dict[str, Any]]:
-    for place in part.places([axis.name for axis in part.axes]):
-        measured = outcomes.at(part.point(place))
-        counting = {result.inference for result in measured.results}
-        for rule in measured.rules() or [""]:
+def _csv_lines(part: Part, outcomes: Outcomes) -> Iterator[dict[str, Any]]:
+    for coordinates in part.combinations([axis.name for axis in part.axes]):
+        result = outcomes.at(part.point(coordinates))
+        own_rules = {cell.inference for cell in result.results}
+        for rule in result.rules() or [""]:
             yield {
                 "part": part.title,
-                **{name: part.axis(name).values[index].key for name, index in place.items()},
+                **{name: part.axis(name).values[index].key for name, index in coordinates.items()},
                 "rule": rule,
-                "counts": "yes" if rule in counting else "no",
-                "seeds": measured.seeds,
-                "done": len(measured.results),
-                "failed": measured.failed,
-                **_spread("best", measured.best(rule)),
-                **_spread("last", measured.last(rule)),
-                "difference": _difference(part, outcomes, place, rule),
-                **_paper(part, place),
+                "counts": "yes" if rule in own_rules else "no",
+                "seeds": result.seeds,
+                "done": len(result.results),
+                "failed": result.failed,
+                **_statistics("best", result.best(rule)),
+                **_statistics("last", result.last(rule)),
+                "difference": _difference(part, outcomes, coordinates, rule),
+                **_paper(part, coordinates),
             }
 
 
-def _spread(name: str, spread: SeedValues | None) -> dict[str, Any]:
-    if spread is None:
+def _statistics(name: str, values: SeedValues | None) -> dict[str, Any]:
+    if values is None:
         return {f"{name}_mean": "", f"{name}_std": ""}
     return {
-        f"{name}_mean": spread.mean,
-        f"{name}_std": "" if spread.deviation is None else spread.deviation,
-        **{f"{name}_seed_{seed}": value for seed, value in spread.by_seed.items()},
+        f"{name}_mean": values.mean,
+        f"{name}_std": "" if values.deviation is None else values.deviation,
+        **{f"{name}_seed_{seed}": value for seed, value in values.by_seed.items()},
     }
 
 
-def _difference(part: Part, outcomes: Outcomes, place: Coordinates, rule: str) -> float | str:
-    """Of the best to that of the row others are compared with, in the same column.
+def _difference(part: Part, outcomes: Outcomes, coordinates: Coordinates, rule: str) -> float | str:
+    """Difference of the best accuracy to that of the row others are compared with, in the same column.
 
-    What counts is compared with what counts there, whatever its rule; any other rule with the same one.
+    A method's own rule is compared with the other method's own rule, any other rule with the same one.
     """
-    reference = next((row for row in part.places(part.report.rows) if part.key(row) == part.report.compare), None)
-    if reference is None or {**place, **reference} == place:
+    reference = next((row for row in part.combinations(part.report.rows) if part.key(row) == part.report.compare), None)
+    if reference is None or {**coordinates, **reference} == coordinates:
         return ""
-    measured = outcomes.at(part.point(place))
-    counts = any(result.inference == rule for result in measured.results)
-    here, there = measured.best(rule), outcomes.at(part.point({**place, **reference})).best(None if counts else rule)
-    above = here.above(there) if here and there else None
-    return "" if above is None else above
+    result = outcomes.at(part.point(coordinates))
+    compared = outcomes.at(part.point({**coordinates, **reference}))
+    is_own_rule = any(cell.inference == rule for cell in result.results)
+    best, compared_best = result.best(rule), compared.best(None if is_own_rule else rule)
+    difference = best.difference_to(compared_best) if best and compared_best else None
+    return "" if difference is None else difference
 
 
-def _paper(part: Part, place: Coordinates) -> dict[str, Any]:
+def _paper(part: Part, coordinates: Coordinates) -> dict[str, Any]:
     report = part.report
     across = [*report.columns, *([report.x] if report.x else [])]
-    row, column = ({name: place[name] for name in names} for names in (report.rows, across))
+    row, column = ({name: coordinates[name] for name in names} for names in (report.rows, across))
     value = paper_value(report.paper, part.paper_key(row), part.paper_key(column))
     if value is None:
         return {"paper_mean": "", "paper_std": ""}

@@ -1,4 +1,4 @@
-"""The output directory of experiments: their plans, and the cells they share."""
+"""The output directory of experiments: their plans, the cells they share, and the report."""
 
 from __future__ import annotations
 
@@ -25,22 +25,19 @@ class OutputDir:
     path: Path
 
     @classmethod
-    def opened(cls, path: Path) -> OutputDir:
-        """One that has been run in before."""
-        store = cls(path)
-        if not store.plans():
+    def open_existing(cls, path: Path) -> OutputDir:
+        output = cls(path)
+        if not output.plans():
             raise ConfigurationError(f"{path}: no experiment has been run here")
-        return store
+        return output
 
     def lock(self) -> FileLock:
-        """Keeps other runners out of the directory, which is made if there is none."""
+        """Creates the directory if there is none, and keeps other runners out of it."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = FileLock(self.path / _LOCK_NAME)
         except LockHeldError as error:
-            raise ConfigurationError(
-                f"another runner (process {error.owner or 'unknown'}) is at work in {self.path}"
-            ) from None
+            raise ConfigurationError(f"another runner (process {error.owner or 'unknown'}) uses {self.path}") from None
         except OSError as error:
             raise ConfigurationError(f"--out: {error.filename}: {error.strerror}") from None
         lock.record_owner()
@@ -50,7 +47,7 @@ class OutputDir:
     def has_runner(self) -> bool:
         return is_locked(self.path / _LOCK_NAME)
 
-    def folder(self, cell_id: str) -> CellDir:
+    def cell_dir(self, cell_id: str) -> CellDir:
         return CellDir(self.path / "cells" / cell_id)
 
     @property
@@ -58,15 +55,15 @@ class OutputDir:
         return self.path / "report"
 
     def plans(self) -> list[Plan]:
-        """Built-in ones in their own order, then others by name."""
-        plans = [self._read(path) for path in sorted((self.path / _PLANS).glob("*.json"))]
+        """Built-in experiments in their own order, then the others by name."""
+        plans = [self._read_plan(path) for path in sorted((self.path / _PLANS).glob("*.json"))]
         return sorted(plans, key=lambda plan: BUILT_IN.index(plan.name) if plan.name in BUILT_IN else len(BUILT_IN))
 
     def plan(self, name: str) -> Plan | None:
         path = self._plan_path(name)
-        return self._read(path) if path.exists() else None
+        return self._read_plan(path) if path.exists() else None
 
-    def keep(self, plan: Plan) -> None:
+    def save_plan(self, plan: Plan) -> None:
         path = self._plan_path(plan.name)
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_text(path, plan.model_dump_json(indent=1) + "\n")
@@ -74,11 +71,11 @@ class OutputDir:
     def _plan_path(self, name: str) -> Path:
         return self.path / _PLANS / f"{name}.json"
 
-    def _read(self, path: Path) -> Plan:
+    def _read_plan(self, path: Path) -> Plan:
         try:
             return Plan.model_validate_json(path.read_text(encoding="utf-8"))
         except ValidationError as error:
             raise ConfigurationError(
                 f"{path}: not a plan of this version ({Problem.first_of(error)}); "
-                "remove it and run the experiment again, its cells will be found"
+                "remove it and run the experiment again, finished cells are kept"
             ) from None
