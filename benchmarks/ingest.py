@@ -52,7 +52,7 @@ async def _compare(address: str, bare_address: str) -> tuple[float, float, float
     clients = [LightClient(number, ours) for number in range(CLIENTS)]
     for client in clients:
         await client.join()
-    body = clients[0].contribution(0)
+    body = clients[0].encoded_upload(0)
     pairs = []
     for number in range(ROUNDS):
         reference = await _timed_uploads(bare, clients, number, body)

@@ -23,8 +23,8 @@ class _TimedClient(LightClient):
         super().__init__(client_id, connection)
         self._receipts = receipts
 
-    async def upload(self, round_number: int, contribution: Encoded) -> pb.UploadReceipt:
-        receipt = await super().upload(round_number, contribution)
+    async def upload(self, round_number: int, encoded: Encoded) -> pb.UploadReceipt:
+        receipt = await super().upload(round_number, encoded)
         self._receipts[round_number].append(time.perf_counter())
         return receipt
 

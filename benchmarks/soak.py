@@ -113,9 +113,9 @@ class _SoakingClient(LightClient):
         super().__init__(client_id, connection)
         self._made_up: Encoded | None = None
 
-    def contribution(self, round_number: int) -> Encoded:
+    def encoded_upload(self, round_number: int) -> Encoded:
         if self._made_up is None:
-            self._made_up = super().contribution(0)
+            self._made_up = super().encoded_upload(0)
         return self._made_up
 
 

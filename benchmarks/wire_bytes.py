@@ -15,7 +15,7 @@ async def _ratios(address: str) -> tuple[float, float]:
     connection = Connection(address)
     client = LightClient(0, connection)
     await client.join()
-    contribution = client.contribution(0)
+    contribution = client.encoded_upload(0)
     sent = sum(part.ByteSize() for part in upload_parts(client.session, 0, contribution))
     await client.upload(0, contribution)
     received = await download_once_open(client, 1)

@@ -207,7 +207,7 @@ async def test_a_client_in_a_black_hole_gives_up_when_its_patience_is_spent(
         proxy.swallow()
         connection = Connection(proxy.address, access=access, bounds=CallTimeouts(answer=timedelta(seconds=1)))
         with pytest.raises(ServerUnavailableError, match=f"the server at {proxy.address} does not answer"):
-            await LightClient(0, connection).stay(patience=timedelta(seconds=2))
+            await LightClient(0, connection).run_reconnecting(patience=timedelta(seconds=2))
         await connection.close()
     assert reasons_of(0, logged)
 

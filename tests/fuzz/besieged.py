@@ -74,7 +74,7 @@ async def besieged(running: Federation) -> AsyncIterator[Besieged]:
             run_id=run.run_id,
             round=1,
             sessions=[client.session for client in clients],
-            contributions=[client.contribution(1) for client in clients],
+            contributions=[client.encoded_upload(1) for client in clients],
             classes=configs[0].classes,
         )
         yield Besieged(running, server, scene, clients)
@@ -91,7 +91,7 @@ async def _do(client: LightClient, number: int, *, upload: bool) -> None:
                 break
             except Exception:  # the round opens in a moment
                 await asyncio.sleep(0.02)
-    contribution = client.contribution(number)
+    contribution = client.encoded_upload(number)
     size = sum(part.ByteSize() for part in upload_parts(client.session, number, contribution))
     await client.report(number, bytes_down=received.message_bytes, bytes_up=size)
     if upload:

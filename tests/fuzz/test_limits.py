@@ -52,7 +52,7 @@ class Door:
 
     def upload(self, client: int) -> list[bytes]:
         sender = self.clients[client]
-        return serialised(upload_parts(sender.session, 0, sender.contribution(0)))
+        return serialised(upload_parts(sender.session, 0, sender.encoded_upload(0)))
 
     async def send(self, client: int) -> RawAnswer:
         return await self.channel.ask(RawCall(method="Upload", messages=self.upload(client)))
@@ -218,7 +218,7 @@ async def test_a_session_has_only_so_many_event_streams(running_federation: Fede
 async def test_a_session_has_only_so_many_downloads_that_nobody_reads(running_federation: Federation) -> None:
     async with door(running_federation, *LARGE) as at:
         for client in at.clients:
-            await client.upload(0, client.contribution(0))
+            await client.upload(0, client.encoded_upload(0))
         await status_when(running_federation.address, lambda status: status.round == 1, "round 1")
         request = pb.DownloadRequest(session=at.clients[0].session, round=1).SerializeToString()
         downloads = [at.channel.open_answers("Download", request) for _ in range(10)]

@@ -73,7 +73,7 @@ async def test_a_refusal_is_written_down_and_counted_with_who_asked_what_and_why
     clients = [LightClient(number, connection) for number in range(2)]
     for client in clients:
         await client.join()
-    broken = clients[1].contribution(0)
+    broken = clients[1].encoded_upload(0)
     broken.manifest.prototypes.counts[0] = 9
     calls = [
         pb.JoinRequest(run_id="another"),

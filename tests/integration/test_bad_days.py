@@ -289,7 +289,7 @@ async def test_a_server_that_is_told_to_stop_accepts_an_upload_whole_or_not_at_a
     clients = [LightClient(client_id, connection) for client_id in range(CLIENTS)]
     for client in clients:
         await client.join()
-    finishes, stays_behind = (SlowUpload(channel, client, client.contribution(0)) for client in clients[:2])
+    finishes, stays_behind = (SlowUpload(channel, client, client.encoded_upload(0)) for client in clients[:2])
     await asyncio.to_thread(wait_until, lambda: uploads_begun(running_federation) == 2, "the beginning of two uploads")
     server.process.send_signal(number)
     finishes.go_on()
@@ -301,9 +301,9 @@ async def test_a_server_that_is_told_to_stop_accepts_an_upload_whole_or_not_at_a
     await channel.close()
 
     server = await start_server(running_federation, *RUN)
-    again = await clients[0].upload(0, clients[0].contribution(0))
+    again = await clients[0].upload(0, clients[0].encoded_upload(0))
     assert (again.sha256, again.duplicate) == (receipt.sha256, True)
-    assert not (await clients[1].upload(0, clients[1].contribution(0))).duplicate
+    assert not (await clients[1].upload(0, clients[1].encoded_upload(0))).duplicate
     await connection.close()
 
 

@@ -31,11 +31,11 @@ class LearningClient(LightClient):
         metrics.bytes_down = received.message_bytes
         if train:
             await self._train(round_number)
-            contribution = self.contribution(round_number)
-            metrics.bytes_up = sum(part.ByteSize() for part in upload_parts(self.session, round_number, contribution))
+            encoded = self.encoded_upload(round_number)
+            metrics.bytes_up = sum(part.ByteSize() for part in upload_parts(self.session, round_number, encoded))
         await self._connection.report(pb.ReportRequest(session=self.session, round=round_number, metrics=metrics))
         if train:
-            await self.upload(round_number, contribution)
+            await self.upload(round_number, encoded)
 
     async def _train(self, round_number: int) -> None:
         for epoch in range(EPOCHS):

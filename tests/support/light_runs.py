@@ -49,7 +49,7 @@ class Crowd:
 
     async def __aenter__(self) -> Self:
         for number, client in self.clients.items():
-            staying = client.stay(self._on_event.get(number), patience=timedelta(seconds=PATIENCE))
+            staying = client.run_reconnecting(self._on_event.get(number), patience=timedelta(seconds=PATIENCE))
             self._tasks[number] = asyncio.create_task(staying)
         return self
 

@@ -36,7 +36,7 @@ STYLE: Final[dict[Any, Any]] = {
     "ytick.labelsize": 7.5,
 }
 _NAMED_CLIENTS: Final = 10
-"""With more clients, all are drawn in grey: twenty colours cannot be told apart."""
+"""With more clients, all are drawn in grey: twenty colours cannot be distinguished."""
 _MARKED_ROUNDS: Final = 25
 """With more rounds, the points are not marked."""
 
