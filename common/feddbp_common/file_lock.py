@@ -1,8 +1,8 @@
 """Exclusive locks between processes, on a file, by flock(2).
 
 The kernel releases a lock when its process ends, however it ends, so a crash leaves nothing to clean up. A lock file is
-not removed on release: a process waiting for the removed file and one locking a new file of that name would both hold
-"the" lock.
+not removed on release: a process waiting for the removed file and another locking a new file of the same name would
+both get the lock.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Self
 
 from feddbp_common.errors import FedDBPError
 
-_EVERYBODY = 0o666
-"""As `open` creates files; the process's umask takes its part away."""
+_DEFAULT_MODE = 0o666
+"""As of files that `open` creates; the umask applies."""
 
 
 class LockHeldError(FedDBPError):
@@ -32,10 +32,10 @@ class LockHeldError(FedDBPError):
 class FileLock:
     """A held lock; released by `release`, at the end of a `with` block, or with the process.
 
-    Programs started by this process do not inherit it. A child made by a bare fork would: none is, in this project.
+    Programs started by this process do not inherit it. A child of a fork without exec would; this project has none.
     """
 
-    def __init__(self, path: Path, *, wait: bool = False, mode: int = _EVERYBODY) -> None:
+    def __init__(self, path: Path, *, wait: bool = False, mode: int = _DEFAULT_MODE) -> None:
         """Acquires the lock, creating its file if there is none.
 
         Raises LockHeldError if it is held and `wait` is false, and OSError if the file cannot be opened for writing.
