@@ -28,7 +28,7 @@ from feddbp_lab.terminal.status_text import (
 )
 
 _REFRESH_SECONDS: Final = 0.2
-_WIDE: Final = 100
+_WIDE: Final = 124
 """Columns of a terminal from which parameters, device and trend are shown."""
 _LINES_AROUND_TABLE: Final = 8
 """The lines above the table, its own head and frame, and one for the cursor."""

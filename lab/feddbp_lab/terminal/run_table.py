@@ -73,5 +73,5 @@ def _accuracy(point: dict[str, Any] | None) -> Text:
     return Text.assemble(
         (percent(point["weighted"]), "bold green"),
         f" by samples, {percent(point['unweighted'])} by clients (± {100 * point['std_over_clients']:.1f})",
-        (f", after {point['round']} rounds", "dim"),
+        (f", after {point['round']} round{'' if point['round'] == 1 else 's'}", "dim"),
     )

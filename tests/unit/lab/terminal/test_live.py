@@ -90,6 +90,12 @@ def test_a_wide_terminal_shows_parameters_device_and_trend() -> None:
     assert "▅" in text
 
 
+@pytest.mark.parametrize("width", [80, 100, 123, 124])
+def test_no_column_is_cut_off(width: int) -> None:
+    text = drawn(run_status(client(2, epochs_done=3, metrics_round=2, correct=25)), width=width)
+    assert "…" not in text
+
+
 def test_time_left_is_estimated_once_enough_rounds_are_done() -> None:
     history = RunHistory()
     history.update(run_status(client(0), round=0), 0.0)
