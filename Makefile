@@ -4,8 +4,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PROTO  := proto/feddbp/v1/federation.proto
+SITE   := docs/_build
+MERMAID_VERSION := $(shell sed -nE 's/^mermaid_version = "(.*)"/\1/p' docs/conf.py)
 
-.PHONY: help demo test lint format proto chaos fuzz soak bench compose-test clean
+.PHONY: help demo test lint format proto docs chaos fuzz soak bench compose-test wheel clean
 .DEFAULT_GOAL := help
 
 help:           ## list the targets
@@ -36,6 +38,18 @@ proto: $(STAMP) ## regenerate the modules beside the protocol definition
 	  --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc \
 	  --mypy_out=proto --mypy_grpc_out=proto $(PROTO)
 
+docs: $(STAMP) $(SITE)/mermaid/mermaid.min.js ## this documentation as a site in docs/_build/html
+	$(BIN)/python -m sphinx -W --keep-going -q -b html -d $(SITE)/doctrees docs $(SITE)/html
+	$(BIN)/python docs/check_links.py $(SITE)/html
+
+# Draws the diagrams. Without it, where npm is missing or offline, pages with a diagram load it when they are viewed.
+$(SITE)/mermaid/mermaid.min.js: docs/conf.py
+	@mkdir -p $(@D)
+	@npm pack --silent --fetch-retries=0 --fetch-timeout=20000 --pack-destination $(@D) mermaid@$(MERMAID_VERSION) > /dev/null && \
+	  tar -xzmf $(@D)/mermaid-$(MERMAID_VERSION).tgz -C $(@D) --strip-components=2 package/dist/mermaid.min.js || \
+	  echo "docs: npm could not fetch mermaid $(MERMAID_VERSION); diagrams will need a network when viewed"
+	@rm -f $(@D)/*.tgz
+
 chaos: $(STAMP) ## kill either side at every point, cut the network in every way
 	$(BIN)/python -m pytest tests/chaos -m "full or not full" -n auto
 
@@ -51,5 +65,8 @@ bench: $(STAMP) ## measured ratios against the bars we hold ourselves to
 compose-test: $(STAMP) ## federations in containers, killed, paused and cut off in the middle of their run
 	$(BIN)/python -m deploy.trials
 
-clean:          ## remove the virtual environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+wheel: $(STAMP) ## the wheel and the source archive, into dist/
+	$(BIN)/python -m build --no-isolation --outdir dist .
+
+clean:          ## remove the virtual environment, the built documentation, caches and dist/
+	rm -rf $(VENV) $(SITE) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,1 +1,1 @@
-"""Measured ratios against the bars we hold ourselves to; one file a question. Run all of them with `make bench`."""
+"""Benchmarks: measured ratios and their targets, one file per question. `make bench` runs all of them."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks [NAME...]`: measures, and shows the figures beside their bars."""
+"""`python -m benchmarks [NAME...]`: runs benchmarks and prints their results next to the targets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ QUESTIONS = ("training_step", "fisher_pass", "wire_bytes", "round_gap", "closing
 def main(names: list[str]) -> int:
     unknown = set(names) - set(QUESTIONS)
     if unknown:
-        print(f"there is no benchmark {', '.join(sorted(unknown))}; there are: {', '.join(QUESTIONS)}", file=sys.stderr)
+        print(f"unknown benchmark {', '.join(sorted(unknown))}; known: {', '.join(QUESTIONS)}", file=sys.stderr)
         return 2
     console = Console()
     measured: list[Measurement] = []

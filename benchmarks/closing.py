@@ -1,4 +1,4 @@
-"""Closing a round of a thousand clients against one numpy pass over the same bytes."""
+"""Time to close a round of 1,000 clients, relative to one numpy pass over the same bytes."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ def measure() -> list[Measurement]:
         def closing(aggregator: Aggregator) -> Callable[[], object]:
             return lambda: runner.run(aggregator.close_round(0, lambda _: [1] * config.classes))
 
-        kept = interleaved_ratio(closing(serving), numpy_pass, repeats=7, warm_up=1)
-        read = interleaved_ratio(closing(restarted), numpy_pass, repeats=5, warm_up=1)
+        from_cache = interleaved_ratio(closing(serving), numpy_pass, repeats=7, warm_up=1)
+        from_disk = interleaved_ratio(closing(restarted), numpy_pass, repeats=5, warm_up=1)
         runner.run(thread.close())
-    ratio, ours, theirs = kept
+    ratio, ours, theirs = from_cache
     return [
         Measurement(
             question="closing a round of 1,000 clients against one numpy pass over the same bytes, C=100",
             value=ratio,
             bar=2.0,
             detail=f"{ours:.2f} s against {theirs:.2f} s for {CLIENTS * len(body) / 1e6:.0f} MB; "
-            f"{read[1]:.2f} s where a restart in the middle of the round leaves all of it to be read from disk",
+            f"{from_disk[1]:.2f} s after a restart, when all uploads are read from disk",
         )
     ]

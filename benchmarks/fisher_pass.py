@@ -1,4 +1,4 @@
-"""What prototypes and Fisher scores add to a forward pass over the same data."""
+"""Time to compute prototypes and Fisher scores, relative to a forward pass over the same data."""
 
 from __future__ import annotations
 

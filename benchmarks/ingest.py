@@ -1,4 +1,4 @@
-"""Uploads through the whole server against a bare grpc.aio client stream of the same bytes."""
+"""Throughput of uploads to the server, relative to a bare grpc.aio client stream of the same bytes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROUNDS = 12
 
 
 class _BareService(pb_grpc.FederationServicer):
-    """Reads the stream and forgets it."""
+    """Reads the stream and discards it."""
 
     async def Upload(self, request_iterator: AsyncIterator[pb.UploadPart], context: object) -> pb.UploadReceipt:
         async for _ in request_iterator:
@@ -87,7 +87,7 @@ def measure() -> list[Measurement]:
             value=ratio,
             bar=0.8,
             at_most=False,
-            detail=f"{ours:.0f} MB/s against {theirs:.0f} MB/s, checked and durable against read and forgotten",
+            detail=f"{ours:.0f} MB/s against {theirs:.0f} MB/s, checked and stored against read and discarded",
         )
     ]
 

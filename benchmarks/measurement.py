@@ -1,4 +1,4 @@
-"""What a benchmark answers with, and how ratios are taken on a noisy machine."""
+"""The result of a benchmark, and the measurement of ratios on a noisy machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.table import Table
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """One figure and the bar it is held to."""
+    """A measured value and its target."""
 
     question: str
     value: float
@@ -27,7 +27,7 @@ class Measurement:
 
 
 def table_of(measured: list[Measurement]) -> Table:
-    """The figures beside their bars."""
+    """Returns a table of the values and their targets."""
     table = Table("what", "measured", "bar", "", "detail")
     for measurement in measured:
         sign = "<=" if measurement.at_most else ">="
@@ -50,9 +50,9 @@ def seconds_of(work: Callable[[], object]) -> float:
 def interleaved_ratio(
     ours: Callable[[], object], theirs: Callable[[], object], *, repeats: int, warm_up: int = 2
 ) -> tuple[float, float, float]:
-    """Median of pairwise ratios, with the median seconds of both sides.
+    """Returns the median of pairwise ratios and the median seconds of both functions.
 
-    The two are timed in turn, and which goes first alternates: whatever the machine does meanwhile, it does to both.
+    Both are timed in turn, in alternating order, so that other load on the machine affects both alike.
     """
     for _ in range(warm_up):
         ours()

@@ -1,4 +1,4 @@
-"""How long a round boundary takes: from its last receipt until every client holds the next assignment."""
+"""Time between rounds: from the last receipt of a round until every client has the next assignment."""
 
 from __future__ import annotations
 

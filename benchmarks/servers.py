@@ -1,4 +1,4 @@
-"""A real server process for benchmarks, in a directory that vanishes afterwards."""
+"""Runs a server process for benchmarks, in a temporary directory."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from feddbp_common.artifacts import ENDPOINT_NAME
+
 
 @dataclass(frozen=True)
 class RunningServer:
@@ -22,7 +24,7 @@ class RunningServer:
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
-        assert self._process is not None, "another process has started it"
+        assert self._process is not None, "the server was started by another process"
         return self._process
 
 
@@ -38,7 +40,7 @@ def running_server(*options: object) -> Iterator[RunningServer]:
                 stderr=subprocess.STDOUT,
             )
             try:
-                endpoint = _endpoint(state_dir / "endpoint.json", process, log.name)
+                endpoint = _endpoint(state_dir / ENDPOINT_NAME, process, log.name)
                 yield RunningServer(f"127.0.0.1:{endpoint['port']}", process.pid, state_dir, process)
             finally:
                 process.kill()

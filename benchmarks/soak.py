@@ -1,7 +1,7 @@
-"""A long run under a real server: zero errors, memory and database that do not grow by the round.
+"""A long run against a server process: no errors, and memory and database do not grow with the rounds.
 
-`python -m benchmarks.soak` runs 200 light clients for 300 rounds of C=100; `--thousand` measures the other bar we hold
-ourselves to: 1,000 connected clients, from round 3 to round 50. Every client has a connection of its own.
+`python -m benchmarks.soak` runs 200 light clients for 300 rounds with C=100; `--thousand` runs 1,000 connected clients
+and measures from round 3 to round 50. Every client has its own connection.
 """
 
 from __future__ import annotations
@@ -29,23 +29,24 @@ from benchmarks.measurement import Measurement, table_of
 from benchmarks.servers import RunningServer, running_server
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.daemon.connection import Connection
+from feddbp_common.artifacts import AUDIT_NAME, DATABASE_NAME
 from feddbp_common.config.run import DataConfig, RunConfig
 from feddbp_common.rpc.credentials import ClientCredentials
 from feddbp_common.wire import Encoded
 
-HELPERS = 2
-"""Processes the clients are spread over."""
+WORKERS = 2
+"""Number of processes that run the clients."""
 FLAT = 1.05
-"""Flat within five percent."""
-STRETCHES = 7
-"""Into which the rounds are divided: over one of them the chance of who sends when has evened out."""
+"""Memory may grow by five percent."""
+INTERVALS = 7
+"""Number of intervals of rounds that are compared; each is long enough to average out the timing of uploads."""
 ROUNDS_ON_DISK = 6
-"""The database holds each client's last two contributions; its log those of the open round and the one before."""
+"""The database holds the last two uploads of each client; the WAL holds those of the open round and the one before."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is run, and from which round on memory has to be flat."""
+    """The size of the run, and the round from which memory must not grow."""
 
     clients: int
     rounds: int
@@ -58,7 +59,7 @@ class Plan:
 
     @property
     def round_bytes(self) -> int:
-        """What all clients together upload in a round: prototypes and Fisher scores in float32."""
+        """Bytes that all clients upload in a round: prototypes and Fisher scores in float32."""
         shape = self.config.exchange_shape
         return self.clients * 2 * 4 * shape.classes * shape.feature_dim
 
@@ -72,27 +73,27 @@ THOUSAND = Plan(clients=1000, rounds=51, dataset="digits", flat_from=3)
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """The server in one round."""
+    """Memory and disk usage of the server in one round."""
 
     round: int
     seconds: float
     """Since the start, at the opening of the round."""
     mean: float
-    """Bytes it had resident on average over the round: at any one moment it depends on who is sending just then."""
+    """Mean resident bytes over the round; a single reading depends on the uploads in progress."""
     peak: int
-    """The most it had resident."""
+    """Maximum resident bytes."""
     database: int
-    """The most its files took."""
-    looks: int = 1
+    """Maximum bytes of the database files."""
+    readings: int = 1
 
-    def joined_by(self, later: Sample) -> Sample:
-        looks = self.looks + later.looks
+    def merged_with(self, later: Sample) -> Sample:
+        readings = self.readings + later.readings
         return replace(
             self,
-            mean=(self.mean * self.looks + later.mean * later.looks) / looks,
+            mean=(self.mean * self.readings + later.mean * later.readings) / readings,
             peak=max(self.peak, later.peak),
             database=max(self.database, later.database),
-            looks=looks,
+            readings=readings,
         )
 
 
@@ -100,27 +101,27 @@ class Sample:
 
 
 class _OwnConnection(ClientCredentials):
-    """Channels to one address share a connection unless they are told not to."""
+    """Credentials whose channels do not share a connection, as channels to the same address do by default."""
 
     def channel(self, address: str, subject: str, options: Sequence[tuple[str, int]] = ()) -> grpc.aio.Channel:
         return super().channel(address, subject, [*options, ("grpc.use_local_subchannel_pool", 1)])
 
 
-class _SoakingClient(LightClient):
-    """Uploads the same in every round: what it says does not matter here, and making it up takes time."""
+class _SoakClient(LightClient):
+    """Uploads the same payload in every round, because generating one takes time."""
 
     def __init__(self, client_id: int, connection: Connection) -> None:
         super().__init__(client_id, connection)
-        self._made_up: Encoded | None = None
+        self._payload: Encoded | None = None
 
     def encoded_upload(self, round_number: int) -> Encoded:
-        if self._made_up is None:
-            self._made_up = super().encoded_upload(0)
-        return self._made_up
+        if self._payload is None:
+            self._payload = super().encoded_upload(0)
+        return self._payload
 
 
-class _Watch:
-    """Looks at the server many times a second, and keeps one sample a round."""
+class _Sampler:
+    """Samples memory and disk usage of the server every 50 ms and keeps one sample per round."""
 
     def __init__(self, server: RunningServer) -> None:
         self._server = server
@@ -130,15 +131,15 @@ class _Watch:
     async def on_event(self, event: pb.RoundEvent) -> None:
         if event.HasField("round_opened") or event.HasField("final_evaluation"):
             number = event.round_opened.round if event.HasField("round_opened") else event.final_evaluation.round
-            self.samples.append(self._look(number))
+            self.samples.append(self._read(number))
 
-    async def keep_looking(self) -> None:
+    async def run(self) -> None:
         while True:
             await asyncio.sleep(0.05)
             if self.samples:
-                self.samples[-1] = self.samples[-1].joined_by(self._look(self.samples[-1].round))
+                self.samples[-1] = self.samples[-1].merged_with(self._read(self.samples[-1].round))
 
-    def _look(self, number: int) -> Sample:
+    def _read(self, number: int) -> Sample:
         resident = _resident(self._server)
         return Sample(
             round=number,
@@ -149,20 +150,22 @@ class _Watch:
         )
 
 
-async def _be_clients(address: str, ids: range, server: RunningServer) -> dict[str, object]:
-    """Runs clients to the end; the first one also looks after the server."""
-    watch = _Watch(server)
-    looking = asyncio.create_task(watch.keep_looking())
-    clients = [_SoakingClient(number, Connection(address, client_id=number, access=_OwnConnection())) for number in ids]
+async def _run_clients(address: str, ids: range, server: RunningServer) -> dict[str, object]:
+    """Runs clients to the end of the run; the first one also samples the server."""
+    sampler = _Sampler(server)
+    sampling = asyncio.create_task(sampler.run())
+    clients = [
+        _SoakClient(number, Connection(address, client_id=number, credentials=_OwnConnection())) for number in ids
+    ]
     ends = await asyncio.gather(
-        *(client.run(watch.on_event if client is clients[0] else None) for client in clients), return_exceptions=True
+        *(client.run(sampler.on_event if client is clients[0] else None) for client in clients), return_exceptions=True
     )
-    looking.cancel()
+    sampling.cancel()
     errors = [repr(end) for end in ends if isinstance(end, BaseException) or end.outcome != pb.RUN_OUTCOME_FINISHED]
     return {
         "errors": errors,
         "rounds_done": sum(client.rounds_done for client in clients),
-        "samples": [asdict(sample) for sample in watch.samples],
+        "samples": [asdict(sample) for sample in sampler.samples],
     }
 
 
@@ -173,8 +176,8 @@ def _resident(server: RunningServer) -> int:
 
 def _on_disk(server: RunningServer) -> int:
     size = 0
-    for path in server.state_dir.glob("run.sqlite3*"):
-        with suppress(FileNotFoundError):  # the log is removed when the server ends
+    for path in server.state_dir.glob(f"{DATABASE_NAME}*"):
+        with suppress(FileNotFoundError):  # the WAL is removed when the server ends
             size += path.stat().st_size
     return size
 
@@ -190,7 +193,7 @@ def _start_clients(server: RunningServer, ids: range) -> subprocess.Popen[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a soak came to."""
+    """The result of a soak run."""
 
     samples: list[Sample]
     errors: list[str]
@@ -205,24 +208,24 @@ class Outcome:
 
 
 def soak(plan: Plan) -> Outcome:
-    """One server, the clients in processes of their own, from the first join to the end of the run."""
+    """Runs a server and, in other processes, its clients until the end of the run."""
     _raise_file_limit()
-    share = -(-plan.clients // HELPERS)
+    share = -(-plan.clients // WORKERS)
     started = time.perf_counter()
     with running_server(*plan.server_options()) as server:
-        helpers = [
+        workers = [
             _start_clients(server, range(start, min(start + share, plan.clients)))
             for start in range(0, plan.clients, share)
         ]
         try:
-            _show_progress(plan, server, helpers)
-            reports = [_report_of(helper) for helper in helpers]
+            _show_progress(plan, server, workers)
+            reports = [_report_of(worker) for worker in workers]
         finally:
-            for helper in helpers:
-                helper.kill()
-                helper.wait()
+            for worker in workers:
+                worker.kill()
+                worker.wait()
         exit_code = server.process.wait(60)
-        audit = (server.state_dir / "audit.jsonl").read_text()
+        audit = (server.state_dir / AUDIT_NAME).read_text()
         return Outcome(
             samples=[Sample(**sample) for sample in reports[0]["samples"]],
             errors=[error for report in reports for error in report["errors"]],
@@ -233,27 +236,27 @@ def soak(plan: Plan) -> Outcome:
         )
 
 
-def _report_of(helper: subprocess.Popen[str]) -> dict[str, Any]:
-    said, _ = helper.communicate()
-    if helper.returncode != 0:
-        raise RuntimeError(f"a process of clients ended with {helper.returncode}; its complaint is above")
-    report: dict[str, Any] = json.loads(said)
+def _report_of(worker: subprocess.Popen[str]) -> dict[str, Any]:
+    output, _ = worker.communicate()
+    if worker.returncode != 0:
+        raise RuntimeError(f"a client process ended with exit code {worker.returncode}; its error is above")
+    report: dict[str, Any] = json.loads(output)
     return report
 
 
 def _raise_file_limit() -> None:
-    """A connection is a file, and there are more of them than a shell allows by default."""
+    """Raises the limit on open files, because every connection is one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _show_progress(plan: Plan, server: RunningServer, helpers: list[subprocess.Popen[str]]) -> None:
+def _show_progress(plan: Plan, server: RunningServer, workers: list[subprocess.Popen[str]]) -> None:
     started = time.perf_counter()
-    while any(helper.poll() is None for helper in helpers) and server.process.poll() is None:
+    while any(worker.poll() is None for worker in workers) and server.process.poll() is None:
         time.sleep(min(10.0, 1.0 + (time.perf_counter() - started) / 10))
-        with suppress(FileNotFoundError):  # it may end at any moment
+        with suppress(FileNotFoundError):  # the server may end at any time
             seconds = time.perf_counter() - started
-            accepted = (server.state_dir / "audit.jsonl").read_bytes().count(b'"accepted"')
+            accepted = (server.state_dir / AUDIT_NAME).read_bytes().count(b'"accepted"')
             print(
                 f"{seconds:6.0f}s  {accepted / plan.clients:6.1f} of {plan.rounds} rounds  "
                 f"{_resident(server) / 1e6:6.1f} MB resident  {_on_disk(server) / 1e6:7.1f} MB on disk",
@@ -263,7 +266,7 @@ def _show_progress(plan: Plan, server: RunningServer, helpers: list[subprocess.P
 
 def measurements(plan: Plan, outcome: Outcome) -> list[Measurement]:
     flat = [sample for sample in outcome.samples if sample.round >= plan.flat_from]
-    stretches = [fmean(sample.mean for sample in stretch) for stretch in _stretches(flat)]
+    intervals = [fmean(sample.mean for sample in interval) for interval in _intervals(flat)]
     peak = max(sample.peak for sample in flat)
     database = max(sample.database for sample in outcome.samples)
     per_round = (outcome.samples[-1].seconds - outcome.samples[0].seconds) / plan.rounds
@@ -277,17 +280,17 @@ def measurements(plan: Plan, outcome: Outcome) -> list[Measurement]:
             f"{plan.round_bytes * plan.rounds / 1e9:.1f} GB uploaded",
         ),
         Measurement(
-            question=f"resident memory from round {plan.flat_from} on: mean of the last {len(flat) // STRETCHES} "
+            question=f"resident memory from round {plan.flat_from} on: mean of the last {len(flat) // INTERVALS} "
             "rounds over that of the first",
-            value=stretches[-1] / stretches[0],
+            value=intervals[-1] / intervals[0],
             bar=FLAT,
-            detail=f"{stretches[0] / 1e6:.1f} MB, then {stretches[-1] / 1e6:.1f} MB; at most {peak / 1e6:.1f} MB",
+            detail=f"{intervals[0] / 1e6:.1f} MB, then {intervals[-1] / 1e6:.1f} MB; at most {peak / 1e6:.1f} MB",
         ),
         Measurement(
-            question=f"the same in {STRETCHES} stretches: highest mean over their median",
-            value=max(stretches) / median(stretches),
+            question=f"the same in {INTERVALS} intervals: highest mean over their median",
+            value=max(intervals) / median(intervals),
             bar=FLAT,
-            detail=", ".join(f"{stretch / 1e6:.0f}" for stretch in stretches) + " MB",
+            detail=", ".join(f"{interval / 1e6:.0f}" for interval in intervals) + " MB",
         ),
         Measurement(
             question="database and its log against the uploads of one round",
@@ -298,9 +301,9 @@ def measurements(plan: Plan, outcome: Outcome) -> list[Measurement]:
     ]
 
 
-def _stretches(samples: list[Sample]) -> list[list[Sample]]:
-    """Rounds next to each other, as many in each; what is left over is of the first and does not count."""
-    length = max(len(samples) // STRETCHES, 1)
+def _intervals(samples: list[Sample]) -> list[list[Sample]]:
+    """Splits the samples into intervals of equal length; the remainder at the start is left out."""
+    length = max(len(samples) // INTERVALS, 1)
     return [samples[start : start + length] for start in range(len(samples) % length, len(samples), length)]
 
 
@@ -309,18 +312,18 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--dataset", default="cifar100")
-    parser.add_argument("--flat-from", type=int, default=20, help="round from which memory has to be flat")
+    parser.add_argument("--flat-from", type=int, default=20, help="round from which memory must not grow")
     parser.add_argument("--thousand", action="store_true", help="1,000 connected clients, from round 3 to round 50")
-    parser.add_argument("--samples", type=Path, help="file to write the server's memory by round to, as JSON lines")
+    parser.add_argument("--samples", type=Path, help="file for the server's memory by round, as JSON lines")
     parser.add_argument("--as-clients", nargs=5, help=argparse.SUPPRESS)
     given = parser.parse_args(words)
     if given.as_clients is not None:
         address, pid, state_dir, first, last = given.as_clients
         server = RunningServer(address, int(pid), Path(state_dir))
-        print(json.dumps(asyncio.run(_be_clients(address, range(int(first), int(last)), server))))
+        print(json.dumps(asyncio.run(_run_clients(address, range(int(first), int(last)), server))))
         return 0
-    asked = Plan(clients=given.clients, rounds=given.rounds, dataset=given.dataset, flat_from=given.flat_from)
-    plan = THOUSAND if given.thousand else asked
+    custom = Plan(clients=given.clients, rounds=given.rounds, dataset=given.dataset, flat_from=given.flat_from)
+    plan = THOUSAND if given.thousand else custom
     outcome = soak(plan)
     if given.samples is not None:
         given.samples.write_text("".join(f"{json.dumps(asdict(sample))}\n" for sample in outcome.samples))

@@ -1,4 +1,4 @@
-"""How long the server takes from its start to its first health answer."""
+"""Time from the start of the server to its first response to a health check."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Where a client's round goes: what part of it is its backbone's own forward and backward passes.
+"""The share of the forward and backward passes of the backbone in the time of a client's round.
 
-`python -m benchmarks.time_shares` times whole rounds (evaluation, training, prototypes and Fisher scores) and, in turn
-with them, nothing but the passes through the backbone these rounds consist of.
+`python -m benchmarks.time_shares` times whole rounds (evaluation, training, prototypes and Fisher scores) and,
+alternating with them, only the passes through the backbone in such a round.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _round_of(client: LocalTrainer, received: Payload) -> Callable[[], object]:
 
 
 def _passes_of(backbone: nn.Module, *, collects: bool) -> Callable[[], None]:
-    """The backbone's share: every training batch forward and backward, and forward what is evaluated and collected."""
+    """Returns the passes of a round: forward and backward for training, forward for evaluation and collection."""
     images, _ = batch(TRAINING_SAMPLES)
     test_images, _ = batch(TEST_SAMPLES)
     batch_size = TrainingConfig().batch_size
@@ -99,6 +99,6 @@ def shares() -> Table:
 
 
 if __name__ == "__main__":
-    # in a thread, as daemons train: glibc gives what the main thread frees back to the system at every step
+    # in a thread, as in a daemon: glibc returns memory that the main thread frees to the system at every step
     with ThreadPoolExecutor(1) as thread:
         Console().print(thread.submit(shares).result())

@@ -1,4 +1,4 @@
-"""What FedDBP adds to a training step of the same backbone with cross-entropy only."""
+"""Time of a FedDBP training step, relative to a step of the same backbone with cross-entropy only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting for a round without following the run: only what is measured should be on the wire."""
+"""Waits for a round by retrying downloads, so that no event stream adds to the traffic that is measured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PATIENCE_SECONDS = 30.0
 
 
 async def download_once_open(client: LightClient, number: int) -> Download:
-    """What a client receives in a round that is about to open; a server that is gone or too slow raises."""
+    """Returns the download of a round once it is open; raises TimeoutError if that takes too long."""
     async with asyncio.timeout(_PATIENCE_SECONDS):
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Bytes that cross the wire against the bytes of the tensors in them, in both directions."""
+"""Bytes of messages, relative to the bytes of their tensors, for uploads and downloads."""
 
 from __future__ import annotations
 

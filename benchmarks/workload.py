@@ -1,4 +1,4 @@
-"""The model and batch both training benchmarks use: ResNet-18, C=100, images of 32x32, one thread."""
+"""The model and batch of the training benchmarks: ResNet-18, C=100, images of 32x32, one thread."""
 
 from __future__ import annotations
 

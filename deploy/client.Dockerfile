@@ -1,16 +1,16 @@
-# A client. Which build of torch it gets is decided by the index torch is taken from, its version by constraints.txt:
+# A client. TORCH_INDEX_URL selects the build of torch, constraints.txt its version:
 #
 #   docker build -f deploy/client.Dockerfile -t feddbp-client .
 #   docker build -f deploy/client.Dockerfile -t feddbp-client --build-arg TORCH_INDEX_URL=... .
 #   docker run --init -v $PWD/certs/client-3:/certs:ro -v state:/var/lib/feddbp feddbp-client --id 3 --server HOST:50051
 #
-# Without TORCH_INDEX_URL that is pip's usual index.
+# Without TORCH_INDEX_URL torch is installed from pip's default index.
 
 FROM python:3.11-slim AS base
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 
 FROM base AS wheel
-RUN pip install 'hatchling>=1.25'
+RUN pip install 'hatchling>=1.27'
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY proto proto
@@ -20,7 +20,7 @@ COPY client client
 COPY lab lab
 RUN pip wheel --no-deps --no-build-isolation --wheel-dir /dist .
 
-# The image sees only what comes out of this stage: a change of pyproject.toml that changes no dependency costs nothing.
+# A separate stage, so that a change of pyproject.toml that changes no dependency does not invalidate later layers.
 FROM base AS requirements
 COPY pyproject.toml constraints.txt deploy/requirements.py /src/
 RUN python /src/requirements.py /src/pyproject.toml client > /requirements.txt \
@@ -31,8 +31,8 @@ RUN groupadd --gid 10001 feddbp \
  && useradd --uid 10001 --gid feddbp --no-create-home --home-dir /var/lib/feddbp --shell /usr/sbin/nologin feddbp \
  && install -d -o feddbp -g feddbp -m 0750 /var/lib/feddbp \
  && python -m venv --without-pip /opt/feddbp
-# torch in a layer of its own, which only another version or index of it makes anew. What it needs itself comes from the
-# usual index, so that the other one is asked for nothing but these two.
+# torch in its own layer, which is rebuilt only for another version or index. Its dependencies are installed from the
+# default index, so that the other index serves only torch and torchvision.
 ARG TORCH_INDEX_URL=
 COPY --from=requirements /torch.txt /src/
 RUN if [ -n "$TORCH_INDEX_URL" ]; then \

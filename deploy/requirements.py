@@ -1,4 +1,4 @@
-"""Prints what the project needs besides itself, for images that have it before the code and keep it when that changes.
+"""Prints the dependencies of the project, so that images can install them in a layer before the code.
 
 requirements.py pyproject.toml [EXTRA...]
 """

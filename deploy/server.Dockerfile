@@ -7,7 +7,7 @@ FROM python:3.11-slim AS base
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 
 FROM base AS wheel
-RUN pip install 'hatchling>=1.25'
+RUN pip install 'hatchling>=1.27'
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY proto proto
@@ -17,7 +17,7 @@ COPY client client
 COPY lab lab
 RUN pip wheel --no-deps --no-build-isolation --wheel-dir /dist .
 
-# The image sees only what comes out of this stage: a change of pyproject.toml that changes no dependency costs nothing.
+# A separate stage, so that a change of pyproject.toml that changes no dependency does not invalidate later layers.
 FROM base AS requirements
 COPY pyproject.toml constraints.txt deploy/requirements.py /src/
 RUN python /src/requirements.py /src/pyproject.toml > /requirements.txt

@@ -1,1 +1,1 @@
-"""The client: models, data, losses, trainers and the daemon. The torch side."""
+"""The client: data, models, losses, methods, local training and the daemon. Imports torch."""

@@ -32,14 +32,14 @@ def _start(argv: Sequence[str]) -> int:
 async def _run(config: ClientConfig) -> int:
     if config.source.model is not None:
         import_from_working_directory()
-    # torch takes a second to import: mistakes in the flags are told before that
+    # torch takes a second to import: wrong flags are reported before that
     import torch
 
     from feddbp_client.daemon.connection import Connection
     from feddbp_client.daemon.daemon import ClientDaemon, DaemonOptions
-    from feddbp_client.data import SharedLoad
-    from feddbp_client.process import host
-    from feddbp_client.training.devices import choose_device, freed_after_use
+    from feddbp_client.data import SharedDatasetCache
+    from feddbp_client.process import run_daemons
+    from feddbp_client.training.devices import choose_device, releasing_gpu_memory
     from feddbp_client.training.setup import LocalOptions
 
     torch.set_num_threads(config.compute.threads)
@@ -53,22 +53,22 @@ async def _run(config: ClientConfig) -> int:
             model=config.source.model,
             device=device,
             amp=config.compute.amp,
-            shared_load=SharedLoad(config.identity.client_ids),
+            dataset_cache=SharedDatasetCache(config.identity.client_ids),
         ),
     )
     identity = config.identity
     connections = {
-        client_id: Connection(identity.server, client_id=client_id, access=identity.access)
+        client_id: Connection(identity.server, client_id=client_id, credentials=identity.credentials)
         for client_id in identity.client_ids
     }
-    slot = asyncio.Semaphore(1)  # one client trains at a time: torch's generator and the cores are shared
+    slot = asyncio.Semaphore(1)  # clients train one at a time: they share torch's generator and the cores
     daemons = [
         ClientDaemon(client_id, connection, options, training_slot=slot)
         for client_id, connection in connections.items()
     ]
-    with freed_after_use(device):
+    with releasing_gpu_memory(device):
         try:
-            return await host(daemons, all_or_none=identity.all_or_none)
+            return await run_daemons(daemons, all_or_none=identity.all_or_none)
         finally:
             await asyncio.gather(*(connection.close() for connection in connections.values()))
 

@@ -1,7 +1,7 @@
 """Losses and distances between features and class prototypes: tensors in, tensors out.
 
-Prototypes come as a dense [C, d] with a mask `known` [C] of the classes that have one. The shapes then never depend on
-which classes are known, so a training step has no gather of varying size and, on a GPU, no wait for the host.
+Prototypes are a dense [C, d] with a mask `known` [C] of the classes that have one. Shapes then do not depend on which
+classes are known, so a training step has no gather of varying size and, on a GPU, no synchronisation with the host.
 """
 
 from __future__ import annotations
@@ -20,60 +20,69 @@ ContrastiveForm = Literal["log", "ratio"]
 HardNegatives = Literal["reweight", "printed", "boundary", "none"]
 
 _SMALLEST_NORM: Final = 1e-12
-"""A shorter vector has no direction to speak of and counts as zero."""
+"""A shorter vector has no usable direction and counts as zero."""
 
-_SMALLEST_SQUARE: Final = 1e-14
-"""Unit vectors made from float32 are not told apart below a distance of 1e-7."""
+_SMALLEST_UNIT_SQUARE: Final = 1e-14
+"""Unit vectors made from float32 are indistinguishable below a distance of 1e-7."""
+
+_SMALLEST_SQUARE: Final = 1e-12
+"""A feature whose squared distance to its prototype is smaller counts as equal to it."""
 
 _NO_TARGET: Final = -100
-
-
-def prototype_alignment(z: Tensor, prototypes: Tensor, labels: Tensor, known: Tensor, reduction: Reduction) -> Tensor:
-    """L_s: squared distance to the prototype of the own class, averaged over the batch.
-
-    The reduction is the one over channels. A sample whose class has no prototype adds nothing and still counts in the
-    average.
-    """
-    offsets = (z - prototypes[labels]) * known[labels].unsqueeze(1)
-    samples, channels = z.shape
-    return offsets.square().sum() / (samples * channels if reduction == "mean" else samples)
-
-
-def squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    """|a_i - b_j|^2 as [n, m], in float64 where the device has it."""
-    if not _has_float64(a):
-        return _squares_of_differences(a, b)
-    # One matrix product is many times faster than m differences per row, but subtracts numbers that nearly cancel
-    # when a distance is small. In float64 what is left of inputs that were float32 is exact enough.
-    a, b = a.double(), b.double()
-    squares = torch.linalg.vecdot(a, a).unsqueeze(1) + torch.linalg.vecdot(b, b)
-    return torch.addmm(squares, a, b.T, alpha=-2).clamp_min(0)
+"""The label that cross-entropy ignores."""
 
 
 def directions(vectors: Tensor) -> Tensor:
-    """Rows scaled to length one, in float64 where the device has it; a row without length stays zero."""
+    """Rows scaled to length one, in float64 where the device has it; a zero row stays zero."""
     wide = vectors.double() if _has_float64(vectors) else vectors.float()
     norms = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
     # where() and not the clamp alone: the clamp passes a gradient of 1/1e-12 to a zero vector
     return torch.where(norms > _SMALLEST_NORM, wide / norms.clamp_min(_SMALLEST_NORM), 0.0)
 
 
+def squared_distances(a: Tensor, b: Tensor) -> Tensor:
+    """|a_i - b_j|^2 as [n, m], in float64 where the device has it."""
+    if not _has_float64(a):
+        return _squares_of_differences(a, b)
+    # One matrix product is many times faster than m differences per row, but cancels digits when a distance is small.
+    # For float32 inputs the digits that are left in float64 are enough.
+    a, b = a.double(), b.double()
+    squares = torch.linalg.vecdot(a, a).unsqueeze(1) + torch.linalg.vecdot(b, b)
+    return torch.addmm(squares, a, b.T, alpha=-2).clamp_min(0)
+
+
 def normalized_distances(z: Tensor, prototype_directions: Tensor) -> Tensor:
     """d_ic, the distance between the direction of z_i and that of prototype c, in [0, 2].
 
-    Its gradient is taken as zero where it has none: at distance zero and for a zero vector. Prototypes stay the same
-    for many steps, so the caller takes their directions once.
+    Its gradient is zero where it is undefined: at distance zero and for a zero vector. Prototypes stay the same for
+    many steps, so the caller computes their directions once.
     """
     squares = squared_distances(directions(z), prototype_directions)
-    apart = squares > _SMALLEST_SQUARE
-    # the root is never taken of what is masked out: an infinite slope times zero would be NaN
-    distances = torch.where(apart, squares, 1.0).sqrt() * apart
-    # half precision, in which features may come, is too coarse for a distance that is divided by tau
+    distances = _masked_root(squares, squares > _SMALLEST_UNIT_SQUARE)
+    # features may be in half precision, which is too coarse for a distance that is divided by tau
     return distances.to(torch.promote_types(z.dtype, torch.float32))
 
 
+def prototype_alignment(z: Tensor, prototypes: Tensor, labels: Tensor, known: Tensor, reduction: Reduction) -> Tensor:
+    """L_s: squared distance to the prototype of the sample's class, averaged over the batch.
+
+    The reduction is over channels. A sample whose class has no prototype adds zero and still counts in the average.
+    """
+    offsets = (z - prototypes[labels]) * known[labels].unsqueeze(1)
+    samples, channels = z.shape
+    return offsets.square().sum() / (samples * channels if reduction == "mean" else samples)
+
+
+def alignment(z: Tensor, prototypes: Tensor, labels: Tensor, known: Tensor, distance: AlignmentDistance) -> Tensor:
+    """Distance of every feature to the prototype of its class, averaged over the batch."""
+    if distance != "euclidean":
+        return prototype_alignment(z, prototypes, labels, known, "mean" if distance == "mse" else "sum")
+    squares = (z - prototypes[labels]).square().sum(dim=1)
+    return _masked_root(squares, known[labels] & (squares > _SMALLEST_SQUARE)).sum() / len(z)
+
+
 def contrastive_boundary(distances: Tensor, labels: Tensor, known: Tensor) -> Tensor:
-    """m, halfway between the mean positive and the mean negative distance of the batch; a constant to the gradient.
+    """m, halfway between the mean positive and the mean negative distance of the batch; detached from the gradient.
 
     Samples whose class has no prototype are left out, so that they have no influence on the loss of the others.
     """
@@ -92,22 +101,39 @@ def contrastive(
     hard_negatives: HardNegatives,
     boundary: Tensor | None = None,
 ) -> Tensor:
-    """L_d, averaged over the batch; the boundary is that of the batch unless one is given.
+    """L_d, averaged over the batch; the boundary is the batch's unless one is given.
 
-    A sample whose class has no prototype adds nothing and still counts in the average.
+    A sample whose class has no prototype adds zero and still counts in the average.
     """
     distances = normalized_distances(z, prototype_directions)
     if boundary is None and hard_negatives != "none":
         boundary = contrastive_boundary(distances, labels, known)
     logits = _denominator_logits(distances, labels, known, tau, hard_negatives, boundary)
-    # With every addend of the denominator as a logit, -log(N/(S+M)) is a cross-entropy: the positive's own
-    # logit is among them, and no exponential is ever taken of anything above zero.
+    # With every addend of the denominator as a logit, -log(N/(S+M)) is a cross-entropy: the positive's logit is one of
+    # them, and no exponential is taken of a positive number.
     has_positive = known[labels]
     targets = labels.where(has_positive, _NO_TARGET)
     losses = F.cross_entropy(logits, targets, ignore_index=_NO_TARGET, reduction="none")
     if form == "ratio":
         losses = -torch.exp(-losses) * has_positive
     return losses.sum() / len(z)
+
+
+def angular_contrast(
+    z: Tensor, prototype_directions: Tensor, prototype_classes: Tensor, labels: Tensor, *, tau: float
+) -> Tensor:
+    """-log of the share of the sample's class in the sum of exp(cosine / tau) over all prototypes.
+
+    Prototypes are rows of length one, any number of them per class. With one per class this is the cross-entropy of the
+    cosines.
+    """
+    with torch.autocast(z.device.type, enabled=False):  # half precision is too coarse for what is divided by tau
+        cosines = torch.mm(directions(z), prototype_directions.T) / tau
+    own = prototype_classes == labels.unsqueeze(1)
+    # finite, so that a row without a prototype of its class gives no NaN
+    positives = cosines.masked_fill(~own, torch.finfo(cosines.dtype).min).logsumexp(dim=1)
+    losses = (cosines.logsumexp(dim=1) - positives).where(own.any(dim=1), 0.0)
+    return (losses.sum() / len(z)).to(torch.promote_types(z.dtype, torch.float32))
 
 
 def _denominator_logits(
@@ -119,14 +145,14 @@ def _denominator_logits(
     boundary: Tensor | None,
 ) -> Tensor:
     """Logarithms of the addends of S_i + M_i; column c of the first C is that of exp(-d_ic / tau)."""
-    # finite, so that a row without any known class is harmless too
+    # finite, so that a row without a known class gives no NaN
     absent = torch.finfo(distances.dtype).min
     logits = (distances / -tau).masked_fill(~known, absent)
     if hard_negatives == "none" or boundary is None:
         return logits
     _, negative = _pairs(labels, known)
     if hard_negatives == "reweight":
-        # a second addend of the same size is one of twice the size
+        # an addend that counts twice
         return torch.where(negative & (distances < boundary), logits + math.log(2), logits)
     depth = F.relu(boundary - distances) / tau
     penalty = depth if hard_negatives == "boundary" else -depth
@@ -134,7 +160,7 @@ def _denominator_logits(
 
 
 def _pairs(labels: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-    """Which (sample, class) pairs are positives and which are negatives, [B, C] each."""
+    """Masks of the positive and the negative (sample, class) pairs, [B, C] each."""
     own = labels.unsqueeze(1) == torch.arange(len(known), device=known.device)
     has_positive = known[labels].unsqueeze(1)
     return own & has_positive, ~own & known & has_positive
@@ -144,42 +170,17 @@ def _mean_where(mask: Tensor, values: Tensor) -> Tensor:
     return (values * mask).sum() / mask.sum().clamp_min(1)
 
 
+def _masked_root(squares: Tensor, mask: Tensor) -> Tensor:
+    """Square roots where the mask is set, else zero without a gradient."""
+    # masked before the root as well: its infinite slope at zero, times the mask's zero, would be NaN
+    return torch.where(mask, squares, 1.0).sqrt() * mask
+
+
 def _squares_of_differences(a: Tensor, b: Tensor) -> Tensor:
-    """Slow, and takes n * m * d numbers of memory, but nothing cancels in float32."""
+    """Exact in float32, as nothing cancels, but slow; needs memory for n * m * d numbers."""
     return (a.unsqueeze(1) - b).float().square().sum(dim=2)
 
 
 def _has_float64(tensor: Tensor) -> bool:
     """Apple's GPUs have none."""
     return tensor.device.type != "mps"
-
-
-_ON_PROTOTYPE: Final = 1e-12
-"""A feature closer to its prototype than the root of this counts as being on it."""
-
-
-def alignment(z: Tensor, prototypes: Tensor, labels: Tensor, known: Tensor, distance: AlignmentDistance) -> Tensor:
-    """Distance of every feature to the prototype of its class, averaged over the batch."""
-    if distance != "euclidean":
-        return prototype_alignment(z, prototypes, labels, known, "mean" if distance == "mse" else "sum")
-    squares = (z - prototypes[labels]).square().sum(dim=1)
-    apart = known[labels] & (squares > _ON_PROTOTYPE)
-    # the root is never taken of what is masked out: an infinite slope times zero would be NaN
-    return (torch.where(apart, squares, 1.0).sqrt() * apart).sum() / len(z)
-
-
-def angular_contrast(
-    z: Tensor, prototype_directions: Tensor, prototype_classes: Tensor, labels: Tensor, *, tau: float
-) -> Tensor:
-    """-log of the share that prototypes of the own class have in the sum of exp(cosine / tau) over all prototypes.
-
-    Prototypes come as rows of length one, any number of them per class. With one per class it is the cross-entropy of
-    the cosines.
-    """
-    with torch.autocast(z.device.type, enabled=False):  # half precision is too coarse for what is divided by tau
-        cosines = torch.mm(directions(z), prototype_directions.T) / tau
-    own = prototype_classes == labels.unsqueeze(1)
-    # finite, so that a row without any prototype of its own is harmless too
-    positives = cosines.masked_fill(~own, torch.finfo(cosines.dtype).min).logsumexp(dim=1)
-    losses = (cosines.logsumexp(dim=1) - positives).where(own.any(dim=1), 0.0)
-    return (losses.sum() / len(z)).to(torch.promote_types(z.dtype, torch.float32))

@@ -1,4 +1,4 @@
-"""The clients of one process: side by side, each with its own fate, until all are done or are told to stop."""
+"""Runs the clients of one process side by side until all have ended or a signal stops them."""
 
 from __future__ import annotations
 
@@ -16,54 +16,54 @@ log = logging.getLogger("feddbp.client")
 _GRACE_SECONDS: Final = 5.0
 
 
-async def host(daemons: Sequence[ClientDaemon], *, all_or_none: bool) -> int:
-    """Runs all clients of this process; the first cause of trouble is the one raised.
+async def run_daemons(daemons: Sequence[ClientDaemon], *, all_or_none: bool) -> int:
+    """Runs all clients and returns the highest exit code; raises the first failure.
 
-    The others go on without a client that has failed, unless it is all or none.
+    A failure does not stop the other clients unless `all_or_none`.
 
-    Ctrl-C means that somebody wants these clients out of the run, so they leave. SIGTERM is what a supervisor sends
-    that will start them again, so they only go away: the run waits for them.
+    SIGINT (Ctrl-C) removes the clients from the run: they leave it. SIGTERM comes from a supervisor that restarts them:
+    they stop without leaving, and the run waits for them.
     """
-    everything = (
+    running = (
         asyncio.gather(*(daemon.run() for daemon in daemons))
         if all_or_none or len(daemons) == 1
-        else asyncio.gather(*(_telling(daemon) for daemon in daemons), return_exceptions=True)
+        else asyncio.gather(*(_run_and_log_failure(daemon) for daemon in daemons), return_exceptions=True)
     )
-    goodbyes: list[asyncio.Task[None]] = []
+    leaving: list[asyncio.Task[None]] = []
     loop = asyncio.get_running_loop()
 
-    def told_to_stop(number: int) -> None:
-        if number == signal.SIGINT:  # said at once: what is under way in threads may take longer than the grace
-            goodbyes.extend(loop.create_task(daemon.leave()) for daemon in daemons)
+    def handle_signal(number: int) -> None:
+        if number == signal.SIGINT:  # sent at once: training threads may take longer than the grace period
+            leaving.extend(loop.create_task(daemon.leave()) for daemon in daemons)
         for daemon in daemons:
             daemon.stop()
-        everything.cancel()
-        # a thread in a long call of a library cannot be stopped, and a kill at any moment loses nothing
+        running.cancel()
+        # a thread in a long library call cannot be stopped; a kill at any moment loses nothing
         loop.call_later(_GRACE_SECONDS, os._exit, ExitCode.INTERRUPTED)
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, told_to_stop, number)
+        loop.add_signal_handler(number, handle_signal, number)
     try:
-        codes = [_code(outcome) for outcome in await everything]
+        codes = [_exit_code(outcome) for outcome in await running]
     except asyncio.CancelledError:
-        await asyncio.gather(*goodbyes)
+        await asyncio.gather(*leaving)
         return ExitCode.INTERRUPTED
     return max(codes)
 
 
-async def _telling(daemon: ClientDaemon) -> ExitCode:
-    """Trouble is told when it comes, as the process may go on for long."""
+async def _run_and_log_failure(daemon: ClientDaemon) -> ExitCode:
+    """Logs a failure when it occurs: the process may run for long afterwards."""
     try:
         return await daemon.run()
     except FedDBPError as error:
-        log.error("client %d cannot go on: %s", daemon.client_id, error)
+        log.error("client %d failed: %s", daemon.client_id, error)
         raise
     except Exception:
-        log.exception("client %d cannot go on", daemon.client_id)
+        log.exception("client %d failed", daemon.client_id)
         raise
 
 
-def _code(outcome: ExitCode | BaseException) -> ExitCode:
+def _exit_code(outcome: ExitCode | BaseException) -> ExitCode:
     if isinstance(outcome, BaseException):
         raise outcome
     return outcome

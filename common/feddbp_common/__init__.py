@@ -1,1 +1,1 @@
-"""What server and client share: the wire, the configuration, the methods by name. No torch, no event loops."""
+"""Shared by server and client: wire format, configuration and method contracts. No torch, no event loops."""

@@ -1,4 +1,4 @@
-"""The exception root, the exit codes, and the few errors both sides speak of."""
+"""The base exception, the exit codes, and the errors that server and client share."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import ClassVar, NoReturn
 
 
 class ExitCode(IntEnum):
-    """What a command's exit code says; they are part of its interface."""
+    """Exit codes of the commands; they are part of the interface."""
 
     OK = 0
     FAILURE = 1
-    """Something unforeseen, or a cause no other code names."""
+    """An unexpected error, or a cause without a code of its own."""
     USAGE = 2
-    """A flag, a variable, a file or their combination cannot be used."""
+    """A flag, an environment variable, a file or a combination of them is invalid."""
     UNREACHABLE = 3
-    """The server did not answer for as long as the client was told to try."""
+    """The server did not answer in time; a client waits for --patience."""
     REFUSED = 4
-    """The server refused this client for good."""
+    """The server refused this client, and a retry would not help."""
     RUN_FAILED = 5
     """The run ended before its last round."""
     INTERRUPTED = 130
@@ -25,19 +25,19 @@ class ExitCode(IntEnum):
 
 
 class FedDBPError(Exception):
-    """Root of everything this project raises on purpose; its text is one line a person can act on."""
+    """Base of all exceptions this project raises deliberately; the text is one line that a user can act on."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.FAILURE
 
 
 class ConfigurationError(FedDBPError):
-    """A flag, environment variable, file or combination of them that cannot be used."""
+    """A flag, an environment variable, a file or a combination of them is invalid."""
 
     exit_code = ExitCode.USAGE
 
 
 class PayloadError(FedDBPError):
-    """A tensor, or the description of one, that must not be let in."""
+    """A tensor or its declaration is invalid; names the field and the reason."""
 
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(f"{field}: {reason}")
@@ -46,7 +46,7 @@ class PayloadError(FedDBPError):
 
 
 class PayloadTooLargeError(PayloadError):
-    """More bytes than the receiver admits."""
+    """A payload exceeds the receiver's size limit."""
 
 
 def refuse(field: str, reason: str) -> NoReturn:

@@ -1,7 +1,7 @@
-"""Places where a test may have the process killed; inert unless FEDDBP_FAULT names one of them.
+"""Fault points at which a test can kill the process; they do nothing unless FEDDBP_FAULT names one.
 
-`FEDDBP_FAULT=server.upload.committed@3` kills the process with SIGKILL the third time it gets there: no handler runs,
-nothing is flushed, as when the machine loses power.
+`FEDDBP_FAULT=server.upload.committed@3` kills the process with SIGKILL the third time it reaches that point: no handler
+runs and no buffer is flushed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _left = int(_count) if _count.isdecimal() else 1
 
 
 def fault_point(point: str) -> None:
-    """Says that the process is at a point where a crash would be interesting."""
+    """Marks a point at which a test can kill the process."""
     global _left
     if point != _point:
         return

@@ -1,4 +1,4 @@
-"""Logging: plain lines for people, JSON lines for machines, always on stderr."""
+"""Logging to stderr, as plain lines or as JSON lines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line."""
+    """Formats a record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry = {

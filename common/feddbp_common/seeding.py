@@ -1,4 +1,4 @@
-"""Seeds for every random choice, derived from the run seed and what the choice is for."""
+"""Derives a seed for every random choice from the run's seed and the purpose of the choice."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import hashlib
 
 
 def derive_seed(run_seed: int, *purpose: str | int) -> int:
-    """A 63-bit seed that depends on nothing but its arguments.
+    """Returns a 63-bit seed that depends only on the arguments.
 
-    A hash, not arithmetic: (seed 1, client 2) and (seed 2, client 1) must not meet.
+    A hash, because arithmetic would give (seed 1, client 2) and (seed 2, client 1) the same seed.
     """
     text = "/".join(map(str, (run_seed, *purpose)))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

@@ -1,8 +1,8 @@
-"""The version of this software, as installed."""
+"""The installed version of this software."""
 
 from importlib.metadata import PackageNotFoundError, version
 
 try:
     VERSION = version("feddbp")
-except PackageNotFoundError:  # run from a checkout that is only on the path
+except PackageNotFoundError:  # run from a checkout that is not installed
     VERSION = "0+unknown"

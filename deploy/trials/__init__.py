@@ -1,1 +1,1 @@
-"""Whole federations in containers, disturbed in the middle of their run: `make compose-test`."""
+"""Federations in containers that are disturbed during their run: `make compose-test`."""

@@ -1,4 +1,4 @@
-"""What is done to a federation in the middle of its run, and what makes good for it."""
+"""Disturbances of a federation during its run, and how each is undone."""
 
 from __future__ import annotations
 
@@ -9,72 +9,76 @@ from typing import Final
 
 from deploy.trials.project import LEASE_SECONDS, Project, docker, wait_until
 
-_AWAY_SECONDS: Final = 3 * LEASE_SECONDS
+_OUTAGE_SECONDS: Final = 3 * LEASE_SECONDS
 
 
 @dataclass(frozen=True, kw_only=True)
 class Disturbance:
-    """Something that happens to a service while a round is open."""
+    """A fault of a service while a round is open."""
 
     title: str
-    harm: Callable[[Project], object]
-    heal: Callable[[Project], object]
+    inject: Callable[[Project], object]
+    recover: Callable[[Project], object]
 
 
 def _nothing(project: Project) -> None:
-    """The run all others are compared with."""
+    """The reference run."""
 
 
 def _process_killed(title: str, service: str) -> Disturbance:
-    def harm(project: Project) -> None:
-        # From inside, as the kernel would do it: what `docker kill` ends, the restart policy leaves alone.
+    def inject(project: Project) -> None:
+        # from inside the container: the restart policy does not apply to a container ended by `docker kill`
         docker("exec", project.container(service), "sh", "-c", "kill -KILL -1", check=False)
 
-    def heal(project: Project) -> None:
+    def recover(project: Project) -> None:
         wait_until(lambda: project.state(service, "{{.RestartCount}} {{.State.Running}}") == "1 true", "a restart")
 
-    return Disturbance(title=title, harm=harm, heal=heal)
+    return Disturbance(title=title, inject=inject, recover=recover)
 
 
 def _container_removed(title: str, service: str) -> Disturbance:
-    def harm(project: Project) -> None:
+    def inject(project: Project) -> None:
         docker("kill", "--signal", "KILL", project.container(service))
 
-    def heal(project: Project) -> None:
+    def recover(project: Project) -> None:
         docker("rm", project.container(service))
         project.start()
 
-    return Disturbance(title=title, harm=harm, heal=heal)
+    return Disturbance(title=title, inject=inject, recover=recover)
 
 
 def _paused(title: str, service: str) -> Disturbance:
-    def heal(project: Project) -> None:
-        time.sleep(_AWAY_SECONDS)
+    def recover(project: Project) -> None:
+        time.sleep(_OUTAGE_SECONDS)
         docker("unpause", project.container(service))
 
-    return Disturbance(title=title, harm=lambda project: docker("pause", project.container(service)), heal=heal)
+    return Disturbance(title=title, inject=lambda project: docker("pause", project.container(service)), recover=recover)
 
 
 def _cut_off(title: str, service: str) -> Disturbance:
-    def harm(project: Project) -> None:
+    def inject(project: Project) -> None:
         docker("network", "disconnect", project.network, project.container(service))
 
-    def heal(project: Project) -> None:
-        time.sleep(_AWAY_SECONDS)
-        # under its name: the engine gives a container that comes back none but its id
+    def recover(project: Project) -> None:
+        time.sleep(_OUTAGE_SECONDS)
+        # with the alias, which the engine does not restore when a container reconnects
         docker("network", "connect", "--alias", service, project.network, project.container(service))
 
-    return Disturbance(title=title, harm=harm, heal=heal)
+    return Disturbance(title=title, inject=inject, recover=recover)
 
 
 DISTURBANCES: Final = (
-    Disturbance(title="nothing", harm=_nothing, heal=_nothing),
+    Disturbance(title="nothing", inject=_nothing, recover=_nothing),
     _process_killed("kill -9 of a client's process", "client-1"),
     _container_removed("a client's container killed and removed", "client-1"),
     _process_killed("kill -9 of the server's process", "server"),
     _container_removed("the server's container killed and removed", "server"),
-    _paused(f"a client paused for {_AWAY_SECONDS} s", "client-2"),
-    _cut_off(f"a client off the network for {_AWAY_SECONDS} s", "client-0"),
-    _cut_off(f"the server off the network for {_AWAY_SECONDS} s", "server"),
-    Disturbance(title="all stopped, all started", harm=lambda project: project.compose("stop"), heal=Project.start),
+    _paused(f"a client paused for {_OUTAGE_SECONDS} s", "client-2"),
+    _cut_off(f"a client off the network for {_OUTAGE_SECONDS} s", "client-0"),
+    _cut_off(f"the server off the network for {_OUTAGE_SECONDS} s", "server"),
+    Disturbance(
+        title="all containers stopped and started",
+        inject=lambda project: project.compose("stop"),
+        recover=Project.start,
+    ),
 )

@@ -1,4 +1,4 @@
-"""A federation in containers, under a project name of its own; it starts, watches and removes that and nothing else."""
+"""A federation in containers under its own Compose project name; other projects are not touched."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from feddbp_common.artifacts import METRICS_NAME, SUMMARY_NAME
 from feddbp_lab.commands.compose import ComposeConfig, FileConfig, compose_file
 from feddbp_lab.commands.options import DemoRun
 
@@ -18,25 +19,25 @@ CHECKOUT: Final = Path(__file__).resolve().parents[2]
 CLIENTS: Final = 3
 ROUNDS: Final = 6
 LEASE_SECONDS: Final = 5
-"""Short, so that a trial need not wait long until somebody has been away for longer than that."""
+"""Short, so that an outage longer than the lease does not take long."""
 PATIENCE_SECONDS: Final = 900.0
 _OVERLAY: Final = f"services: {{server: {{environment: {{FEDDBP_LEASE: {LEASE_SECONDS}s}}}}}}\n"
 
 
 class TrialError(Exception):
-    """What a trial waits for did not happen, or the engine refused a command."""
+    """A trial timed out, or the engine refused a command."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a run ended."""
+    """The result of a run."""
 
     exit_codes: dict[str, int]
     prototypes: str
     metrics: list[dict[str, Any]]
 
     @property
-    def all_well(self) -> bool:
+    def succeeded(self) -> bool:
         return set(self.exit_codes.values()) == {0}
 
 
@@ -63,7 +64,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 class Project:
-    """Everything under one project name: containers, networks and volumes."""
+    """The containers, networks and volumes of one project name."""
 
     def __init__(self, name: str, directory: Path) -> None:
         self.name = name
@@ -80,7 +81,7 @@ class Project:
     def start(self) -> None:
         self.compose("up", "--detach")
 
-    def forget(self) -> None:
+    def remove(self) -> None:
         self.compose("down", "--volumes", "--remove-orphans", "--timeout", "0")
 
     def container(self, service: str) -> str:
@@ -102,12 +103,12 @@ class Project:
         wait_until(lambda: set(self._containers("State")) == {"exited"}, "the end of the run")
 
     def outcome(self) -> Outcome:
-        metrics = [json.loads(line) for line in self._file_of_server("metrics.jsonl").splitlines()]
+        metrics = [json.loads(line) for line in self._file_of_server(METRICS_NAME).splitlines()]
         for line in metrics:
             del line["seconds"]
         return Outcome(
             exit_codes=dict(zip(self._containers("Service"), self._containers("ExitCode"), strict=True)),
-            prototypes=json.loads(self._file_of_server("summary.json"))["prototypes_sha256"],
+            prototypes=json.loads(self._file_of_server(SUMMARY_NAME))["prototypes_sha256"],
             metrics=sorted(metrics, key=lambda line: (line["round"], line["client"])),
         )
 

@@ -1,4 +1,4 @@
-"""The server's life: open the store, take up the run, listen, serve until the run or an operator ends it."""
+"""The server process: opens the store, resumes the run, listens, and serves until the run ends or a signal arrives."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
+from feddbp_common.artifacts import ENDPOINT_NAME
 from feddbp_common.atomic_files import replace_text
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.rpc.credentials import CertificateDirectory, is_loopback
 from feddbp_server.config import ServerConfig
-from feddbp_server.reporting.audit import Audit
-from feddbp_server.reporting.metrics_log import Results
+from feddbp_server.reporting.event_log import Audit
+from feddbp_server.reporting.metrics_log import MetricsLog
 from feddbp_server.rpc.auth import CertificateAuth, Identity, NoAuth, TokenAuth
 from feddbp_server.rpc.control import ControlService
 from feddbp_server.rpc.federation import FederationService, server_options
-from feddbp_server.rpc.interceptors import RequestGuard
-from feddbp_server.rpc.upload import UploadLimits, UploadReceiver
+from feddbp_server.rpc.interceptors import CallGuard
+from feddbp_server.rpc.upload import Uploads
 from feddbp_server.run.coordinator import Coordinator
+from feddbp_server.run.engine import RunEngine
 from feddbp_server.run.state_machine import Phase
 from feddbp_server.store import SqliteStore, StoreError, StoreWriter
 
@@ -40,33 +42,35 @@ log = logging.getLogger("feddbp.server")
 
 FEDERATION: Final = pb.DESCRIPTOR.services_by_name["Federation"].full_name
 CONTROL: Final = pb.DESCRIPTOR.services_by_name["Control"].full_name
-ENDPOINT_NAME: Final = "endpoint.json"
 _GRACE: Final = timedelta(seconds=5)
 
 
 class Server:
-    """A listening server and the run behind it."""
+    """Owns the parts of a server and their life cycle."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
+        self._limits = config.limits.in_force
         self._stop_signal: int | None = None
         self._stopping = asyncio.Event()
         self._store = StoreWriter(SqliteStore(config.listen.state_dir))
-        self._audit = Audit(config.listen.state_dir)
-        self.coordinator = Coordinator(
+        self._audit = Audit(config.listen.state_dir, limits=self._limits)
+        self.engine = RunEngine(
             config=config.run,
             policy=config.policy,
             store=self._store,
-            results=Results(config.listen.state_dir),
+            metrics_log=MetricsLog(config.listen.state_dir),
             audit=self._audit,
             lease=config.rounds.lease_in_force,
+            limits=self._limits,
         )
+        self.coordinator = Coordinator(self.engine, self._limits)
         self._health = health_aio.HealthServicer()
         self._monitor = self._make_monitor()
-        guard = RequestGuard(self.coordinator, patience=config.limits.header_wait)
+        guard = CallGuard(self.engine.event_log, request_wait=self._limits.header_wait)
         self._grpc = grpc.aio.server(
             interceptors=[guard] if self._monitor is None else [self._monitor.meter, guard],
-            options=server_options(config.rounds.lease_in_force),
+            options=server_options(config.rounds.lease_in_force, self._limits),
         )
         self.port = 0
         self.metrics_port: int | None = None
@@ -77,7 +81,7 @@ class Server:
             loop.add_signal_handler(number, self._stop, number)
         try:
             try:
-                await self.coordinator.start()
+                await self.engine.start()
                 await self._listen()
             except OSError as error:
                 file = error.filename2 or error.filename or self._config.listen.state_dir
@@ -89,11 +93,11 @@ class Server:
 
     async def _listen(self) -> None:
         identity = self._identity()
-        federation = FederationService(
-            self.coordinator, identity=identity, ingest=UploadReceiver(self.coordinator, self._upload_limits())
-        )
+        uploads = Uploads(self.engine, self._limits)
+        federation = FederationService(self.coordinator, identity=identity, uploads=uploads)
+        control = ControlService(self.coordinator, identity=identity, limits=self._limits)
         pb_grpc.add_FederationServicer_to_server(federation, self._grpc)
-        pb_grpc.add_ControlServicer_to_server(ControlService(self.coordinator, identity=identity), self._grpc)
+        pb_grpc.add_ControlServicer_to_server(control, self._grpc)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
         if self._config.listen.reflection:
             self._add_reflection()
@@ -102,20 +106,20 @@ class Server:
             self.port = self._add_port(address)
         except RuntimeError:
             raise ConfigurationError(
-                f"cannot listen on {address}: the port is in use or the address is not ours"
+                f"cannot listen on {address}: the port is in use or the address is not one of this machine"
             ) from None
         self._serve_metrics()
         await self._grpc.start()
-        await self._tell_health()
+        await self._set_health()
         self._write_endpoint()
         log.info("listening on %s:%d", self._config.listen.host, self.port)
 
     def _make_monitor(self) -> Monitor | None:
         if self._config.listen.metrics_port is None:
             return None
-        from feddbp_server.metrics import Monitor  # loads an HTTP server, and most runs do without
+        from feddbp_server.metrics import Monitor  # imports an HTTP server, which most runs do not need
 
-        return Monitor(self.coordinator)
+        return Monitor(self.coordinator.view, self._limits)
 
     def _serve_metrics(self) -> None:
         host, port = self._config.listen.metrics_host, self._config.listen.metrics_port
@@ -124,16 +128,7 @@ class Server:
         self.metrics_port = self._monitor.listen(host, port)
         log.info("metrics are at http://%s/metrics", _address(host, self.metrics_port))
         if not is_loopback(host):
-            log.warning("metrics are told to anyone who reaches %s, unencrypted", host)
-
-    def _upload_limits(self) -> UploadLimits:
-        limits = self._config.limits
-        return UploadLimits(
-            max_bytes=limits.max_upload_bytes,
-            bytes_in_flight=limits.max_bytes_in_flight,
-            header_wait=limits.header_wait,
-            idle=limits.chunk_wait,
-        )
+            log.warning("metrics are readable, unencrypted, by any host that reaches %s", host)
 
     def _identity(self) -> Identity:
         listen = self._config.listen
@@ -151,14 +146,14 @@ class Server:
         return self._grpc.add_secure_port(address, credentials)
 
     def _write_endpoint(self) -> None:
-        """Tells whoever started the server with port 0 where it ended up."""
+        """Writes where the server listens, for processes that started it with port 0."""
         endpoint: dict[str, str | int] = {"host": self._config.listen.host, "port": self.port, "pid": os.getpid()}
         if self.metrics_port is not None:
             endpoint |= {"metrics_host": self._config.listen.metrics_host, "metrics_port": self.metrics_port}
         replace_text(self._config.listen.state_dir / ENDPOINT_NAME, json.dumps(endpoint) + "\n")
 
     async def _until_over(self) -> None:
-        health = asyncio.create_task(self._keep_health())
+        health = asyncio.create_task(self._update_health())
         over = asyncio.create_task(self.coordinator.ended(linger=self._config.listen.linger))
         stopped = asyncio.create_task(self._stopping.wait())
         await asyncio.wait((over, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -170,39 +165,37 @@ class Server:
     def _stop(self, number: int) -> None:
         self._stop_signal = number
         self._stopping.set()
-        if not self.coordinator.state.phase.is_final:
-            log.info("%s: the run is held until the server is started again", signal.Signals(number).name)
+        if not self.engine.state.phase.is_final:
+            log.info("%s: stopping; the run resumes when the server is started again", signal.Signals(number).name)
 
-    async def _keep_health(self) -> None:
+    async def _update_health(self) -> None:
         while True:
-            changed = self.coordinator.run_changed.upcoming()
-            await self._tell_health()
+            changed = self.engine.run_changed.upcoming()
+            await self._set_health()
             await changed.wait()
 
-    async def _tell_health(self) -> None:
-        """Clients can be served while the run goes on; operators as long as the process does."""
+    async def _set_health(self) -> None:
+        """Clients are served while the run can accept uploads, operators as long as the process runs."""
         serving, not_serving = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
-        going_on = not (
-            self.coordinator.state.phase.is_final or self.coordinator.draining or self.coordinator.storage_trouble
-        )
-        await self._health.set(FEDERATION, serving if going_on else not_serving)
+        accepting = not (self.engine.state.phase.is_final or self.engine.draining or self.engine.storage_trouble)
+        await self._health.set(FEDERATION, serving if accepting else not_serving)
         await self._health.set(CONTROL, serving)
         await self._health.set("", serving)
 
     async def _shut_down(self) -> None:
         await self._health.enter_graceful_shutdown()
-        await self.coordinator.drain()
+        await self.engine.drain()
         await self._grpc.stop(_GRACE.total_seconds())
-        await self.coordinator.drain()  # streams that ended just now have left a last note
+        await self.engine.drain()  # streams that ended in the grace period have applied events
         if self._monitor is not None:
             await self._monitor.close()
         await self._store.close()
         self._audit.close()
 
     def _exit_code(self) -> ExitCode:
-        if self.coordinator.state.phase is Phase.FINISHED:
+        if self.engine.state.phase is Phase.FINISHED:
             return ExitCode.OK
-        if self.coordinator.state.phase.is_final:
+        if self.engine.state.phase.is_final:
             return ExitCode.RUN_FAILED
         return ExitCode.INTERRUPTED if self._stop_signal == signal.SIGINT else ExitCode.OK
 

@@ -19,7 +19,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(argv: Sequence[str]) -> int:
-    parser = settings_parser(PROG, "Runs the rounds of a federation and aggregates what clients send.", ServerConfig)
+    parser = settings_parser(
+        PROG, "Runs the rounds of a federation and aggregates the uploads of its clients.", ServerConfig
+    )
     config = settings_from(ServerConfig, parser.parse_args(argv))
     if config.listen.dry_run:
         print(config.model_dump_json(indent=2))

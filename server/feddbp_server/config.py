@@ -1,4 +1,4 @@
-"""The server's options: where it listens, where its state lives, when rounds close, and the run itself."""
+"""The server's options: address, state directory, rounds, limits, and the run itself."""
 
 from __future__ import annotations
 
@@ -13,33 +13,38 @@ from feddbp_common.config.types import Duration, FrozenModel, format_duration
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.rpc.credentials import check_exposure
 from feddbp_common.rpc.keepalive import DEFAULT_LEASE
+from feddbp_server.run.limits import DEFAULT_LIMITS, Limits
 from feddbp_server.run.state_machine import RoundPolicy
 
 
 class ListenConfig(FrozenModel):
-    """Server: where it listens and where its state lives."""
+    """Server: address, credentials and state directory."""
 
-    host: str = Field("127.0.0.1", description="address to listen on; anything but loopback needs --certs")
+    host: str = Field(
+        "127.0.0.1", description="address to listen on; anything but loopback needs --certs or --insecure"
+    )
     port: int = Field(50051, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     certs: Path | None = Field(None, description="directory made by `feddbp certs`: TLS, and clients need certificates")
-    token_file: Path | None = Field(None, description="lines of NAME TOKEN; tokens take the place of certificates")
+    token_file: Path | None = Field(
+        None, description="file with lines of NAME TOKEN; tokens replace client certificates"
+    )
     insecure: bool = Field(False, description="listen without TLS on an address other machines can reach")
     state_dir: Path = Field(Path("feddbp-state/server"), description="database, metrics.jsonl and summary.json")
     linger: Duration = Field(
         timedelta(seconds=30),
         ge=timedelta(0),
-        description="after the end, how long to wait for clients that have not heard of it",
+        description="after the end, how long to wait for clients that have not received it",
     )
     reflection: bool = Field(False, description="offer gRPC server reflection")
     metrics_port: int | None = Field(
-        None, ge=0, le=65535, description="serve Prometheus metrics on this port, 0 takes a free one; off unless given"
+        None, ge=0, le=65535, description="serve Prometheus metrics on this port, 0 takes a free one; off by default"
     )
     metrics_host: str = Field(
-        "127.0.0.1", description="address for metrics, which anyone who reaches it may read, unencrypted"
+        "127.0.0.1", description="address for metrics; they are unencrypted and need no authentication"
     )
     dry_run: bool = Field(False, description="print the resolved configuration and exit")
     json_output: bool = Field(False, description="logs and output as JSON lines", json_schema_extra={"flag": "--json"})
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest level that is logged")
 
     @model_validator(mode="after")
     def _exposed_only_on_purpose(self) -> Self:
@@ -52,7 +57,9 @@ class RoundsConfig(FrozenModel):
 
     min_clients: int = Field(1, ge=1, description="clients that must join before round 0, and upload by a deadline")
     round_deadline: Duration = Field(
-        timedelta(minutes=30), ge=timedelta(0), description="longest time for a round; 0 waits for everyone for ever"
+        timedelta(minutes=30),
+        ge=timedelta(0),
+        description="longest time for a round; 0 waits for every client without limit",
     )
     max_extensions: int = Field(
         3, ge=0, description="times a round without enough uploads is extended before the run fails"
@@ -68,7 +75,7 @@ class RoundsConfig(FrozenModel):
         if self.lease is not None and self.round_deadline and self.lease > self.round_deadline:
             raise ConfigurationError(
                 f"--lease is {format_duration(self.lease)} and --round-deadline {format_duration(self.round_deadline)}:"
-                " a round would close before anyone knows who is gone"
+                " a round would close before lost clients are noticed"
             )
         return self
 
@@ -78,19 +85,19 @@ class RoundsConfig(FrozenModel):
 
 
 class LimitsConfig(FrozenModel):
-    """Limits: how much of the server uploads may take."""
+    """Limits: resources that uploads may take."""
 
-    max_upload_bytes: int = Field(64 << 20, ge=1, description="largest upload that is admitted")
+    max_upload_bytes: int = Field(DEFAULT_LIMITS.upload_bytes, ge=1, description="largest upload that is admitted")
     max_bytes_in_flight: int = Field(
-        512 << 20,
+        DEFAULT_LIMITS.bytes_in_flight,
         ge=1,
         description="bytes of all uploads that are being received; they take up to three times as much memory",
     )
     header_wait: Duration = Field(
-        timedelta(seconds=10), gt=timedelta(0), description="longest wait for a request, or an upload's header"
+        DEFAULT_LIMITS.header_wait, gt=timedelta(0), description="longest wait for a request, or an upload's header"
     )
     chunk_wait: Duration = Field(
-        timedelta(seconds=30), gt=timedelta(0), description="longest wait for an upload's next chunk"
+        DEFAULT_LIMITS.chunk_wait, gt=timedelta(0), description="longest wait for an upload's next chunk"
     )
 
     @model_validator(mode="after")
@@ -98,9 +105,19 @@ class LimitsConfig(FrozenModel):
         if self.max_bytes_in_flight < self.max_upload_bytes:
             raise ConfigurationError(
                 f"--max-bytes-in-flight is {self.max_bytes_in_flight} and --max-upload-bytes {self.max_upload_bytes}:"
-                " an upload that large would be told to try again for ever"
+                " the largest uploads would always be refused; raise --max-bytes-in-flight"
             )
         return self
+
+    @property
+    def in_force(self) -> Limits:
+        """All limits of the server, those that are options among them."""
+        return Limits(
+            upload_bytes=self.max_upload_bytes,
+            bytes_in_flight=self.max_bytes_in_flight,
+            header_wait=self.header_wait,
+            chunk_wait=self.chunk_wait,
+        )
 
 
 class ServerConfig(FrozenModel):

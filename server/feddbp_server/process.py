@@ -1,4 +1,4 @@
-"""What the server settles before it starts: files for its connections, memory without hoarding, threads of numpy."""
+"""Process settings of the server: open files, malloc arenas, BLAS threads."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ _ARENAS: Final = 2
 
 
 def prepare_process() -> None:
-    """Before the first thread: what it allocates stays where it was put."""
+    """To be called before the first thread starts: memory it allocates would stay in its arena."""
     _allow_many_connections()
     _share_arenas()
     _multiply_in_one_thread()
 
 
 def _allow_many_connections() -> None:
-    """Every client is an open file; a shell's usual limit ends below a thousand of them."""
+    """Raises the limit on open files: every client is one, and the usual limit is about a thousand."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _share_arenas() -> None:
-    """With an arena for every thread of gRPC, each keeps its share of what a round of uploads took at its height."""
-    with suppress(OSError, AttributeError, TypeError):  # another C library has no arenas
+    """Limits malloc arenas: with one for every gRPC thread, each would keep its peak memory of a round."""
+    with suppress(OSError, AttributeError, TypeError):  # other C libraries have no arenas
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _ARENAS)
 
 
 def _multiply_in_one_thread() -> None:
-    """Some methods train on the server, in steps of small products.
+    """Limits BLAS to one thread: some methods train on the server, in steps of small matrix products.
 
-    Shared between threads, each waits for the slowest: beside busy neighbours that takes ten times as long. In one
-    thread a result does not depend on the number of cores either.
+    Split between threads, each product waits for the slowest one, which takes ten times as long on a busy machine. With
+    one thread, results do not depend on the number of cores either.
     """
     threadpool_limits(1, user_api="blas")

@@ -25,6 +25,7 @@ from processes import Federation, GaveUpError, federation
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_client.daemon.connection import Connection, ServerUnavailableError, upload_parts
+from feddbp_common.artifacts import TOKENS_NAME
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.rpc.credentials import (
     OPERATOR,
@@ -237,8 +238,8 @@ async def test_a_client_that_is_hung_up_on_is_told_what_that_may_mean(
     foreign = tmp_path / "foreign"
     Authority.create(foreign).issue_party(client_subject(0))
     shutil.copy(certs / "ca.pem", foreign / "ca.pem")
-    connection = Connection(secured.address, access=ClientCredentials(certs=foreign))
-    with pytest.raises(ServerUnavailableError, match="it hangs up, as if it did not accept our certificate"):
+    connection = Connection(secured.address, credentials=ClientCredentials(certs=foreign))
+    with pytest.raises(ServerUnavailableError, match="does not accept our certificate"):
         await connection.get_run()
     await connection.close()
 
@@ -276,7 +277,7 @@ async def test_a_server_whose_certificate_has_expired_meanwhile_is_not_spoken_to
     server = grpc.aio.server()
     port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair(expired, SERVER)]))
     await server.start()
-    connection = Connection(f"127.0.0.1:{port}", access=access)
+    connection = Connection(f"127.0.0.1:{port}", credentials=access)
     with pytest.raises(ServerUnavailableError, match="certificate has expired"):
         await connection.get_run()
     await connection.close()
@@ -284,9 +285,9 @@ async def test_a_server_whose_certificate_has_expired_meanwhile_is_not_spoken_to
 
 
 def test_nobody_sets_out_with_an_expired_certificate(expired: Path, running_federation: Federation) -> None:
-    with pytest.raises(GaveUpError, match=r"server.pem has expired on .*; `feddbp certs server` makes a new one"):
+    with pytest.raises(GaveUpError, match=r"server.pem expired on .*; `feddbp certs server` makes a new one"):
         running_federation.server("--certs", expired, *PROBED)
-    with pytest.raises(ConfigurationError, match=r"client-0.pem has expired on .*; `feddbp certs client --id 0` makes"):
+    with pytest.raises(ConfigurationError, match=r"client-0.pem expired on .*; `feddbp certs client --id 0` makes"):
         CertificateDirectory(expired).channel_credentials(client_subject(0))
 
 
@@ -308,7 +309,7 @@ def opened_by_tokens(
     """A server that goes by tokens, and where to find its certificate if it has one."""
     with federation(tmp_path_factory.mktemp("tokens-server")) as running:
         secured = ("--certs", certs) if request.param else ()
-        running.server("--token-file", tokens / "tokens.txt", *secured, *PROBED)
+        running.server("--token-file", tokens / TOKENS_NAME, *secured, *PROBED)
         yield running, certs if request.param else None
 
 
@@ -403,7 +404,7 @@ async def test_a_stolen_session_is_of_no_use_under_another_certificate(
 async def test_a_second_live_daemon_is_refused_and_the_first_goes_on(
     secured: Federation, access: ClientCredentials
 ) -> None:
-    connection = Connection(secured.address, client_id=2, access=access)
+    connection = Connection(secured.address, client_id=2, credentials=access)
     first = LightClient(2, connection)
     async with caller(secured.address, client_subject(2), access) as second:
         staying = asyncio.create_task(first.run_reconnecting())
@@ -536,7 +537,7 @@ def test_keys_and_tokens_are_for_their_owner_only_whatever_the_umask(tmp_path: P
         os.umask(before)
     secrets = [path for path in tmp_path.iterdir() if path.suffix in (".key", ".token", ".txt")]
     assert {path.name for path in secrets} == {
-        *("ca.key", "client-3.key", "exposed.key", "tokens.txt"),
+        *("ca.key", "client-3.key", "exposed.key", TOKENS_NAME),
         *("client-0.token", "client-1.token", "operator.token"),
     }
     assert {permissions(path) for path in secrets} == {0o600}

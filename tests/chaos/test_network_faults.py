@@ -205,7 +205,7 @@ async def test_a_client_in_a_black_hole_gives_up_when_its_patience_is_spent(
     await start_server(running_federation, "--certs", access.certs, *LIGHT_RUN)
     with TcpProxy(running_federation.port) as proxy:
         proxy.swallow()
-        connection = Connection(proxy.address, access=access, bounds=CallTimeouts(answer=timedelta(seconds=1)))
+        connection = Connection(proxy.address, credentials=access, timeouts=CallTimeouts(answer=timedelta(seconds=1)))
         with pytest.raises(ServerUnavailableError, match=f"the server at {proxy.address} does not answer"):
             await LightClient(0, connection).run_reconnecting(patience=timedelta(seconds=2))
         await connection.close()
@@ -246,7 +246,7 @@ async def test_a_server_that_hangs_is_told_from_one_that_has_nothing_to_say() ->
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     bounds = CallTimeouts(answer=timedelta(seconds=1), quiet=timedelta(milliseconds=200))
-    connection = Connection(f"127.0.0.1:{port}", bounds=bounds)
+    connection = Connection(f"127.0.0.1:{port}", timeouts=bounds)
     with pytest.raises(ServerUnavailableError, match="Deadline Exceeded"):
         await LightClient(0, connection).run()
     assert hanging.asked == 5  # once to prepare, three times while it answered, once in vain

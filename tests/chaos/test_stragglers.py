@@ -103,7 +103,7 @@ async def test_a_run_that_cannot_get_its_quorum_fails_with_the_names_of_the_miss
         await exits(server, ExitCode.RUN_FAILED)
         stuck.opened.set()
         outcomes = await crowd.ended()
-    reason = "round 0 needs 3 contributions and has 2 after 1 extension; missing: client 2"
+    reason = "round 0 needs 3 uploads and has 2 after 1 extension; missing: client 2"
     assert list(outcomes.values()) == [pb.RunEnded(outcome=pb.RUN_OUTCOME_FAILED, reason=reason)] * 3
     assert running_federation.summary()["outcome"] == "failed"
     assert running_federation.summary()["reason"] == reason

@@ -14,6 +14,7 @@ from raw_calls import RawCall, RawChannel
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.daemon.connection import Connection
+from feddbp_common.artifacts import AUDIT_NAME
 
 RUN = (
     "--clients",
@@ -32,7 +33,7 @@ RUN = (
 
 
 def audit(running: Federation, what: str | None = None) -> list[dict[str, Any]]:
-    lines = (running.state_dir / "audit.jsonl").read_text().splitlines()
+    lines = (running.state_dir / AUDIT_NAME).read_text().splitlines()
     entries: list[dict[str, Any]] = [json.loads(line) for line in lines]
     return [entry for entry in entries if what in (None, entry["what"])]
 
@@ -136,7 +137,7 @@ async def test_a_client_that_fails_in_a_loop_does_not_fill_the_disk(running_fede
         written = len(audit(running_federation, what))
         assert 20 <= written < 40
         assert written + sum(entry.get(what, 0) for entry in floods) == 60
-    assert server.log.count("could not do round 0") == len(audit(running_federation, "failed"))
+    assert server.log.count("failed in round 0") == len(audit(running_federation, "failed"))
     assert len(audit(running_federation, "left")) == 1
 
 

@@ -11,7 +11,7 @@ from light_runs import LIGHT_RUN, Crowd, Gate, exits, start_server, undisturbed_
 from processes import Federation
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_server.store.sqlite import DATABASE_NAME
+from feddbp_common.artifacts import DATABASE_NAME
 
 RUN = (*LIGHT_RUN, "--rounds", 4)
 

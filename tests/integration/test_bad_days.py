@@ -24,6 +24,7 @@ from raw_calls import RawChannel, serialised
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.daemon.connection import Connection, ServerUnavailableError, upload_parts
+from feddbp_common.artifacts import AUDIT_NAME, DATABASE_NAME, ENDPOINT_NAME, METRICS_NAME, SERVER_LOCK_NAME
 from feddbp_common.wire import Encoded
 
 CLIENTS = 3
@@ -44,7 +45,7 @@ async def health_of(address: str, service: str) -> Any:
 
 def accepted(state_dir: Path) -> set[tuple[int, int, str]]:
     """What was accepted according to the audit log: client, round, digest."""
-    lines = map(json.loads, (state_dir / "audit.jsonl").read_text().splitlines())
+    lines = map(json.loads, (state_dir / AUDIT_NAME).read_text().splitlines())
     return {(line["client"], line["round"], line["sha256"]) for line in lines if line["what"] == "accepted"}
 
 
@@ -170,7 +171,7 @@ def test_a_state_directory_that_is_none_is_named(make: Callable[[Path], None], r
     )
 
 
-@pytest.mark.parametrize("name", ["audit.jsonl", "metrics.jsonl", "run.sqlite3", "server.lock"])
+@pytest.mark.parametrize("name", [AUDIT_NAME, METRICS_NAME, DATABASE_NAME, SERVER_LOCK_NAME])
 def test_a_file_that_cannot_be_written_is_named(name: str, running_federation: Federation) -> None:
     (running_federation.state_dir / name).mkdir(parents=True)
     assert "cannot be" in refused_start(running_federation)
@@ -183,7 +184,7 @@ async def test_a_read_only_state_directory_is_refused(used_before: bool, running
         server = await start_server(running_federation, *RUN)
         server.terminate()
         await exits(server, 0)
-        (running_federation.state_dir / "endpoint.json").unlink()
+        (running_federation.state_dir / ENDPOINT_NAME).unlink()
     with read_only_disk(running_federation.state_dir) as disk:
         running_federation.before_server = disk.words
         assert "Read-only file system" in refused_start(running_federation)
@@ -191,7 +192,7 @@ async def test_a_read_only_state_directory_is_refused(used_before: bool, running
 
 def test_a_missing_state_directory_is_made(running_federation: Federation) -> None:
     running_federation.server(*RUN)
-    assert (running_federation.state_dir / "run.sqlite3").exists()
+    assert (running_federation.state_dir / DATABASE_NAME).exists()
 
 
 # --- a database that is not ours, or not whole ---
@@ -207,7 +208,7 @@ def used(running_federation: Federation) -> Federation:
 
 
 def test_a_file_that_is_no_database_is_left_alone(used: Federation) -> None:
-    database = used.state_dir / "run.sqlite3"
+    database = used.state_dir / DATABASE_NAME
     database.write_bytes(b"Dear diary, " * 10_000)
     assert "file is not a database" in refused_start(used)
     assert database.read_bytes().startswith(b"Dear diary")
@@ -215,7 +216,7 @@ def test_a_file_that_is_no_database_is_left_alone(used: Federation) -> None:
 
 def test_the_database_of_another_program_is_left_alone(running_federation: Federation) -> None:
     running_federation.state_dir.mkdir()
-    database = running_federation.state_dir / "run.sqlite3"
+    database = running_federation.state_dir / DATABASE_NAME
     with sqlite3.connect(database) as foreign:
         foreign.execute("CREATE TABLE accounts (owner TEXT)")
     foreign.close()
@@ -225,7 +226,7 @@ def test_the_database_of_another_program_is_left_alone(running_federation: Feder
 
 
 def test_a_damaged_database_is_refused(used: Federation) -> None:
-    database = used.state_dir / "run.sqlite3"
+    database = used.state_dir / DATABASE_NAME
     with database.open("r+b") as file:
         file.seek(16_384)
         file.write(b"\xaa" * 65_536)
@@ -241,7 +242,7 @@ def test_a_changed_configuration_is_refused_with_the_difference(used: Federation
 
 def test_two_servers_on_one_directory_are_one_too_many(running_federation: Federation) -> None:
     first = running_federation.server(*RUN)
-    (running_federation.state_dir / "endpoint.json").unlink()
+    (running_federation.state_dir / ENDPOINT_NAME).unlink()
     running_federation.port = 0
     assert "another server is using the state directory" in refused_start(running_federation)
     assert first.process.poll() is None

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from processes import Command, Federation, processes_naming, wait_until
 
+from feddbp_common.artifacts import CELL_FAILURE_NAME, METRICS_NAME, SUMMARY_NAME
+
 GRID = """
 title = "Small"
 [base]
@@ -43,10 +45,10 @@ class Experiments:
     def outcome(self, out: str) -> tuple[str, list[dict[str, Any]]]:
         """What must be the same however a run was disturbed: the prototypes, and every result but the seconds."""
         (cell,) = (self.out(out) / "cells").iterdir()
-        lines = [json.loads(line) for line in (cell / "metrics.jsonl").read_text().splitlines()]
+        lines = [json.loads(line) for line in (cell / METRICS_NAME).read_text().splitlines()]
         for line in lines:
             del line["seconds"]
-        digest = json.loads((cell / "summary.json").read_text())["prototypes_sha256"]
+        digest = json.loads((cell / SUMMARY_NAME).read_text())["prototypes_sha256"]
         return digest, sorted(lines, key=lambda line: (line["round"], line["client"]))
 
 
@@ -59,7 +61,7 @@ def test_a_runner_that_is_killed_goes_on_to_the_same_result_bit_by_bit(experimen
     experiments.run("undisturbed", "digits").expect_exit(0)
     killed = experiments.run("disturbed", "digits")
     (metrics,) = wait_until(
-        lambda: list(experiments.out("disturbed").glob("cells/*/server/metrics.jsonl")), "the start of the run"
+        lambda: list(experiments.out("disturbed").glob(f"cells/*/server/{METRICS_NAME}")), "the start of the run"
     )
     wait_until(lambda: '"round": 1' in metrics.read_text(), "the second round")
     killed.kill()
@@ -79,10 +81,10 @@ def test_a_cell_without_its_data_fails_and_is_done_once_they_are_there(experimen
     archive.write_bytes(b"not images")
     experiments.run("out", "cifar10", clients=1, rounds=1).expect_exit(5)
     (cell,) = (experiments.out("out") / "cells").iterdir()
-    failure = json.loads((cell / "failure.json").read_text())
-    assert "cifar10.npz: not an npz file, or cut short (the process of client 0, exit code" in failure["cause"]
+    failure = json.loads((cell / CELL_FAILURE_NAME).read_text())
+    assert "cifar10.npz: not an npz file, or truncated (the process of client 0, exit code" in failure["cause"]
     images = np.random.default_rng(0).integers(0, 256, (100, 32, 32, 3), dtype=np.uint8)
     np.savez(archive, x_train=images, y_train=np.arange(100) % 10)
     experiments.run("out", "cifar10", clients=1, rounds=1).expect_exit(0)
-    assert (cell / "summary.json").exists()
-    assert not (cell / "failure.json").exists()
+    assert (cell / SUMMARY_NAME).exists()
+    assert not (cell / CELL_FAILURE_NAME).exists()

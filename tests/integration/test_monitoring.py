@@ -16,6 +16,7 @@ from metrics import Scraped, documented, scrape
 from processes import Federation, wait_until
 
 from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.artifacts import ENDPOINT_NAME
 
 CLIENTS, ROUNDS = 3, 3
 RUN = ("--clients", CLIENTS, "--rounds", ROUNDS, "--min-clients", CLIENTS, "--metrics-port", 0, "--linger", "5s")
@@ -102,7 +103,7 @@ async def test_trouble_with_the_disk_shows(running_federation: Federation) -> No
 def test_without_a_port_there_are_no_metrics(running_federation: Federation) -> None:
     server = running_federation.server()
     assert "metrics" not in server.log
-    assert "metrics_port" not in json.loads((running_federation.state_dir / "endpoint.json").read_text())
+    assert "metrics_port" not in json.loads((running_federation.state_dir / ENDPOINT_NAME).read_text())
 
 
 def test_a_server_without_metrics_does_not_load_what_they_need() -> None:

@@ -17,6 +17,7 @@ import pytest
 from light_runs import Crowd, status_when
 from processes import Federation, federation, wait_until
 
+from feddbp_common.artifacts import AUDIT_NAME, TOKENS_NAME
 from feddbp_common.rpc.credentials import OPERATOR, client_subject
 from feddbp_lab.cli import main
 from feddbp_lab.pki.certificates import Authority, write_secret
@@ -80,7 +81,7 @@ def test_a_run_is_held_and_goes_on_and_ends_as_it_is_told(
     assert running_federation.summary()["reason"] == "the wrong data"
     for what in ("paused", "resumed"):
         assert server.log.count(f"an operator has {what} the run") == 1  # the second pause changed nothing
-    audit = (running_federation.state_dir / "audit.jsonl").read_text().splitlines()
+    audit = (running_federation.state_dir / AUDIT_NAME).read_text().splitlines()
     assert [json.loads(line)["what"] for line in audit] == ["paused", "resumed", "ended"]
 
 
@@ -211,7 +212,7 @@ def test_a_certificate_of_another_authority_is_told_as_what_it_is(
     assert f"no server answers at {address}: certificate " in capsys.readouterr().err
     shutil.copy(certs / "ca.pem", other)
     assert Operator(with_certificates, "--certs", other)("pause") == 3  # the server does not trust it
-    assert f"no server answers at {address}: it hangs up, as if it did not accept our" in capsys.readouterr().err
+    assert f"no server answers at {address}: it closes the connection, perhaps" in capsys.readouterr().err
 
 
 def test_a_server_whose_certificate_has_expired_meanwhile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -238,7 +239,7 @@ def test_the_operators_certificate_is_obeyed(
     assert operator("resume") == 0
     assert operator("status") == 0
     assert capsys.readouterr().out.startswith("paused before round 1/5\nwaiting for clients 0/3\n")
-    refused = with_certificates.state_dir / "audit.jsonl"
+    refused = with_certificates.state_dir / AUDIT_NAME
     whose = {line["call"] for line in map(json.loads, refused.read_text().splitlines()) if line["what"] == "refused"}
     assert whose <= {"GetStatus", "Pause", "Resume", "Stop"}
 
@@ -246,7 +247,7 @@ def test_the_operators_certificate_is_obeyed(
 @pytest.fixture(scope="module")
 def with_tokens(certs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     directory = tmp_path_factory.mktemp("tokens")
-    tokens = directory / "tokens.txt"
+    tokens = directory / TOKENS_NAME
     write_secret(tokens, "".join(f"{name} {token}\n" for name, token in TOKENS.items()).encode())
     with federation(directory / "federation") as running:
         running.server("--certs", certs, "--token-file", tokens, *WAITING_RUN)

@@ -14,7 +14,8 @@ from PIL import Image
 
 from feddbp_client.data import ClientData, load_dataset, shard_of
 from feddbp_client.inference.trained_client import TrainedClient
-from feddbp_client.training.checkpoint import CHECKPOINT_NAME, Checkpoint
+from feddbp_client.training.checkpoint import Checkpoint
+from feddbp_common.artifacts import CHECKPOINT_NAME
 
 CLIENTS, ALPHA = 2, 5.0
 

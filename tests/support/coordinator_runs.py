@@ -14,13 +14,18 @@ import numpy as np
 from run_machine import policy
 
 from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.artifacts import METRICS_NAME, SUMMARY_NAME
 from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
 from feddbp_common.wire import Encoded, FisherScores, Payload, PrototypeSet, decode, encode
-from feddbp_server.reporting.audit import Audit
-from feddbp_server.reporting.metrics_log import Results
-from feddbp_server.rpc.upload import UploadLimits, UploadReceiver
+from feddbp_server.reporting.event_log import Audit
+from feddbp_server.reporting.metrics_log import MetricsLog
+from feddbp_server.rpc.auth import NoAuth
+from feddbp_server.rpc.federation import FederationService
+from feddbp_server.rpc.upload import Uploads
 from feddbp_server.run.coordinator import Coordinator
-from feddbp_server.run.sessions import Client
+from feddbp_server.run.engine import RunEngine
+from feddbp_server.run.limits import DEFAULT_LIMITS
+from feddbp_server.run.sessions import Session
 from feddbp_server.run.state_machine import Phase
 from feddbp_server.store import Store, StoreWriter
 
@@ -73,29 +78,34 @@ class Server:
 
     def __init__(self, store: Store, directory: Path, *, config: RunConfig = CONFIG, **rules: Any) -> None:
         lease = rules.pop("lease", timedelta(seconds=30))
+        limits = rules.pop("limits", DEFAULT_LIMITS)
         self._audit = Audit(directory)
         self.thread = StoreWriter(store)
         usual = {"rounds": config.rounds, "min_clients": config.clients, "deadline": None}
-        self.coordinator = Coordinator(
+        self.engine = RunEngine(
             config=config,
             policy=policy(**{**usual, **rules}),
             store=self.thread,
-            results=Results(directory),
+            metrics_log=MetricsLog(directory),
             audit=self._audit,
             lease=lease,
+            limits=limits,
         )
-        self.ingest = UploadReceiver(self.coordinator, UploadLimits())
+        self.coordinator = Coordinator(self.engine, limits)
+        self.view = self.coordinator.view
+        self.uploads = Uploads(self.engine, limits)
+        self.federation = FederationService(self.coordinator, identity=NoAuth(), uploads=self.uploads)
 
     async def __aenter__(self) -> Server:
         try:
-            await self.coordinator.start()
+            await self.engine.start()
         except BaseException:
             await self.crash()
             raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.coordinator.drain()
+        await self.engine.drain()
         await self.crash()
 
     async def crash(self) -> None:
@@ -105,27 +115,34 @@ class Server:
 
     @property
     def phase(self) -> Phase:
-        return self.coordinator.state.phase
+        return self.engine.state.phase
 
-    async def until(self, reached: Callable[[Coordinator], bool]) -> None:
+    async def until(self, reached: Callable[[RunEngine], bool]) -> None:
         async with asyncio.timeout(PATIENCE):
             while True:
-                changed = self.coordinator.status_changed.upcoming()
-                if reached(self.coordinator):
+                changed = self.engine.status_changed.upcoming()
+                if reached(self.engine):
                     return
                 await changed.wait()
 
     async def until_round(self, number: int) -> None:
-        await self.until(lambda c: c.state.round >= number and c.state.phase in (Phase.COLLECTING, Phase.EVALUATING))
+        await self.until(
+            lambda run: run.state.round >= number and run.state.phase in (Phase.COLLECTING, Phase.EVALUATING)
+        )
 
     async def until_over(self) -> None:
         """Over, and everything that follows from it done."""
-        await self.until(lambda c: c.state.phase.is_final)
+        await self.until(lambda run: run.state.phase.is_final)
         await self.settled()
+
+    async def upload(self, stream: AsyncIterator[pb.UploadPart]) -> pb.UploadReceipt:
+        """An upload as the service receives it."""
+        unused: Any = None  # without authentication, nothing asks for the context of a call
+        return await self.federation.Upload(stream, unused)
 
     async def settled(self) -> None:
         async with asyncio.timeout(PATIENCE):
-            await self.coordinator._tasks.finish()
+            await self.engine.settled()
 
 
 def join_request(coordinator: Coordinator, client_id: int, *, previous: str = "") -> pb.JoinRequest:
@@ -144,29 +161,29 @@ class Daemon:
     """A client's side, as far as the server can tell."""
 
     server: Server
-    client: Client
-    session: str
+    session: Session
+    secret: str
 
     @classmethod
     async def join(cls, server: Server, client_id: int, *, previous: str = "") -> Daemon:
         request = join_request(server.coordinator, client_id, previous=previous)
-        client, session = await server.coordinator.join(request)
-        return cls(server, client, session)
+        session, secret = await server.coordinator.join(request)
+        return cls(server, session, secret)
 
     @property
     def client_id(self) -> int:
-        return self.client.client_id
+        return self.session.client_id
 
     def moved_to(self, server: Server) -> Daemon:
         """The same daemon after the server was restarted: its session is still good."""
-        return Daemon(server, server.coordinator.sessions.by_session(self.session), self.session)
+        return Daemon(server, server.coordinator.sessions.resolve(self.secret), self.secret)
 
     async def download(self, number: int) -> Payload:
-        encoded = await self.server.coordinator.download(self.client, number)
-        return decode(encoded.manifest, encoded.body())
+        first, *rest = [part async for part in self.server.coordinator.download(self.session, number)]
+        return decode(first.manifest, b"".join(part.chunk.data for part in rest))
 
     async def report(self, number: int) -> None:
-        await self.server.coordinator.report_metrics(self.client, number, metrics(self.client_id, number))
+        await self.server.coordinator.report_metrics(self.session, number, metrics(self.client_id, number))
 
     async def upload(self, number: int, *, salt: int = 0) -> pb.UploadReceipt:
         """Trains and sends, through every check a contribution meets."""
@@ -174,9 +191,7 @@ class Daemon:
         return await self.send(number, learnt)
 
     async def send(self, number: int, encoded: Encoded) -> pb.UploadReceipt:
-        return await self.server.ingest.receive(
-            parts(self.session, number, encoded), self.server.coordinator.sessions.by_session
-        )
+        return await self.server.upload(parts(self.secret, number, encoded))
 
     async def work(self, number: int) -> None:
         await self.report(number)
@@ -191,9 +206,10 @@ async def parts(session: str, number: int, encoded: Encoded, *, chunk: int = 50)
 
 
 def accept(server: Server, daemon: Daemon, learnt: Encoded) -> Coroutine[None, None, pb.UploadReceipt]:
-    """Hands a contribution to round 0 to the coordinator as ingest does, but without its checks."""
+    """Commits a contribution to round 0 that was neither admitted nor received."""
     body = learnt.body()
-    return server.coordinator.accept_upload(daemon.client, 0, learnt.manifest, body, decode(learnt.manifest, body))
+    header = pb.UploadHeader(session=daemon.secret, round=0, manifest=learnt.manifest)
+    return server.uploads.commit(daemon.session, header, body, decode(learnt.manifest, body))
 
 
 async def join_all(server: Server) -> list[Daemon]:
@@ -213,10 +229,10 @@ async def whole_run(server: Server) -> None:
 
 
 def summary_of(directory: Path) -> dict[str, Any]:
-    summary: dict[str, Any] = json.loads((directory / "summary.json").read_text())
+    summary: dict[str, Any] = json.loads((directory / SUMMARY_NAME).read_text())
     return summary
 
 
 def metrics_of(directory: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (directory / METRICS_NAME).read_text().splitlines()]
     return sorted(lines, key=lambda line: (line["round"], line["client"]))

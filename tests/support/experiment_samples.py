@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from feddbp_common.artifacts import METRICS_NAME, SUMMARY_NAME
 from feddbp_lab.experiments.cell import Cell
 from feddbp_lab.experiments.expansion import Expansion, expand
 from feddbp_lab.experiments.run.cell_dir import Failure
@@ -60,8 +61,8 @@ def finish(output_dir: OutputDir, cell: Cell, accuracy: Accuracy) -> None:
         "config": cell.run.model_dump(mode="json"),
         "per_client": [{"train_samples": 30, "test_samples": 10}, {"train_samples": 90, "test_samples": 30}],
     }
-    (directory.path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    (directory.path / "summary.json").write_text(json.dumps(summary))
+    (directory.path / METRICS_NAME).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    (directory.path / SUMMARY_NAME).write_text(json.dumps(summary))
 
 
 def fail(output_dir: OutputDir, cell: Cell, failure: Failure) -> None:

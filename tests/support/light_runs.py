@@ -40,7 +40,9 @@ class Crowd:
         bounds: CallTimeouts = CallTimeouts(),  # noqa: B008 - frozen
     ) -> None:
         self._connections = {
-            number: Connection((addresses or {}).get(number, address), client_id=number, access=access, bounds=bounds)
+            number: Connection(
+                (addresses or {}).get(number, address), client_id=number, credentials=access, timeouts=bounds
+            )
             for number in ids
         }
         self.clients = {number: LightClient(number, connection) for number, connection in self._connections.items()}

@@ -11,6 +11,8 @@ from pathlib import Path
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from feddbp_common.artifacts import ENDPOINT_NAME
+
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 _ROW = re.compile(r"^\| `(feddbp_\w+)` \| (gauge|counter|histogram) \|([^|]*)\| ([^|]+) \|$", re.MULTILINE)
 
@@ -54,7 +56,7 @@ class Scraped:
 
 def scrape(state_dir: Path) -> Scraped:
     """Asks the server whose state directory this is."""
-    endpoint = json.loads((state_dir / "endpoint.json").read_text())
+    endpoint = json.loads((state_dir / ENDPOINT_NAME).read_text())
     address = f"http://{endpoint['metrics_host']}:{endpoint['metrics_port']}/metrics"
     with urllib.request.urlopen(address, timeout=20) as response:
         return Scraped(response.read().decode())

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from feddbp_common.artifacts import ENDPOINT_NAME, METRICS_NAME, SUMMARY_NAME
+
 PATIENCE = 240.0
 """Seconds after which a wait in a test has failed; generous, because nothing is measured by it."""
 
@@ -118,7 +120,7 @@ class Federation:
 
     def server(self, *options: object, env: dict[str, str] | None = None) -> Command:
         """Starts the server and waits until it listens; on the same port if it was started before."""
-        endpoint = self.state_dir / "endpoint.json"
+        endpoint = self.state_dir / ENDPOINT_NAME
         endpoint.unlink(missing_ok=True)
         place = ("--port", self.port, "--state-dir", self.directory / "server")
         command = self.start("feddbp_server.cli", *place, *options, name="server", env=env, before=self.before_server)
@@ -149,12 +151,12 @@ class Federation:
         )
 
     def summary(self) -> dict[str, Any]:
-        loaded: dict[str, Any] = json.loads((self.state_dir / "summary.json").read_text())
+        loaded: dict[str, Any] = json.loads((self.state_dir / SUMMARY_NAME).read_text())
         return loaded
 
     def metrics(self) -> list[dict[str, Any]]:
         """The metrics file as it is now, without a line that is being written."""
-        text = (self.state_dir / "metrics.jsonl").read_text()
+        text = (self.state_dir / METRICS_NAME).read_text()
         return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
     def outcome(self) -> tuple[str, list[dict[str, Any]]]:

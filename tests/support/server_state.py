@@ -7,7 +7,7 @@ import sqlite3
 from pathlib import Path
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_server.store.sqlite import DATABASE_NAME
+from feddbp_common.artifacts import DATABASE_NAME
 
 _KEPT = {
     "run": "run_id, config, progress",

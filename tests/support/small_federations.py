@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from feddbp_client.methods.base import Task
-from feddbp_client.training.setup import LocalOptions, prepare
+from feddbp_client.training.setup import LocalOptions, build_client
 from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
 from feddbp_common.methods import ExchangeShape, method_named
 from feddbp_common.wire import (
@@ -141,7 +141,7 @@ def run_in_process(
         training=TrainingConfig(local_epochs=1, batch_size=32, learning_rate=0.05, feature_dim=32),
     )
     options = LocalOptions(data=None, data_dir=Path(), model=None, device=torch.device("cpu"), amp=False)
-    clients = [prepare(config, "test", client_id, options) for client_id in range(config.clients)]
+    clients = [build_client(config, "test", client_id, options) for client_id in range(config.clients)]
     spec, shape = config.method_spec, config.exchange_shape
     rules_up, rules_down = (rules(config.settings, shape) for rules in (spec.upload_rules, spec.download_rules))
     strategy = spec.load_strategy()(config.settings, RunFacts.of(config))
@@ -153,13 +153,13 @@ def run_in_process(
         for client in clients:
             reply = over_the_wire(strategy.reply(known, own_uploads.get(client.client_id)), rules_down)
             if number == rounds:
-                results.append(client.local.observe(reply, number).metrics)
+                results.append(client.trainer.evaluate(reply, number).metrics)
                 continue
-            result = client.local.train(reply, number, lambda *_: None)
+            result = client.trainer.train(reply, number, lambda *_: None)
             results.append(result.metrics)
-            assert result.contribution is not None
+            assert result.upload is not None
             label_counts = client.data.label_counts.tolist()
-            sent = over_the_wire(result.contribution, rules_up, label_counts=label_counts)
+            sent = over_the_wire(result.upload, rules_up, label_counts=label_counts)
             own_uploads[client.client_id] = sent
             uploads.append(upload_of(client.client_id, sent, label_counts))
         accuracies.append(_pooled(results))

@@ -7,8 +7,8 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+from feddbp_common.artifacts import DATABASE_NAME
 from feddbp_server.store import AggregateRecord, ClientRecord, ReportRecord, UploadRecord
-from feddbp_server.store.sqlite import DATABASE_NAME
 
 RUN_ID = "run-1"
 CONFIG = json.dumps({"method": "feddbp", "rounds": 3, "data": {"alpha": 0.1, "dataset": "digits"}})

@@ -1,1 +1,1 @@
-"""The session with the server: join, follow, download, work, report, upload, retry."""
+"""The daemon: session loop, round worker, event stream, connection, backoff."""

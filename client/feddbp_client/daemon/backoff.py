@@ -1,4 +1,4 @@
-"""Waiting before trying again: longer each time, with jitter so that a thousand clients do not come back at once."""
+"""Exponential backoff with jitter, so that a thousand clients do not reconnect at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from datetime import timedelta
 
 @dataclass(kw_only=True)
 class Backoff:
-    """Delays between attempts, until `patience` has been spent since the server was last there."""
+    """Delays between attempts, until `patience` has passed without an answer from the server."""
 
     patience: timedelta
     first: timedelta = timedelta(milliseconds=200)
@@ -21,10 +21,11 @@ class Backoff:
     _since: float | None = None
 
     def answered(self) -> None:
-        """The server is there: patience begins anew. Delays go on growing, in case it fails at what comes next."""
+        """Restarts the patience. Delays keep growing, in case the next call fails."""
         self._since = None
 
     def succeeded(self) -> None:
+        """Restarts patience and delays."""
         self.answered()
         self._attempts = 0
 

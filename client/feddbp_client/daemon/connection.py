@@ -1,4 +1,4 @@
-"""Calls to the server: typed answers in, two kinds of trouble out - away for now, or refused."""
+"""Typed calls to the server; errors become ServerUnavailableError, worth a retry, or CallRefusedError."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from feddbp_common.rpc.failures import TRANSIENT_REASONS, describe_failure, refu
 from feddbp_common.rpc.keepalive import DEFAULT_LEASE, keepalive_options
 from feddbp_common.version import VERSION
 from feddbp_common.wire import (
+    CHUNK_BYTES,
     BodyAssembler,
     Encoded,
+    Payload,
     PayloadRules,
     check_manifest,
     check_values,
@@ -34,26 +36,45 @@ from feddbp_common.wire import (
 log = logging.getLogger("feddbp.client")
 
 MAX_DOWNLOAD_BYTES: Final = 256 << 20
-_AWAY: Final = (
+LATE_REASONS: Final = (
+    pb.REFUSAL_REASON_WRONG_ROUND,
+    pb.REFUSAL_REASON_NOT_SELECTED,
+    pb.REFUSAL_REASON_ALREADY_UPLOADED,
+)
+"""Refusals of a late client, which waits for the next round."""
+REJOIN_REASONS: Final = (pb.REFUSAL_REASON_STALE_SESSION, pb.REFUSAL_REASON_ID_IN_USE)
+"""Refusals that joining again may resolve, at once or when a lease has expired."""
+
+_UNAVAILABLE_CODES: Final = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.INTERNAL,
     grpc.StatusCode.UNKNOWN,
 )
-
+_SHORTEST_TIMEOUT: Final = timedelta(seconds=10)
+"""Lower limit of the caps: even with short rounds, a busy server is not a hung one."""
+_TRANSFER_DEADLINES: Final = 4
+"""A transfer's cap in round deadlines: a round without quorum is extended, so a slow upload may still count."""
+_CHANNEL_OPTIONS: Final = [
+    # Backoff decides when to reconnect; the channel's own backoff must not outlast it
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # despite its name, the timeout of a handshake: it must not cut off a slow link
+    ("grpc.min_reconnect_backoff_ms", 10_000),
+]
 
 _EventStream: TypeAlias = "grpc.aio.UnaryStreamCall[pb.FollowRequest, pb.RoundEvent]"
 
 
 class ServerUnavailableError(FedDBPError):
-    """The server does not answer, or not for now."""
+    """The server is unreachable, or temporarily cannot answer."""
 
     exit_code = ExitCode.UNREACHABLE
 
 
 class CallRefusedError(FedDBPError):
-    """The server answered, and the answer is no."""
+    """The server refused the call; `reason` and `field` say why."""
 
     exit_code = ExitCode.REFUSED
 
@@ -63,30 +84,20 @@ class CallRefusedError(FedDBPError):
         self.field = refusal.field
 
 
-LATE_REASONS: Final = (
-    pb.REFUSAL_REASON_WRONG_ROUND,
-    pb.REFUSAL_REASON_NOT_SELECTED,
-    pb.REFUSAL_REASON_ALREADY_UPLOADED,
-)
-"""Refusals after which a client is simply late: the next round is another chance."""
-REJOIN_REASONS: Final = (pb.REFUSAL_REASON_STALE_SESSION, pb.REFUSAL_REASON_ID_IN_USE)
-"""Refusals after which joining again may help: now, or once a lease has run out."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class CallTimeouts:
-    """How long a client waits for a server whose connection is alive; keepalive sees to one that is not."""
+    """Timeouts for calls on a live connection; keepalive detects a dead one."""
 
     answer: timedelta = timedelta(seconds=30)
-    """For the answer to a call without a stream."""
+    """For a unary call."""
     transfer: timedelta = timedelta(hours=1)
     """For a whole upload or download."""
     quiet: timedelta = timedelta(minutes=5)
-    """For an event; after that the server is asked whether it is still there."""
+    """For an event; after that the server is probed by a unary call."""
 
     def under(self, deadline: timedelta) -> CallTimeouts:
-        """The same for a run whose rounds may close after `deadline`: longer waits have nothing to wait for."""
-        span = max(deadline, _SHORTEST_BOUND)
+        """The same, capped for a run whose rounds may close after `deadline`."""
+        span = max(deadline, _SHORTEST_TIMEOUT)
         return CallTimeouts(
             answer=min(self.answer, span),
             transfer=min(self.transfer, _TRANSFER_DEADLINES * span),
@@ -94,122 +105,118 @@ class CallTimeouts:
         )
 
 
-_SHORTEST_BOUND: Final = timedelta(seconds=10)
-"""However short the rounds: a busy server is not one that hangs."""
-_TRANSFER_DEADLINES: Final = 4
-"""A round is extended a few times while too few contributions are in, and a slow one may still count."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Download:
-    """What the server sent, and how many bytes of messages it took."""
+    """A checked payload from the server, in both forms: decoded for training, encoded for the checkpoint."""
 
+    payload: Payload
     encoded: Encoded
     message_bytes: int
+    """Serialised size of all messages of the download."""
 
 
 class Connection:
-    """A channel to one server, under one client's name."""
+    """A channel to one server, with one client's credentials."""
 
     def __init__(
         self,
         address: str,
         *,
         client_id: int = 0,
-        access: ClientCredentials = ClientCredentials(),  # noqa: B008 - frozen
-        bounds: CallTimeouts = CallTimeouts(),  # noqa: B008 - frozen
+        credentials: ClientCredentials = ClientCredentials(),  # noqa: B008 - frozen
+        timeouts: CallTimeouts = CallTimeouts(),  # noqa: B008 - frozen
     ) -> None:
         self.address = address
         self._subject = client_subject(client_id)
-        self._access = access
-        self._metadata = access.metadata()
-        self._bounds = self._bounds_without_deadline = bounds
+        self._credentials = credentials
+        self._metadata = credentials.metadata()
+        self._timeouts = self._timeouts_without_deadline = timeouts
         self._open_channel(keepalive_options(DEFAULT_LEASE))
 
     def _open_channel(self, keepalive: list[tuple[str, int]]) -> None:
         self._keepalive = keepalive
-        self._channel = self._access.channel(self.address, self._subject, [*keepalive, *_CHANNEL_OPTIONS])
+        self._channel = self._credentials.channel(self.address, self._subject, [*keepalive, *_CHANNEL_OPTIONS])
         self._stub: pb_grpc.FederationAsyncStub = pb_grpc.FederationStub(self._channel)
 
     async def close(self) -> None:
         await self._channel.close()
 
     async def get_run(self) -> pb.GetRunResponse:
-        with self._translated():
+        with self._translating_errors():
             return await self._stub.GetRun(
-                pb.GetRunRequest(software_version=VERSION), timeout=self._answer, metadata=self._metadata
+                pb.GetRunRequest(software_version=VERSION), timeout=self._answer_seconds, metadata=self._metadata
             )
 
     async def join(self, request: pb.JoinRequest) -> pb.JoinResponse:
-        with self._translated():
-            joined = await self._stub.Join(request, timeout=self._answer, metadata=self._metadata)
-        await self._notice_loss_within(joined.lease.ToTimedelta())
+        with self._translating_errors():
+            joined = await self._stub.Join(request, timeout=self._answer_seconds, metadata=self._metadata)
+        await self._adopt_keepalive_of(joined.lease.ToTimedelta())
         return joined
 
     async def follow(self, session: str) -> AsyncIterator[pb.RoundEvent]:
-        """The server's events. A connection that dies is noticed by pings, a server that hangs by asking it."""
-        with self._translated():
+        """Yields the server's events. Keepalive detects a dead connection, a probe a hung server."""
+        with self._translating_errors():
             call = self._stub.Follow(pb.FollowRequest(session=session), metadata=self._metadata)
             try:
                 while (event := await self._next_event(call)) is not None:
-                    self._take_deadline(event)
+                    self._apply_deadline(event)
                     yield event
             finally:
                 call.cancel()
 
     async def download(self, session: str, round_number: int, rules: PayloadRules) -> Download:
-        with self._translated():
+        with self._translating_errors():
             parts = self._stub.Download(
                 pb.DownloadRequest(session=session, round=round_number),
-                timeout=self._bounds.transfer.total_seconds(),
+                timeout=self._timeouts.transfer.total_seconds(),
                 metadata=self._metadata,
             )
             return await _receive(parts, rules)
 
     async def upload(self, session: str, round_number: int, encoded: Encoded) -> pb.UploadReceipt:
-        with self._translated():
+        with self._translating_errors():
             return await self._stub.Upload(
-                _sent(upload_parts(session, round_number, encoded)),
-                timeout=self._bounds.transfer.total_seconds(),
+                _with_fault_point(upload_parts(session, round_number, encoded)),
+                timeout=self._timeouts.transfer.total_seconds(),
                 metadata=self._metadata,
             )
 
     async def report(self, request: pb.ReportRequest) -> None:
-        with self._translated():
-            await self._stub.Report(request, timeout=self._answer, metadata=self._metadata)
+        with self._translating_errors():
+            await self._stub.Report(request, timeout=self._answer_seconds, metadata=self._metadata)
 
     async def leave(self, session: str, reason: str) -> None:
-        with self._translated():
+        with self._translating_errors():
             await self._stub.Leave(
-                pb.LeaveRequest(session=session, reason=reason), timeout=self._answer, metadata=self._metadata
+                pb.LeaveRequest(session=session, reason=reason), timeout=self._answer_seconds, metadata=self._metadata
             )
 
     @property
-    def _answer(self) -> float:
-        return self._bounds.answer.total_seconds()
+    def _answer_seconds(self) -> float:
+        return self._timeouts.answer.total_seconds()
 
-    async def _notice_loss_within(self, lease: timedelta) -> None:
-        """A server that counts a silent client as gone sooner than usual needs a client that notices sooner, too."""
+    async def _adopt_keepalive_of(self, lease: timedelta) -> None:
+        """Reopens the channel with the keepalive of this lease, if that differs: a shorter lease needs faster pings."""
         keepalive = keepalive_options(lease)
         if keepalive != self._keepalive:
             before = self._channel
             self._open_channel(keepalive)
-            await before.close(grace=self._answer)
+            await before.close(grace=self._answer_seconds)
 
-    def _take_deadline(self, event: pb.RoundEvent) -> None:
+    def _apply_deadline(self, event: pb.RoundEvent) -> None:
         if event.HasField("round_opened"):
-            bounds, opened = self._bounds_without_deadline, event.round_opened
-            self._bounds = bounds.under(opened.deadline.ToTimedelta()) if opened.HasField("deadline") else bounds
+            timeouts, opened = self._timeouts_without_deadline, event.round_opened
+            self._timeouts = timeouts.under(opened.deadline.ToTimedelta()) if opened.HasField("deadline") else timeouts
 
     async def _next_event(self, call: _EventStream) -> pb.RoundEvent | None:
-        """The next event, however long it takes, as long as the server answers other calls; None after the last."""
+        """The next event, or None after the last; waits for as long as the server answers probes."""
         reading = asyncio.ensure_future(call.read())
         try:
             while not reading.done():
-                quiet = self._bounds.quiet.total_seconds()
+                quiet = self._timeouts.quiet.total_seconds()
                 arrived, _ = await asyncio.wait((reading,), timeout=quiet)
                 if not arrived:
-                    log.debug("no event for %gs; asking the server at %s whether it is there", quiet, self.address)
+                    log.debug("no event for %gs; probing the server at %s", quiet, self.address)
                     await self.get_run()
             event = await reading
             return event if isinstance(event, pb.RoundEvent) else None
@@ -217,15 +224,15 @@ class Connection:
             reading.cancel()
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translating_errors(self) -> Iterator[None]:
         try:
             yield
         except grpc.aio.AioRpcError as error:
             refusal = refusal_in(error)
             if refusal is not None and refusal.reason not in TRANSIENT_REASONS:
                 raise CallRefusedError(error.details() or "refused without a reason", refusal) from None
-            if error.code() in _AWAY or refusal is not None:
-                cause = describe_failure(error, with_certificate=self._access.certs is not None)
+            if error.code() in _UNAVAILABLE_CODES or refusal is not None:
+                cause = describe_failure(error, with_certificate=self._credentials.certs is not None)
                 raise ServerUnavailableError(f"the server at {self.address} does not answer ({cause})") from None
             raise CallRefusedError(f"{error.code().name}: {error.details()}", pb.Refusal()) from None
 
@@ -236,14 +243,27 @@ def upload_parts(session: str, round_number: int, encoded: Encoded) -> Iterator[
         yield pb.UploadPart(chunk=pb.Chunk(data=piece))
 
 
-def _sent(parts: Iterator[pb.UploadPart]) -> Iterator[pb.UploadPart]:
+def upload_bytes(session: str, round_number: int, encoded: Encoded) -> int:
+    """Serialised size of all `upload_parts`, computed without building them: it is reported before the upload."""
+    header = pb.UploadHeader(session=session, round=round_number).ByteSize() + _field_bytes(encoded.manifest.ByteSize())
+    whole, rest = divmod(sum(len(segment) for segment in encoded.segments), CHUNK_BYTES)
+    sizes = [header, *[_field_bytes(CHUNK_BYTES)] * whole, *([_field_bytes(rest)] if rest else [])]
+    return sum(map(_field_bytes, sizes))
+
+
+def _field_bytes(length: int) -> int:
+    """Size of a protobuf field of `length` bytes: a tag of one byte, the length as a varint, the content."""
+    return 1 + max(1, -(-length.bit_length() // 7)) + length
+
+
+def _with_fault_point(parts: Iterator[pb.UploadPart]) -> Iterator[pb.UploadPart]:
     yield next(parts)
     fault_point("client.upload.sending")
     yield from parts
 
 
 async def _receive(parts: AsyncIterable[pb.DownloadPart], rules: PayloadRules) -> Download:
-    """Checks what the server sends as strictly as the server checks clients."""
+    """Assembles a download, checked as strictly as the server checks uploads."""
     manifest: pb.Manifest | None = None
     assembler = BodyAssembler(0)
     message_bytes = 0
@@ -257,18 +277,11 @@ async def _receive(parts: AsyncIterable[pb.DownloadPart], rules: PayloadRules) -
         else:
             assembler.add(part.chunk.data)
     if manifest is None:
-        raise PayloadError("manifest", "the server's download is empty")
+        raise PayloadError("manifest", "the download is empty: the server sent no parts")
     body = assembler.body()
     if digest_of(manifest, [body]) != manifest.sha256:
-        raise PayloadError("sha256", "the download was damaged on its way")
-    check_values(decode(manifest, body), rules)
-    return Download(encoded=Encoded(manifest=manifest, segments=(memoryview(body),)), message_bytes=message_bytes)
-
-
-_CHANNEL_OPTIONS: Final = [
-    # our own backoff decides when to try again; the channel's must not outlast it
-    ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
-    # despite its name, the time a handshake may take: a slow link must not be cut off by a short backoff
-    ("grpc.min_reconnect_backoff_ms", 10_000),
-]
+        raise PayloadError("sha256", "the download does not match its digest: it was damaged in transit")
+    payload = decode(manifest, body)
+    check_values(payload, rules)
+    encoded = Encoded(manifest=manifest, segments=(memoryview(body),))
+    return Download(payload=payload, encoded=encoded, message_bytes=message_bytes)

@@ -1,4 +1,4 @@
-"""The newest event of a Follow stream: whoever is busy misses the ones in between, and loses nothing by it."""
+"""The newest event of a Follow stream: an event replaces older ones that were not acted on yet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _END_OF_STREAM_SECONDS: Final = 5.0
 
 
 class EventStream:
-    """Keeps reading the stream while its owner works, so that a lost connection is noticed at once."""
+    """Reads the stream in the background, so that a lost connection is noticed during an action."""
 
     def __init__(self, events: AsyncIterator[pb.RoundEvent]) -> None:
         self._events = events
@@ -31,45 +31,45 @@ class EventStream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._reader is not None
-        if self._is_last_word():
-            # the server ends the stream itself; whoever hangs up first leaves it in doubt whether the end was heard
+        if self._run_has_ended():
+            # the server ends the stream; cancelled first, it could not know whether the last event arrived
             await asyncio.wait([self._reader], timeout=_END_OF_STREAM_SECONDS)
         self._reader.cancel()
         await asyncio.gather(self._reader, return_exceptions=True)
 
     async def act_on_newest(self, act: Callable[[pb.RoundEvent], Awaitable[T]]) -> T:
-        """Waits for an event and acts on it; whatever ends the stream meanwhile ends the action too.
+        """Waits for an event and acts on it; the end of the stream cancels the action.
 
-        Once the server has told how the run ended it may be gone: what an action still wanted of it no longer counts.
+        After `run_ended` the server may shut down: an action that fails then is dropped, and `run_ended` acted on.
         """
         try:
-            await self._or_stream_ends(self._arrived.wait())
+            await self._unless_stream_ends(self._arrived.wait())
             event = self._newest
             assert event is not None
             self._arrived.clear()
-            return await self._or_stream_ends(act(event))
+            return await self._unless_stream_ends(act(event))
         except (ServerUnavailableError, CallRefusedError):
-            if self._newest is None or not self._is_last_word():
+            if self._newest is None or not self._run_has_ended():
                 raise
             return await act(self._newest)
 
-    async def _or_stream_ends(self, work: Awaitable[T]) -> T:
+    async def _unless_stream_ends(self, work: Awaitable[T]) -> T:
         assert self._reader is not None
         task = asyncio.ensure_future(work)
         await asyncio.wait((task, self._reader), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done() and not self._has_finished():
+        if not task.done() and not self._run_has_finished():
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             self._reader.result()  # raises what ended the stream
             raise ServerUnavailableError("the server ended the event stream")
         return await task
 
-    def _is_last_word(self) -> bool:
-        """A stream that ends after telling how the run ended has not been lost."""
+    def _run_has_ended(self) -> bool:
+        """A stream that ends after `run_ended` was not lost."""
         return self._newest is not None and self._newest.HasField("run_ended")
 
-    def _has_finished(self) -> bool:
-        """After a run's last round there is an evaluation worth finishing; after any other end there is nothing."""
+    def _run_has_finished(self) -> bool:
+        """In a finished run the final evaluation is worth completing; after another outcome no action is."""
         return self._newest is not None and self._newest.run_ended.outcome == pb.RUN_OUTCOME_FINISHED
 
     async def _read(self) -> None:

@@ -1,7 +1,7 @@
-"""Images and labels for one client: public data sets split over clients, or an owner's private data."""
+"""Images and labels of one client: its shard of a public data set, or its own private data."""
 
 from feddbp_client.data.batches import batches
-from feddbp_client.data.dataset_cache import SharedLoad, clear_dataset_cache
+from feddbp_client.data.dataset_cache import SharedDatasetCache, clear_dataset_cache
 from feddbp_client.data.datasets import load_dataset
 from feddbp_client.data.images import DataError, ImageParts, LabelledImages
 from feddbp_client.data.partition import dirichlet_split, least_samples, train_test_split
@@ -14,7 +14,7 @@ __all__ = [
     "DataError",
     "ImageParts",
     "LabelledImages",
-    "SharedLoad",
+    "SharedDatasetCache",
     "batches",
     "clear_dataset_cache",
     "dirichlet_split",

@@ -1,8 +1,8 @@
-"""Batches: the order of samples in an epoch, and pixels as a network sees them."""
+"""Batches: the order of samples in an epoch, and pixels as network input."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
@@ -11,18 +11,18 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-_FEWEST_IN_BATCH = 2
-"""Batch normalisation has no variance to divide by with a single sample."""
+_FEWEST_IN_BATCH: Final = 2
+"""Batch normalisation needs more than one sample for a variance."""
 
 
 def batches(
     samples: int, *, batch_size: int, generator: torch.Generator, htfllib_loader: bool = False
 ) -> list[torch.Tensor]:
-    """Index tensors of one epoch, in a fresh order drawn from the generator; each sample at most once.
+    """Index tensors of one epoch, in an order drawn from the generator; each sample at most once.
 
-    Only a last, partial batch of one sample is left out. With htfllib_loader the order is 0..samples-1 every
-    time, any partial batch is left out, and the generator is not touched; fewer samples than batch_size then
-    give no batch at all, as they do in HtFLlib.
+    Only a last, partial batch of one sample is left out. With htfllib_loader, as in HtFLlib, the order is
+    0..samples-1 in every epoch, any partial batch is left out, and the generator is not used; fewer samples than
+    batch_size then give no batch.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}, it must be positive")
@@ -37,5 +37,5 @@ def channels_first(images: npt.NDArray[np.uint8]) -> torch.Tensor:
 
 
 def scaled(images: torch.Tensor) -> torch.Tensor:
-    """uint8 as float32 with mean and deviation 0.5 in every channel, that is 0..255 to -1..1."""
+    """uint8 0..255 as float32 -1..1: normalised with mean and deviation 0.5 in every channel."""
     return images.float().div_(127.5).sub_(1)

@@ -1,4 +1,4 @@
-"""The names of classes, for files that only number them."""
+"""Class names of the data sets whose files only number their classes."""
 
 from __future__ import annotations
 

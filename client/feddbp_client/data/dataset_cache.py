@@ -1,4 +1,4 @@
-"""Keeping the last result: one process may host many clients, and all of them start from the same data."""
+"""The data set cache of a process: its clients share one loaded data set and one computed split."""
 
 from __future__ import annotations
 
@@ -12,38 +12,39 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_forget: list[Callable[[], None]] = []
+_cache_clears: list[Callable[[], None]] = []
+"""Clears each cache that `cache_last` has made."""
 
 
 def cache_last(function: Callable[P, R]) -> Callable[P, R]:
-    """For hashable arguments. Callers wait for each other, so clients in threads do not all load at once."""
+    """Caches the last result, for hashable arguments; concurrent callers wait for one computation."""
     lock = threading.Lock()
     cached = lru_cache(maxsize=1)(function)
-    _forget.append(cached.cache_clear)
+    _cache_clears.append(cached.cache_clear)
 
     @wraps(function)
-    def remembered(*args: P.args, **kwargs: P.kwargs) -> R:
+    def locked(*args: P.args, **kwargs: P.kwargs) -> R:
         with lock:
             return cast("Callable[P, R]", cached)(*args, **kwargs)
 
-    return remembered
+    return locked
 
 
 def clear_dataset_cache() -> None:
-    """Frees what was kept; for a process that has cut all its shards, or wants files read anew."""
-    for clear in _forget:
+    """Frees every cached result; the next load reads its files again."""
+    for clear in _cache_clears:
         clear()
 
 
-class SharedLoad:
-    """What the clients of one process load together, freed once none of them has a shard left to cut."""
+class SharedDatasetCache:
+    """Reference count of the cache: clears it when every client of the process has released it."""
 
     def __init__(self, client_ids: Iterable[int]) -> None:
-        self._everyone = frozenset(client_ids)
-        self._left = set(self._everyone)
+        self._users = frozenset(client_ids)
+        self._holders = set(self._users)
 
-    def no_longer_needed_by(self, client_id: int) -> None:
-        self._left.discard(client_id)
-        if not self._left:
+    def release(self, client_id: int) -> None:
+        self._holders.discard(client_id)
+        if not self._holders:
             clear_dataset_cache()
-            self._left.update(self._everyone)  # the server may begin another run, for which all of them load again
+            self._holders.update(self._users)  # the server may start another run, for which every client loads again

@@ -1,4 +1,4 @@
-"""The public data sets by name, and where their images come from."""
+"""The public data sets by name: their published files and readers."""
 
 from __future__ import annotations
 
@@ -47,20 +47,20 @@ class Source:
     read: Callable[..., LabelledImages]
     """Called with the paths of the published files, in their order."""
     files: tuple[PublishedFile, ...] = ()
-    """None: the data come with a package, and no folder is looked at."""
+    """Empty for data that comes with a package; data_dir is then not read."""
     npz_stems: tuple[str, ...] = ()
-    """How the name of an npz with this data may begin."""
+    """Prefixes of the name of an npz with this data."""
     npz_with_test: bool = True
     """Whether the protocol pools the test part of an npz with its training part."""
     class_names: tuple[str, ...] = ()
-    """For an npz that does not name its classes."""
+    """Class names for an npz without them."""
 
 
 _TORONTO = "https://www.cs.toronto.edu/~kriz"
 _OXFORD = "https://www.robots.ox.ac.uk/~vgg/data/flowers/102"
 _STANFORD = "https://cs231n.stanford.edu"
 
-# A new data set: its facts in the catalogue, a function that reads it, and an entry here.
+# A new data set needs its facts in the catalogue, a reader, and an entry here.
 SOURCES: Final[Mapping[str, Source]] = MappingProxyType(
     {
         "digits": Source(read=read_digits),
@@ -122,11 +122,10 @@ SOURCES: Final[Mapping[str, Source]] = MappingProxyType(
 
 
 def load_dataset(name: str, data_dir: Path, *, download: bool = True) -> LabelledImages:
-    """All samples the protocol uses, in an order every client agrees on.
+    """All samples the protocol uses, in the same order for every client.
 
-    Taken from an npz in data_dir whose name begins with the data set's; else from the published archive in
-    data_dir; else the archive is downloaded to it. What was decoded from an archive is kept beside it in a
-    hidden npz.
+    Read from an npz in data_dir whose name begins with the data set's, else from the published archive in data_dir,
+    else the archive is downloaded first. Decoded archives are cached beside them in a hidden npz.
     """
     if name not in SOURCES:
         raise DataError(f"no data set is called {name!r}; known are {', '.join(SOURCES)}")
@@ -149,12 +148,12 @@ def _load(name: str, data_dir: Path, download: bool) -> LabelledImages:
 
 
 def _find_npz(name: str, source: Source, data_dir: Path) -> Path | None:
-    # Whatever follows the name must not continue it: cifar100_small.npz is no file of cifar10.
+    # The prefix must end there: cifar100_small.npz is not a file of cifar10.
     begins = re.compile(rf"(?:{'|'.join(map(re.escape, source.npz_stems))})(?![a-z0-9])", re.IGNORECASE)
     found = [path for path in sorted(data_dir.glob("*.npz")) if begins.match(path.stem)]
     exact = [path for path in found if path.stem == name]
     if len(found) > 1 and not exact:
-        # Picking one would let two clients that hold unlike files compute shards that overlap.
+        # If clients picked different files, their shards would overlap.
         names = ", ".join(path.name for path in found)
         raise DataError(f"{data_dir}: several files could be {name}: {names}; keep one, or call one {name}.npz")
     return next(iter(exact or found), None)
@@ -167,11 +166,11 @@ def _decoded(name: str, source: Source, info: DatasetInfo, data_dir: Path, downl
         try:
             if download:
                 data_dir.mkdir(parents=True, exist_ok=True)
-            # One process decodes, the others wait and map what it wrote.
+            # One process decodes, the others wait and map its result.
             stack.enter_context(exclusive(cache))
             writable = True
         except OSError:
-            writable = False  # a read-only folder, or none: nothing to guard, and no place for a cache
+            writable = False  # a read-only or missing folder: there is nothing to lock and no place for a cache
         kept = map_npz(cache, source=made_from)
         if kept is not None:
             return kept
@@ -184,8 +183,8 @@ def _decoded(name: str, source: Source, info: DatasetInfo, data_dir: Path, downl
         try:
             write_npz(cache, data, source=made_from)
         except OSError as error:
-            _log.warning("%s cannot be kept, it will be decoded again next time: %s", cache, error)
-        # The map in place of the array in memory, which then is freed.
+            _log.warning("cannot write the cache %s, the archive will be decoded again next time: %s", cache, error)
+        # The map replaces the array, whose memory is freed.
         return map_npz(cache, source=made_from) or data
 
 

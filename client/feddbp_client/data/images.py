@@ -1,4 +1,4 @@
-"""Labelled images in memory, and the few operations every source of them needs."""
+"""Labelled images in memory, and the decoding, resizing and checks that all readers share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,21 +17,20 @@ from feddbp_common.errors import FedDBPError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-
-class DataError(FedDBPError):
-    """Data that cannot be found, fetched, read or split; the text names the file and the fault."""
-
-
-_CHANNELS = (1, 3)
 Picture: TypeAlias = Path | bytes | Image.Image | npt.NDArray[np.uint8]
 """An image file, its content, or its pixels: [H, W] or [H, W, 1 or 3]."""
+_CHANNELS: Final = (1, 3)
+
+
+class DataError(FedDBPError):
+    """Data that cannot be found, downloaded, read or split; the message names the file and the cause."""
 
 
 # Compared and hashed by identity: two arrays have no single truth value, and the split is cached per object.
 @dataclass(frozen=True, eq=False)
 class LabelledImages:
     images: npt.NDArray[np.uint8]
-    """[N, H, W, C], C being 1 or 3; may be a read-only map of a file."""
+    """[N, H, W, C] with C 1 or 3; may be a read-only memory map."""
     labels: npt.NDArray[np.int64]
     """[N], each in 0..len(class_names)-1."""
     class_names: tuple[str, ...]
@@ -42,7 +41,7 @@ class LabelledImages:
 
 @dataclass(frozen=True, eq=False)
 class ImageParts:
-    """Images as their owner keeps them: to train on and, if the owner set some apart, to test on."""
+    """Images as they are stored: a training part and, if there is one, a test part."""
 
     train: LabelledImages
     test: LabelledImages | None = None
@@ -60,7 +59,7 @@ class ImageParts:
 def labelled(
     images: npt.NDArray[Any], labels: npt.NDArray[Any], class_names: Sequence[str], *, origin: str
 ) -> LabelledImages:
-    """The only door into LabelledImages for arrays somebody else made; origin begins every complaint."""
+    """Checks arrays that were read from a file; every error message begins with origin."""
     if images.dtype != np.uint8:
         raise DataError(f"{origin}: images are {images.dtype}, expected uint8")
     if images.ndim == 3:
@@ -83,23 +82,15 @@ def labelled(
 
 
 def decode(picture: Picture, *, origin: str, size: int | None = None) -> npt.NDArray[np.uint8]:
-    """One image as RGB [H, W, 3]; with a size it is made a square of that side, aspect not kept."""
+    """One image as RGB [H, W, 3]; with a size it is resized to a square of that side, aspect not kept."""
     rgb = _rgb(picture, origin)
     return np.asarray(rgb if size is None else _stretched(rgb, size, size))
-
-
-def fitted(picture: Picture, image_shape: tuple[int, int, int], *, origin: str) -> npt.NDArray[np.uint8]:
-    """One image as [H, W, C] for a network that takes (channels, height, width), aspect not kept."""
-    channels, height, width = image_shape
-    rgb = _stretched(_rgb(picture, origin), height, width)
-    # what was grey comes out of this as it was: three equal channels weigh as much as one
-    return np.asarray(rgb if channels == 3 else rgb.convert("L")).reshape(height, width, channels)
 
 
 def decode_all(
     count: int, encoded: Callable[[int], tuple[bytes | Path, str]], *, size: int | None = None
 ) -> npt.NDArray[np.uint8]:
-    """encoded(i) gives file i and what to call it; one array is filled in place, so memory never doubles."""
+    """Decodes `count` images; encoded(i) gives file i and its origin. One array is filled, so memory never doubles."""
     content, origin = encoded(0)
     first = decode(content, origin=origin, size=size)
     images = np.empty((count, *first.shape), dtype=np.uint8)
@@ -113,6 +104,14 @@ def decode_all(
     return images
 
 
+def fitted(picture: Picture, image_shape: tuple[int, int, int], *, origin: str) -> npt.NDArray[np.uint8]:
+    """One image as [H, W, C] for a network that takes (channels, height, width), aspect not kept."""
+    channels, height, width = image_shape
+    rgb = _stretched(_rgb(picture, origin), height, width)
+    # lossless for a grey image: the weights of three equal channels sum to one
+    return np.asarray(rgb if channels == 3 else rgb.convert("L")).reshape(height, width, channels)
+
+
 def resized(images: npt.NDArray[np.uint8], size: int) -> npt.NDArray[np.uint8]:
     """[N, H, W, C] as [N, size, size, C], bilinear, aspect not kept."""
     if images.shape[1:3] == (size, size):
@@ -123,14 +122,10 @@ def resized(images: npt.NDArray[np.uint8], size: int) -> npt.NDArray[np.uint8]:
     return out
 
 
-def _stretched(picture: Image.Image, height: int, width: int) -> Image.Image:
-    return picture.resize((width, height), Image.Resampling.BILINEAR)
-
-
 def _rgb(picture: Picture, origin: str) -> Image.Image:
     try:
         with _opened(picture) as opened:
-            # Cameras store a photograph as the sensor lay and say in the header how it was held.
+            # Cameras store a photograph as the sensor saw it, and its orientation in the header.
             return _as_rgb(ImageOps.exif_transpose(opened), origin)
     except DataError:
         raise
@@ -142,20 +137,24 @@ def _rgb(picture: Picture, origin: str) -> Image.Image:
 
 def _opened(picture: Picture) -> AbstractContextManager[Image.Image]:
     if isinstance(picture, Image.Image):
-        return nullcontext(picture)  # whoever opened it closes it
+        return nullcontext(picture)  # closed by its owner
     if isinstance(picture, np.ndarray):
         return _from_pixels(picture)
     return Image.open(io.BytesIO(picture) if isinstance(picture, bytes) else picture)
+
+
+def _as_rgb(picture: Image.Image, origin: str) -> Image.Image:
+    if picture.mode.startswith("I;16"):
+        # Pillow versions scale or clip these; the high byte is the visible image.
+        return Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8)).convert("RGB")
+    if picture.mode in ("I", "F"):
+        raise DataError(f"{origin}: has 32-bit pixels; store it with 8 or 16 bits a channel")
+    return picture.convert("RGB")
 
 
 def _from_pixels(image: npt.NDArray[np.uint8]) -> Image.Image:
     return Image.fromarray(image[..., 0] if image.ndim == 3 and image.shape[2] == 1 else image)
 
 
-def _as_rgb(picture: Image.Image, origin: str) -> Image.Image:
-    if picture.mode.startswith("I;16"):
-        # Pillow versions differ in whether they scale or clip these; the high byte is what a person sees.
-        return Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8)).convert("RGB")
-    if picture.mode in ("I", "F"):
-        raise DataError(f"{origin}: has 32-bit pixels; store it with 8 or 16 bits a channel")
-    return picture.convert("RGB")
+def _stretched(picture: Image.Image, height: int, width: int) -> Image.Image:
+    return picture.resize((width, height), Image.Resampling.BILINEAR)

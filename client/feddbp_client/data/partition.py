@@ -1,4 +1,4 @@
-"""Who holds what: the Dirichlet split over clients, and each client's own split into training and test."""
+"""The Dirichlet split of a data set over clients, and each client's split into training and test samples."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 TRAIN_SHARE: Final = 0.75
 FEWEST_TO_TRAIN: Final = 2
-"""Batch statistics of a single sample have no spread."""
+"""Batch statistics need more than one sample for a variance."""
 FEWEST_SAMPLES: Final = FEWEST_TO_TRAIN + 1
-"""One more, to test on."""
+"""One more, for the test."""
 
 _SPLIT_ATTEMPTS: Final = 10_000
-"""CIFAR-10 over 20 clients at alpha 0.1 takes one to three; the 1,797 digits split so finely some thousands."""
+"""CIFAR-10 over 20 clients at alpha 0.1 takes one to three; a fine split of the 1,797 digits takes thousands."""
 _DRAW_ATTEMPTS: Final = 100
 _LARGEST_SEED: Final = 2**32 - 1
 
@@ -35,20 +35,20 @@ def least_samples(total: int, clients: int, batch_size: int) -> int:
 def dirichlet_split(
     labels: npt.NDArray[np.int64], *, clients: int, alpha: float, seed: int, least: int
 ) -> tuple[Indices, ...]:
-    """Indices into labels for each client; every client that passes the same arguments gets the same answer.
+    """Indices into labels for each client; the same arguments give the same split on every machine.
 
-    Class after class is dealt out in proportions drawn from Dir(alpha), clients that already hold an even
-    share getting nothing more. If someone ends up with fewer than `least`, the whole split is drawn again.
+    Each class is split in proportions drawn from Dir(alpha); clients that already hold an even share get nothing
+    more. The whole split is drawn again while a client has fewer than `least` samples.
     """
     _check_split(len(labels), clients, alpha, seed, least)
-    # The legacy generator, because numpy promises its stream for ever: machines with unlike numpy versions
-    # have to agree on who holds what.
+    # The legacy generator, because numpy guarantees its stream: machines with different numpy versions must compute the
+    # same split.
     random = np.random.RandomState(seed)
     by_class = [np.flatnonzero(labels == number) for number in np.unique(labels)]
     for _ in range(_SPLIT_ATTEMPTS):
-        dealt, sizes = _deal(by_class, len(labels), clients, alpha, random)
+        pieces, sizes = _draw_split(by_class, len(labels), clients, alpha, random)
         if sizes.min() >= least:
-            return tuple(_share(dealt, client) for client in range(clients))
+            return tuple(_share(pieces, client) for client in range(clients))
     raise DataError(
         f"no split of {len(labels)} samples gave each of {clients} clients {least} in {_SPLIT_ATTEMPTS} "
         f"draws with alpha {alpha:g}; take fewer clients, a larger alpha or a smaller batch"
@@ -56,7 +56,7 @@ def dirichlet_split(
 
 
 def train_test_split(samples: int, *, seed: int, client_id: int) -> tuple[Indices, Indices]:
-    """Shuffled positions 0..samples-1, three quarters to train on and the rest to test on, not stratified."""
+    """Shuffled positions 0..samples-1: three quarters for training, the rest for the test; not stratified."""
     if samples < FEWEST_SAMPLES:
         raise DataError(f"client {client_id} has {samples} samples, it needs at least {FEWEST_SAMPLES}")
     order = shuffled(samples, seed=seed, client_id=client_id)
@@ -65,50 +65,49 @@ def train_test_split(samples: int, *, seed: int, client_id: int) -> tuple[Indice
 
 
 def shuffled(samples: int, *, seed: int, client_id: int) -> Indices:
-    """0..samples-1 in an order that depends on the seed and the client only."""
+    """0..samples-1 in an order that depends only on the seed and the client."""
     _check_seed(seed)
     _check_seed(client_id, "client id")
     return np.random.RandomState([seed, client_id]).permutation(samples).astype(np.int64)
 
 
 @dataclass(frozen=True)
-class _Dealt:
-    """A class in shuffled order, and where each client's piece of it begins and ends."""
+class _SplitClass:
+    """The samples of a class in shuffled order, and the bounds of each client's piece."""
 
     members: Indices
     bounds: Indices
 
 
-def _deal(
+def _draw_split(
     by_class: list[Indices], total: int, clients: int, alpha: float, random: np.random.RandomState
-) -> tuple[list[_Dealt], Indices]:
-    """One draw of the whole split, and how many samples each client got.
+) -> tuple[list[_SplitClass], Indices]:
+    """One draw of the whole split, and the number of samples of each client.
 
-    Pieces stay bounds until a draw is good: few samples, many clients and a small alpha can take thousands.
+    Pieces stay bounds until a draw is accepted: few samples, many clients and a small alpha can take thousands.
     """
-    dealt: list[_Dealt] = []
+    pieces: list[_SplitClass] = []
     sizes = np.zeros(clients, dtype=np.int64)
     for members in by_class:
         shuffled_members = members.copy()
         random.shuffle(shuffled_members)
         open_clients = sizes < total / clients
         bounds = _bounds(_proportions(open_clients, alpha, random), len(members))
-        dealt.append(_Dealt(shuffled_members, bounds))
+        pieces.append(_SplitClass(shuffled_members, bounds))
         sizes += np.diff(bounds)
-    return dealt, sizes
+    return pieces, sizes
 
 
-def _share(dealt: list[_Dealt], client: int) -> Indices:
-    return np.concatenate([one.members[one.bounds[client] : one.bounds[client + 1]] for one in dealt])
+def _share(pieces: list[_SplitClass], client: int) -> Indices:
+    return np.concatenate([piece.members[piece.bounds[client] : piece.bounds[client + 1]] for piece in pieces])
 
 
 def _proportions(
     open_clients: npt.NDArray[np.bool_], alpha: float, random: np.random.RandomState
 ) -> npt.NDArray[np.float64]:
-    """Drawn again while nothing is left.
+    """Proportions of a class over the clients that are not full, drawn again while they sum to zero.
 
-    With a small alpha all the weight may fall on clients that are full; with a tiny one every component may
-    underflow.
+    With a small alpha all the weight may fall on full clients; with a tiny one every component may underflow.
     """
     for _ in range(_DRAW_ATTEMPTS):
         drawn = np.where(open_clients, random.dirichlet(np.full(len(open_clients), alpha)), 0.0)
@@ -121,8 +120,8 @@ def _proportions(
 def _bounds(proportions: npt.NDArray[np.float64], samples: int) -> Indices:
     """Client k's piece is bounds[k]..bounds[k+1]; the last client takes the remainder.
 
-    When the proportions sum to a hair under 1, that remainder is one sample even for a last client who is full.
-    It is left so, because published results rest on splits made this way.
+    When the proportions sum to slightly less than 1, that remainder is one sample even if the last client is full.
+    This is kept, because published results use splits made this way.
     """
     bounds = np.zeros(len(proportions) + 1, dtype=np.int64)
     bounds[1:] = np.floor(np.cumsum(proportions) * samples)

@@ -1,4 +1,4 @@
-"""Data an organisation brings itself, and does not share: a .npz file or a folder of images."""
+"""Private data of a client: an .npz file or a folder of images."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def load_private_data(
     class_names: tuple[str, ...] | None = None,
     image_size: int | None = None,
 ) -> ImageParts:
-    """Labels go by the run's class names where the data have names too, else by sorted folder or number.
+    """Loads private data; labels are matched by class name where the data has names, else by sorted folder or number.
 
-    image_size makes all images squares of that side; without it an npz keeps its own, and read_folder says
-    what becomes of a folder.
+    image_size resizes all images to squares of that side; without it an npz keeps its size, and a folder gets the one
+    that read_folder describes.
     """
     if class_names is not None and (len(class_names) != classes or len(set(class_names)) != classes):
-        raise DataError(f"the run has {classes} classes, its class names are not as many different ones")
+        raise DataError(f"the run has {classes} classes; it needs as many different class names")
     if image_size is not None and image_size < 1:
         raise DataError(f"image size is {image_size}, it must be positive")
     return _load(path.expanduser().resolve(), classes, class_names, image_size)

@@ -1,4 +1,4 @@
-"""What one client trains and tests on, as tensors."""
+"""The training and test samples of one client, as tensors."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class ClientData:
 
     @property
     def label_counts(self) -> npt.NDArray[np.int64]:
-        """Training samples of each class, what the server hears of this client's data when it joins."""
+        """Training samples of each class, which the client sends when it joins."""
         return np.bincount(self.train_labels.numpy(), minlength=self.classes).astype(np.int64)
 
 
 def shard_of(
     dataset: LabelledImages, *, clients: int, alpha: float, seed: int, client_id: int, batch_size: int
 ) -> ClientData:
-    """A client's part of a public data set: it computes the whole split and takes its own, asking nobody."""
+    """A client's part of a public data set; every client computes the whole split itself."""
     if not 0 <= client_id < clients:
         raise DataError(f"client id {client_id} is outside 0..{clients - 1}")
     least = least_samples(len(dataset), clients, batch_size)
@@ -61,14 +61,14 @@ def shard_of(
 
 
 def private_shard(parts: ImageParts, *, seed: int, client_id: int) -> ClientData:
-    """All of an owner's data: tested on the part set apart for it, or else on a quarter of it."""
+    """All of a client's private data; tested on its test part or, without one, on a quarter."""
     samples = len(parts.train)
     if parts.test is None:
         train, test = train_test_split(samples, seed=seed, client_id=client_id)
         return _client_data(parts.train, train, parts.train, test)
     if samples < FEWEST_TO_TRAIN:
         raise DataError(f"client {client_id} has {samples} training samples, it needs at least {FEWEST_TO_TRAIN}")
-    # Shuffled like any other client's: a folder comes class by class, and not every loader shuffles.
+    # Shuffled as every shard is: a folder is sorted by class, and not every loader shuffles.
     return _client_data(
         parts.train, shuffled(samples, seed=seed, client_id=client_id), parts.test, np.arange(len(parts.test))
     )

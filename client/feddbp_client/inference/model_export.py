@@ -1,7 +1,7 @@
-"""A trained client as a file that needs nothing of this project: images in, scores out, prototypes inside.
+"""Exports a trained client to a file that runs without this project; prototypes are inside.
 
 The file takes uint8 images [batch, channels, height, width] and gives float32 scores [batch, classes], of which the
-greatest is the prediction. What a score is, and the names of the classes, is in it too, as JSON under FACTS_NAME.
+greatest is the prediction. The kind of score and the class names are stored in it as JSON under FACTS_NAME.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _TOLERANCE: Final = 1e-4
 
 
 class ExportError(FedDBPError):
-    """A model that cannot be exported; the text says why."""
+    """A model that cannot be exported; the message says why."""
 
 
 def export(client: TrainedClient, path: Path, file_format: str) -> None:
-    """Writes a client that was loaded on the CPU to a file, whole or not at all."""
+    """Writes a client that was loaded on the CPU to a file, atomically."""
     if file_format == "onnx":
         require("exporting to ONNX", _NEEDED_FOR_ONNX, extra="onnx")
     write = FORMATS[file_format]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about torch's own doings; whether the result is right is checked
+        warnings.simplefilter("ignore")  # they concern torch's internals; the result is checked
         try:
             with replacing(path) as file:
                 write(client, file, json.dumps(facts_of(client)))
@@ -54,7 +54,7 @@ def export(client: TrainedClient, path: Path, file_format: str) -> None:
 
 
 def facts_of(client: TrainedClient) -> Mapping[str, object]:
-    """What somebody has to know who is given nothing but the file."""
+    """What a user of the file needs to know of the client, its input and its scores."""
     kind = client.scorer.kind
     return {
         **asdict(client.facts),
@@ -68,8 +68,8 @@ def _write_torch_export(client: TrainedClient, file: IO[bytes], facts: str) -> N
 
 
 def _write_torchscript(client: TrainedClient, file: IO[bytes], facts: str) -> None:
-    # of the client itself: the trace of an exported program would be one for as many images as it was traced with
-    with _telling_why(client):
+    # traced from the client itself: the trace of an exported program would fix the batch size
+    with _as_export_error(client):
         traced = torch.jit.trace(client.scorer, _example(client), check_trace=False)
     module = torch.jit.script(_PixelsOnly(traced))
     _check_same(client, module)
@@ -78,28 +78,28 @@ def _write_torchscript(client: TrainedClient, file: IO[bytes], facts: str) -> No
 
 def _write_onnx(client: TrainedClient, file: IO[bytes], facts: str) -> None:
     program = _program(client)
-    with _telling_why(client):
+    with _as_export_error(client):
         converted = torch.onnx.export(program, dynamo=True, verbose=False)
     assert converted is not None
     converted.model.graph.outputs[0].name = "scores"
     converted.model.metadata_props[FACTS_NAME] = facts
     model = converted.model_proto
-    _drop_idle_rounding(model)
+    _clear_needless_ceil_mode(model)
     content = model.SerializeToString()
     _check_same(client, _by_reference(content))
     file.write(content)
 
 
-def _drop_idle_rounding(model: ModelProto) -> None:
-    """A window that moves by one pixel ends at the edge anyway; ONNX's reference, told to round up, overshoots it."""
+def _clear_needless_ceil_mode(model: ModelProto) -> None:
+    """Clears ceil_mode where the stride is one: it has no effect there, but ONNX's reference overshoots the edge."""
     for node in model.graph.node:
-        told = {attribute.name: attribute for attribute in node.attribute}
-        if node.op_type == "MaxPool" and told.keys() >= {"strides", "ceil_mode"} and set(told["strides"].ints) == {1}:
-            told["ceil_mode"].i = 0
+        given = {attribute.name: attribute for attribute in node.attribute}
+        if node.op_type == "MaxPool" and given.keys() >= {"strides", "ceil_mode"} and set(given["strides"].ints) == {1}:
+            given["ceil_mode"].i = 0
 
 
 def _by_reference(content: bytes) -> Callable[[Tensor], Tensor]:
-    """The content of an ONNX file as the standard's own slow implementation runs it."""
+    """Runs an ONNX file with the reference implementation of the standard, which is slow."""
     from onnx.reference import ReferenceEvaluator
 
     evaluator = ReferenceEvaluator(content)
@@ -114,10 +114,10 @@ def _by_reference(content: bytes) -> Callable[[Tensor], Tensor]:
 def _program(client: TrainedClient) -> ExportedProgram:
     """The client as a graph for any number of images."""
     any_number = {"images": {0: Dim("batch", min=1)}}
-    with _telling_why(client):
+    with _as_export_error(client):
         program = torch.export.export(client.scorer, (_example(client),), dynamic_shapes=any_number, strict=False)
     for node in program.graph.nodes:
-        node.meta.pop("stack_trace", None)  # where things lie on this machine is of no use to others
+        node.meta.pop("stack_trace", None)  # paths of this machine do not belong in the file
     _check_same(client, program.module())
     return program
 
@@ -127,27 +127,27 @@ def _example(client: TrainedClient) -> Tensor:
 
 
 def _check_same(client: TrainedClient, module: Callable[[Tensor], Any]) -> None:
-    """Raises ExportError unless the module says what the client says, also of more and of fewer images."""
+    """Raises ExportError unless the module gives the client's scores, also for larger and smaller batches."""
     random = torch.Generator().manual_seed(0)
     for count in _TRIED_BATCHES:
         images = torch.randint(0, 256, (count, *client.facts.image_shape), generator=random, dtype=torch.uint8)
-        with _telling_why(client), torch.no_grad():
+        with _as_export_error(client), torch.no_grad():
             expected, found = client.scorer(images), module(images)
         if not torch.allclose(expected, found, rtol=_TOLERANCE, atol=_TOLERANCE):
-            raise ExportError(f"{client.facts.architecture}, once exported, gives other scores for {count} images")
+            raise ExportError(f"{client.facts.architecture}, once exported, gives different scores for {count} images")
 
 
 @contextmanager
-def _telling_why(client: TrainedClient) -> Iterator[None]:
+def _as_export_error(client: TrainedClient) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # the model may be the user's own, and torch raises what it likes of it
+    except Exception as error:  # the model may be the user's own, and torch may raise anything
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ExportError(f"{client.facts.architecture} cannot be exported: {reason}") from error
 
 
 class _PixelsOnly(nn.Module):
-    """A trace has forgotten the type it was made with, and would take images from 0 to 1 for black ones."""
+    """Checks the dtype, which a trace does not: images from 0 to 1 would be taken for black ones."""
 
     def __init__(self, traced: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""From a checkpoint on disk back to a client's half of a method that can predict."""
+"""Restores a client's half of a method from a checkpoint, ready to predict."""
 
 from __future__ import annotations
 
@@ -9,32 +9,33 @@ import torch
 
 from feddbp_client.methods.base import LocalMethod
 from feddbp_client.models import ModelError
-from feddbp_client.training.checkpoint import CHECKPOINT_NAME, Checkpoint, CheckpointError
+from feddbp_client.training.checkpoint import Checkpoint, CheckpointError
 from feddbp_client.training.setup import build_method
+from feddbp_common.artifacts import CHECKPOINT_NAME
 from feddbp_common.config.run import RunConfig, run_from_proto
 from feddbp_common.errors import ConfigurationError, FedDBPError, refuse
 from feddbp_common.wire import Payload, check_manifest, check_values, decode, digest_of
 
-_WHERE_CLIENTS_ARE: Final = ("client-*", "*/client-*", "clients/*/client-*")
-"""Below a run's directory, a client's state directory, and what `feddbp demo` writes."""
+_CLIENT_DIRECTORIES: Final = ("client-*", "*/client-*", "clients/*/client-*")
+"""Patterns below a run's directory, a client's state directory, and the output of `feddbp demo`."""
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint at a path, or that of the client whose directory it is."""
+    """Reads a checkpoint file, or the one in a client's directory."""
     try:
         return Checkpoint.load(_in_directory(path) if path.is_dir() else path)
     except CheckpointError as error:
         raise ConfigurationError(str(error)) from error
 
 
-def restored_method(checkpoint: Checkpoint, device: torch.device) -> LocalMethod:  # type: ignore[type-arg]
-    """The method as it was when the checkpoint was written, with what the server had sent by then."""
+def restore_method(checkpoint: Checkpoint, device: torch.device) -> LocalMethod:  # type: ignore[type-arg]
+    """The method in the checkpoint's state, with the last download received."""
     who = f"client {checkpoint.client_id} of run {checkpoint.run_id}"
     config = run_from_proto(checkpoint.config)
     if len(checkpoint.class_names) != config.classes:
         raise ConfigurationError(f"the checkpoint of {who} does not name the {config.classes} classes of its run")
     try:
-        # the weights drawn here are thrown away; a program that predicts keeps its own random numbers
+        # the weights drawn here are replaced below; the caller's random state must not change
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             method = build_method(
                 config, checkpoint.client_id, checkpoint.architecture, checkpoint.head, checkpoint.image_shape
@@ -43,7 +44,7 @@ def restored_method(checkpoint: Checkpoint, device: torch.device) -> LocalMethod
         raise ConfigurationError(f"the model of {who} cannot be built: {error}") from error
     weights = dict(checkpoint.model)
     if not all(weight.isfinite().all() for weight in weights.values()):
-        raise ConfigurationError(f"the training of {who} has diverged: not all of its weights are numbers")
+        raise ConfigurationError(f"the training of {who} has diverged: its weights are not all finite")
     try:
         method.load_state_dict(weights)
     except RuntimeError as error:
@@ -51,8 +52,8 @@ def restored_method(checkpoint: Checkpoint, device: torch.device) -> LocalMethod
     try:
         method.receive(_received(checkpoint, config), completed_rounds=checkpoint.round)
     except FedDBPError as error:
-        raise ConfigurationError(f"what the server sent to {who} is damaged in its checkpoint: {error}") from error
-    # some methods start a round by going to weights from the server; those the round ended with are to stay
+        raise ConfigurationError(f"the download in the checkpoint of {who} is damaged: {error}") from error
+    # receive() sets the weights of some methods to the server's; those of the round's end are wanted
     method.load_state_dict(weights)
     return method
 
@@ -65,7 +66,7 @@ def _received(checkpoint: Checkpoint, config: RunConfig) -> Payload:
     rules = config.method_spec.download_rules(config.settings, config.exchange_shape)
     check_manifest(manifest, rules, max_bytes=len(body))
     if digest_of(manifest, [body]) != manifest.sha256:
-        refuse("sha256", "it is not what was written")
+        refuse("sha256", "does not match the stored bytes")
     payload = decode(manifest, body)
     check_values(payload, rules)
     return payload
@@ -75,10 +76,10 @@ def _in_directory(directory: Path) -> Path:
     file = directory / CHECKPOINT_NAME
     if file.exists():
         return file
-    for where in _WHERE_CLIENTS_ARE:
+    for where in _CLIENT_DIRECTORIES:
         found = sorted(directory.glob(f"{where}/{CHECKPOINT_NAME}"))
         if found:
             raise ConfigurationError(f"{directory} is not a client's directory; give one, such as {found[0].parent}")
     raise ConfigurationError(
-        f"there is no checkpoint in {directory}; a client writes {CHECKPOINT_NAME} when it has trained a round"
+        f"there is no checkpoint in {directory}; a client writes {CHECKPOINT_NAME} after its first training round"
     )

@@ -1,4 +1,4 @@
-"""A client after its training, put to use: images in, predictions out.
+"""Inference with a trained client: images in, predictions out.
 
 client = TrainedClient.load("feddbp-state/clients/RUN/client-3")
 for prediction in client.predict(["first.png", "second.jpg"]):
@@ -21,14 +21,18 @@ from torch import Tensor, nn
 
 from feddbp_client.data.batches import channels_first, scaled
 from feddbp_client.data.images import Picture, fitted
-from feddbp_client.inference.restore import read_checkpoint, restored_method
+from feddbp_client.inference.restore import read_checkpoint, restore_method
 from feddbp_client.methods.base import LocalMethod
 from feddbp_client.methods.scores import ScoreKind, Scores
 from feddbp_client.training.checkpoint import Checkpoint
 from feddbp_client.training.devices import choose_device
 from feddbp_common.errors import ConfigurationError
 
+ImageLike: TypeAlias = str | Picture
+"""A path, the content of a file, a Pillow image, or pixels as uint8 [H, W] or [H, W, 1 or 3]."""
 Measure: TypeAlias = Literal["distance", "squared distance", "probability"]
+
+_BATCH: Final = 256
 _MEASURES: Final[dict[ScoreKind, Measure]] = {
     ScoreKind.DISTANCE: "distance",
     ScoreKind.SQUARED_DISTANCE: "squared distance",
@@ -43,7 +47,7 @@ class Candidate:
     class_id: int
     name: str
     value: float
-    """How far its prototype is, or how probable it is: what the prediction's `measure` says."""
+    """The distance to its prototype, or its probability, as the prediction's `measure` says."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +56,7 @@ class Prediction:
 
     measure: Measure
     candidates: tuple[Candidate, ...]
-    """There is always one. A class the client knows no prototype of is not among them."""
+    """At least one; classes without a prototype are left out."""
 
     @property
     def best(self) -> Candidate:
@@ -60,71 +64,31 @@ class Prediction:
 
     @property
     def name(self) -> str:
-        """Of the class that is predicted."""
+        """The name of the predicted class."""
         return self.best.name
-
-
-def prediction_of(scores: Tensor, kind: ScoreKind, class_names: tuple[str, ...], *, top: int | None) -> Prediction:
-    """The best `top` classes of a row of scores [C], or all that can be predicted."""
-    row = scores.cpu().double()  # in this order: Apple's GPUs have no float64
-    values = row.softmax(dim=0) if kind is ScoreKind.LOGIT else -row
-    # stable: of equals the lower id comes first, as it does in a method's own predictions
-    order = torch.sort(row, descending=True, stable=True).indices[:top]
-    return Prediction(
-        measure=_MEASURES[kind],
-        candidates=tuple(
-            Candidate(class_id=class_id, name=class_names[class_id], value=float(values[class_id]))
-            for class_id in order.tolist()
-            if row[class_id] != -torch.inf
-        ),
-    )
-
-
-ImageLike: TypeAlias = str | Picture
-"""A path, the content of a file, a Pillow image, or pixels as uint8 [H, W] or [H, W, 1 or 3]."""
-_BATCH: Final = 256
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientFacts:
-    """Which client it is, and what it was trained for."""
+    """The identity of a client, and what it was trained on."""
 
     run_id: str
     client_id: int
     method: str
     architecture: str
     round: int
-    """How many rounds of the run were over when the server last sent it something."""
+    """Completed rounds of the run at its last download."""
     image_shape: tuple[int, int, int]
-    """(channels, height, width) of its training images; others are made to fit."""
+    """(channels, height, width) of its training images; other images are resized."""
     class_names: tuple[str, ...]
 
 
-class Scorer(nn.Module):
-    """The rule of inference that counts, alone: pixels in, uint8 [n, C, H, W]; scores out, float32 [n, classes]."""
-
-    def __init__(self, method: LocalMethod) -> None:  # type: ignore[type-arg]
-        super().__init__()
-        self.method = method.eval().requires_grad_(False)
-        with torch.no_grad():
-            blank = self._scores(torch.zeros(1, *method.task.image_shape, dtype=torch.uint8, device=method.device))
-        self.kind = blank.kind
-        self.is_ready = bool((blank.classes() >= 0).all())
-        """There is something to compare an image with, where a method compares."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self._scores(images).values.float()
-
-    def _scores(self, images: Tensor) -> Scores:
-        return self.method.scores(scaled(images))[self.method.inference]
-
-
 class TrainedClient:
-    """Predicts as its client does in an evaluation: same pixels, same weights, same rule."""
+    """Predicts with the pixels, the weights and the rule of the client's evaluation."""
 
     def __init__(self, checkpoint: Checkpoint, *, device: str = "auto") -> None:
         self.device = choose_device(gpu=None, device=device)
-        self.scorer = Scorer(restored_method(checkpoint, self.device))
+        self.scorer = Scorer(restore_method(checkpoint, self.device))
         self.facts = ClientFacts(
             run_id=checkpoint.run_id,
             client_id=checkpoint.client_id,
@@ -136,19 +100,19 @@ class TrainedClient:
         )
         if not self.scorer.is_ready:
             raise ConfigurationError(
-                f"client {checkpoint.client_id} of run {checkpoint.run_id} cannot predict yet: it compares images with "
-                "what the server sends, and that comes when the first round is over"
+                f"client {checkpoint.client_id} of run {checkpoint.run_id} cannot predict yet: it compares images "
+                "with prototypes, which the server sends when the first round is over"
             )
 
     @classmethod
     def load(cls, path: str | Path, *, device: str = "auto") -> Self:
-        """From a checkpoint, or the directory of a client that wrote one."""
+        """Loads a checkpoint file, or the one in a client's directory."""
         return cls(read_checkpoint(Path(path)), device=device)
 
     def predict(self, images: Iterable[ImageLike], *, top: int | None = None) -> list[Prediction]:
-        """One prediction an image, of its `top` likeliest classes or of all; DataError names an image that is none."""
+        """One prediction per image, of all classes or the `top` likeliest; DataError names an unreadable image."""
         if top is not None and top < 1:
-            raise ConfigurationError(f"top is {top}, but a prediction has at least one class")
+            raise ConfigurationError(f"top is {top}, it must be at least 1")
         return [
             prediction_of(scores, self.scorer.kind, self.facts.class_names, top=top)
             for pixels in self._batches(images)
@@ -161,7 +125,7 @@ class TrainedClient:
         return found
 
     def _batches(self, images: Iterable[ImageLike]) -> Iterator[Tensor]:
-        remaining = iter(_several(images))
+        remaining = iter(_as_iterable(images))
         while batch := list(islice(remaining, _BATCH)):
             yield channels_first(np.stack([self._pixels(image) for image in batch]))
 
@@ -170,8 +134,43 @@ class TrainedClient:
         return fitted(Path(image) if isinstance(image, str) else image, self.facts.image_shape, origin=origin)
 
 
-def _several(images: Iterable[ImageLike]) -> Iterable[ImageLike]:
-    """A lone image is taken for one, and not for the letters or rows it consists of."""
+class Scorer(nn.Module):
+    """The method's main inference rule as a module: uint8 pixels [n, C, H, W] to float32 scores [n, classes]."""
+
+    def __init__(self, method: LocalMethod) -> None:  # type: ignore[type-arg]
+        super().__init__()
+        self.method = method.eval().requires_grad_(False)
+        with torch.no_grad():
+            blank = self._scores(torch.zeros(1, *method.task.image_shape, dtype=torch.uint8, device=method.device))
+        self.kind = blank.kind
+        self.is_ready = bool((blank.classes() >= 0).all())
+        """False while a rule that compares with prototypes has received none."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self._scores(images).values.float()
+
+    def _scores(self, images: Tensor) -> Scores:
+        return self.method.scores(scaled(images))[self.method.inference]
+
+
+def prediction_of(scores: Tensor, kind: ScoreKind, class_names: tuple[str, ...], *, top: int | None) -> Prediction:
+    """The best `top` classes of a row of scores [C], or all that can be predicted."""
+    row = scores.cpu().double()  # in this order: Apple's GPUs have no float64
+    values = row.softmax(dim=0) if kind is ScoreKind.LOGIT else -row
+    # stable: equal scores are ordered by class id, as in a method's own predictions
+    order = torch.sort(row, descending=True, stable=True).indices[:top]
+    return Prediction(
+        measure=_MEASURES[kind],
+        candidates=tuple(
+            Candidate(class_id=class_id, name=class_names[class_id], value=float(values[class_id]))
+            for class_id in order.tolist()
+            if row[class_id] != -torch.inf
+        ),
+    )
+
+
+def _as_iterable(images: Iterable[ImageLike]) -> Iterable[ImageLike]:
+    """Wraps a single image, which may be iterable itself (a path, bytes, an array), in a list."""
     if isinstance(images, np.ndarray):
         alone = images.ndim == 2 or (images.ndim == 3 and images.shape[-1] in (1, 3))
         return [images] if alone else images

@@ -1,1 +1,1 @@
-"""The client's half of every method, one file each."""
+"""The client's half of each method, one file per method."""

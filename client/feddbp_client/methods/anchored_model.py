@@ -1,4 +1,4 @@
-"""A shared model of which only changes travel: it has to know from where, through crashes and rounds it missed."""
+"""A shared model of which only updates are exchanged, relative to an anchor that survives crashes and missed rounds."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from feddbp_common.wire.svd import decompress
 
 
 class AnchoredModel(SmallModel):
-    """Remembers where the last round it trained in began, which is what the next change counts from.
+    """Keeps the weights at the start of the last round it trained in, to which the next update is relative.
 
-    The anchor is part of a checkpoint. It moves only when an update is handed over, so that being told the same twice,
-    or only looking on for a round, changes nothing.
+    This anchor is part of a checkpoint. It moves only when an update is collected, so that receiving the same download
+    twice, or only evaluating in a round, changes nothing.
     """
 
     def __init__(self, task: Task, *, feature_dim: int) -> None:
@@ -32,7 +32,7 @@ class AnchoredModel(SmallModel):
         self.register_buffer("anchor_round", torch.zeros((), dtype=torch.int64))
 
     def follow(self, received: Mapping[str, AnyArray]) -> None:
-        """Goes to where the server says the shared model is now; nothing received is where it began."""
+        """Sets the weights to the server's current ones; an empty download means the initial weights."""
         if not received:
             self._began, self._began_after = self._first, 0
         else:
@@ -42,7 +42,7 @@ class AnchoredModel(SmallModel):
         self.load(self._began)
 
     def drop_anchor(self) -> dict[str, FloatArray]:
-        """What has changed since the round began, which the next one is counted from."""
+        """Moves the anchor to the start of this round and returns the update since then."""
         for name, tensor in self._began.items():
             self.get_buffer(_anchor(name)).copy_(torch.tensor(tensor))
         self.anchor_round.fill_(self._began_after)
@@ -54,13 +54,13 @@ class AnchoredModel(SmallModel):
             return self._plus(self._first, totals)
         anchored = int(self.anchor_round)
         anchor = {name: self.get_buffer(_anchor(name)).cpu().numpy() for name in self._first}
-        if anchored == number:  # this client was there already
+        if anchored == number:  # the update is part of the anchor already
             return anchor
         if anchored == number - 1:
             return self._plus(anchor, decompress(changes))
         raise FedDBPError(
-            f"the server sent what changed after round {number - 1}, but this client has lost where it stood then; "
-            "it can join again once the next round is open"
+            f"the server sent the update of round {number - 1}, but this client no longer has the weights before it; "
+            "start it again once the next round is open"
         )
 
     def _plus(self, start: Mapping[str, FloatArray], changes: Mapping[str, AnyArray]) -> dict[str, FloatArray]:
@@ -69,5 +69,5 @@ class AnchoredModel(SmallModel):
 
 
 def _anchor(name: str) -> str:
-    """Buffers cannot have a dot in their name."""
+    """A buffer's name, which cannot contain a dot."""
     return "anchor_" + name.replace(".", "_")

@@ -1,4 +1,4 @@
-"""What a method is on the client: a local loss, something to upload, and ways to predict."""
+"""The interface of a method on the client: a local loss, an upload, and inference rules."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ SettingsT = TypeVar("SettingsT", bound=MethodSettings)
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a client is to learn, and the run it learns it in."""
+    """What a client learns, and the run that it learns it in."""
 
     classes: int
     feature_dim: int
     rounds: int
     top_channels_only: bool = False
-    """The run exchanges only the indices of important channels."""
+    """Whether the run exchanges only the indices of important channels."""
     seed: int = 0
-    """The run's: whatever all clients have to draw alike derives from it, and not from who they are."""
+    """The run's seed, for random draws that must be the same on all clients."""
     image_shape: tuple[int, int, int] = (3, 32, 32)
     """(channels, height, width)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """The loss of one batch: what is minimised, and its terms before weighting."""
+    """The loss of one batch: the total to minimise, and its terms before weighting."""
 
     total: Tensor
     terms: Mapping[str, Tensor]
 
     @classmethod
     def weighted(cls, terms: Mapping[str, Tensor], weights: Mapping[str, float]) -> Self:
-        """The weighted sum of the terms; one without a weight counts once."""
+        """The weighted sum of the terms; a term without a weight has weight one."""
         total = torch.stack([weights.get(name, 1.0) * term for name, term in terms.items()]).sum()
         return cls(total=total, terms={name: term.detach() for name, term in terms.items()})
 
@@ -50,12 +50,12 @@ class Objective:
 class LocalMethod(nn.Module, ABC, Generic[SettingsT]):
     """The client's half of a method, and everything it trains.
 
-    Its parameters and buffers are what a checkpoint keeps; what the server sends is handed in anew each round and is
-    no part of them. Nothing here knows about files, sockets or rounds other than by number.
+    A checkpoint stores its parameters and buffers; what the server sends is received in every round and is not among
+    them. A method uses no files and no sockets, and knows rounds only by number.
     """
 
     inference_rules: ClassVar[tuple[str, ...]]
-    """Every way this method can predict; each is evaluated, one counts."""
+    """All rules by which this method can predict; each is evaluated, `inference` names the main one."""
 
     def __init__(
         self, *, backbone: nn.Module, make_head: Callable[[], nn.Module], settings: SettingsT, task: Task
@@ -68,11 +68,11 @@ class LocalMethod(nn.Module, ABC, Generic[SettingsT]):
     @property
     @abstractmethod
     def inference(self) -> str:
-        """The rule whose accuracy counts."""
+        """The main rule, whose accuracy is the client's accuracy."""
 
     @abstractmethod
     def receive(self, payload: Payload, *, completed_rounds: int) -> None:
-        """Takes in what the server sends at the start of a round; empty while the server knows nothing."""
+        """Sets the state that the server sends at the start of a round; empty before the first aggregation."""
 
     @abstractmethod
     def objective(self, images: Tensor, labels: Tensor) -> Objective:
@@ -80,19 +80,19 @@ class LocalMethod(nn.Module, ABC, Generic[SettingsT]):
 
     @abstractmethod
     def collect(self, images: Tensor, labels: Tensor, *, batch_size: int) -> Payload:
-        """What to upload after training, from the whole training split."""
+        """The upload after training, from the whole training split."""
 
     @abstractmethod
     def scores(self, images: Tensor) -> Mapping[str, Scores]:
-        """How well every class fits, under every rule of inference; the caller sees to eval mode."""
+        """Scores of every class under every inference rule; the caller sets eval mode."""
 
     def predict(self, images: Tensor) -> Mapping[str, Tensor]:
-        """Class ids under every rule of inference, in eval mode."""
+        """Class ids under every inference rule, in eval mode."""
         with evaluation(self):
             return {rule: scores.classes() for rule, scores in self.scores(images).items()}
 
     def parameter_groups(self, learning_rate: float) -> list[dict[str, Any]]:
-        """What the optimiser trains, at what step size; one group of everything unless a method says otherwise."""
+        """The optimiser's parameter groups; by default one group of all parameters."""
         trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
         return [{"params": trained, "lr": learning_rate}]
 

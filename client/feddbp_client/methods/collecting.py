@@ -1,4 +1,4 @@
-"""When a client takes the class means it uploads: after training, as the methods' papers describe it, or on the way."""
+"""Class means for the upload, taken after training, as the methods' papers describe, or during it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from feddbp_common.methods.contract import CollectMode
 class ClassCollector:
     """Means per class of one vector per sample: a feature, a normalised feature, a row of logits.
 
-    `post` looks at every sample once after training, in eval mode. `running` averages over all steps of the round and
-    `last_epoch` over those of the last epoch, in train mode and while the weights still move, as some published code.
+    `post` takes every sample once after training, in eval mode. `running` averages over all steps of the round and
+    `last_epoch` over those of the last epoch, in train mode while the weights change, as some published code does.
     """
 
     def __init__(self, mode: CollectMode, *, classes: int, width: int) -> None:
@@ -28,7 +28,7 @@ class ClassCollector:
             self._counts.zero_()
 
     def observe(self, vectors: Tensor, labels: Tensor) -> None:
-        """Takes note of a training batch; does nothing where means are taken afterwards."""
+        """Adds a training batch to the means; does nothing in mode `post`."""
         if self._mode == "post":
             return
         labels = labels.cpu()
@@ -44,7 +44,7 @@ class ClassCollector:
         seen = self._counts > 0
         return ClassMeans(
             class_ids=torch.nonzero(seen).flatten().numpy().astype(np.int32),
-            # what is counted is samples, not how often they were seen
+            # counts are of samples, not of how often they were seen
             counts=torch.bincount(labels.cpu(), minlength=len(seen))[seen].numpy().astype(np.int32),
             means=(self._sums[seen] / self._counts[seen].unsqueeze(1)).numpy().astype(np.float32),
         )

@@ -1,4 +1,4 @@
-"""FD on the client: outputs are drawn to what clients answer on average for the class."""
+"""FD on the client: outputs are distilled towards the clients' mean output for the class."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from feddbp_common.wire import Payload, PrototypeSet
 
 
 class FD(PlainModel[FDSettings]):
-    """What travels is logits, or probabilities where the run averages those."""
+    """Exchanges logits, or probabilities where the run averages those."""
 
     def __init__(
         self, *, backbone: nn.Module, make_head: Callable[[], nn.Module], settings: FDSettings, task: Task

@@ -1,4 +1,4 @@
-"""FedDBP on the client: a shared branch that makes prototypes, a decision branch that is compared with them."""
+"""FedDBP on the client: a shared branch whose features make prototypes, a decision branch compared with them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from feddbp_common.wire.payload import ChannelArray, FloatArray
 
 
 class FedDBP(LocalMethod[FedDBPSettings]):
-    """Two parallel branches after the backbone, and one head for both unless they have one each."""
+    """Two parallel branches after the backbone, with one head for both or one each."""
 
     inference_rules = ("prototype_normalized", "prototype", "head")
 
@@ -29,8 +29,8 @@ class FedDBP(LocalMethod[FedDBPSettings]):
         super().__init__(backbone=backbone, make_head=make_head, settings=settings, task=task)
         ablated = {"shared": settings.without_share, "decision": settings.without_decision}
         names = [name for name, removed in ablated.items() if not removed]
-        # The first entry of each serves the shared feature and the last the decision feature; where both are one, it
-        # is stored once, since a checkpoint holds no tensor twice.
+        # The first entry of each dict serves the shared feature and the last the decision feature; where both are the
+        # same module, it is stored once, since a checkpoint holds no tensor twice.
         self.branches = nn.ModuleDict({name: _branch(settings.branch, task.feature_dim) for name in names})
         self.heads = nn.ModuleDict(
             {name: make_head() for name in (names if settings.heads == "separate" else names[:1])}
@@ -79,7 +79,7 @@ class FedDBP(LocalMethod[FedDBPSettings]):
         }
 
     def _terms(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """The loss terms that apply: those of an ablated branch do not, nor do those of prototypes without any."""
+        """The loss terms that apply: none of an ablated branch, none of prototypes before some are received."""
         hidden = self.backbone(images)
         z_s = self._shared_branch(hidden)
         ce_shared = F.cross_entropy(self._shared_head(z_s), labels)
@@ -136,8 +136,8 @@ class FedDBP(LocalMethod[FedDBPSettings]):
 
 
 def top_channels(scores: FloatArray, k_top: int) -> ChannelArray:
-    """The k_top channels of the largest score in each row, largest first; of equals the lower index."""
-    # a stable sort keeps equals in the order of their index
+    """The k_top channels with the largest scores of each row, largest first; the lower index of equal scores first."""
+    # a stable sort keeps equal scores in the order of their index
     return np.argsort(-scores, axis=1, kind="stable")[:, :k_top].astype(np.uint16)
 
 

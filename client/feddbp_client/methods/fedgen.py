@@ -1,4 +1,4 @@
-"""FedGen on the client: the common head is trained on real and on generated features."""
+"""FedGen on the client: the shared head is trained on real and on generated features."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from feddbp_common.wire import Payload
 
 
 class FedGen(SharedHeadModel[FedGenSettings]):
-    """Generated features reach the head only; in the full method what they say also guides real samples."""
+    """Generated features train only the head; in the full method their logits also guide real samples."""
 
     def __init__(
         self, *, backbone: nn.Module, make_head: Callable[[], nn.Module], settings: FedGenSettings, task: Task
@@ -42,7 +42,7 @@ class FedGen(SharedHeadModel[FedGenSettings]):
         return Objective.weighted(terms, self._weights)
 
     def _latent(self, logits: Tensor, labels: Tensor, generator: FrozenGenerator) -> Tensor:
-        """KL from what the head says of a generated feature of the same label; zero for labels it has never seen."""
+        """KL to the head's output for a generated feature of the same label; zero for labels without one."""
         target = self.head(generator.features(labels)).detach()
         divergences = F.kl_div(
             logits.log_softmax(dim=1), target.log_softmax(dim=1), reduction="none", log_target=True

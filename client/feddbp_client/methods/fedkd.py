@@ -1,4 +1,4 @@
-"""FedKD on the client: the own model (mentor) and the shared one (mentee) learn from the data and from each other."""
+"""FedKD on the client: the own model (mentor) and the shared one (mentee) train on the data and on each other."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from feddbp_common.wire import Payload
 from feddbp_common.wire.svd import compress, decompress
 
 _SMALLEST_DIVISOR: Final = 1e-6
-"""A client that has learnt its few samples by heart has a cross-entropy of zero, by which nothing can be divided."""
+"""Lower limit of a divisor: the cross-entropy of a client that fits its few samples perfectly is zero."""
 
 
 class FedKD(PlainModel[FedKDSettings]):
-    """Mentor and W never leave; the mentee starts every round as the clients' mean."""
+    """Mentor and W stay on the client; the mentee starts every round as the clients' mean."""
 
     inference_rules = ("head", "mentee")
 

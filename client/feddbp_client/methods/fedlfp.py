@@ -1,4 +1,4 @@
-"""FedLFP on the client: contrast within the batch, and a pull to prototypes of which nobody knows the class."""
+"""FedLFP on the client: contrast within the batch, and alignment with prototypes without class labels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from feddbp_common.wire import Payload
 
 
 class FedLFP(PlainModel[FedLFPSettings]):
-    """All comparisons are between directions; the head sees the feature as it is."""
+    """Compares directions of features; the head gets the features unscaled."""
 
     def __init__(
         self, *, backbone: nn.Module, make_head: Callable[[], nn.Module], settings: FedLFPSettings, task: Task
@@ -55,7 +55,7 @@ class FedLFP(PlainModel[FedLFPSettings]):
             )
             prototypes = directions(torch.from_numpy(found.means)).float()
             answers = self.head(prototypes.to(self.device)).float().softmax(dim=1)
-        # in class order a row would give its class away
+        # shuffled: in class order a row would reveal its class
         order = torch.randperm(len(prototypes)).numpy()
         return Payload(
             tensors={
@@ -78,7 +78,7 @@ class FedLFP(PlainModel[FedLFPSettings]):
 
 @dataclass(frozen=True)
 class Distance:
-    """How far a direction is from a prototype, given both or their product."""
+    """Distance of directions to prototypes, from the vectors or from their products."""
 
     form: Literal["squared", "exponential"]
     rho: float
@@ -90,25 +90,25 @@ class Distance:
 
 
 def supervised_contrast(unit: Tensor, labels: Tensor, tau: float) -> Tensor:
-    """Samples of a class attract each other against all the rest of the batch; one alone in its class adds nothing."""
+    """Supervised contrastive loss over the batch; a sample that is alone in its class adds zero."""
     itself = torch.eye(len(unit), dtype=torch.bool, device=unit.device)
     positive = (labels.unsqueeze(1) == labels) & ~itself
     similarities = (unit @ unit.T) / tau
-    # finite, so that a batch of one sample is harmless too
+    # finite, so that a batch of one sample gives no NaN
     others = similarities.masked_fill(itself, torch.finfo(similarities.dtype).min)
     log_shares = (similarities - others.logsumexp(dim=1, keepdim=True)).masked_fill(~positive, 0.0)
     return (-log_shares.sum(dim=1) / positive.sum(dim=1).clamp_min(1)).mean()
 
 
 def pull_to_prototypes(unit: Tensor, prototypes: Tensor, distance: Distance) -> Tensor:
-    """Per vector, its mean distance to all prototypes, weighted by similarity: the most similar one pulls most."""
+    """Per vector, its mean distance to all prototypes, weighted by the softmax of their similarities."""
     prototypes = prototypes.to(unit.dtype)
     products = unit @ prototypes.T
     return (distance(unit, prototypes, products) * products.softmax(dim=1)).sum(dim=1)
 
 
 def class_directions(z: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """The direction of each class's mean in the batch, [C, d], and which classes are there at all."""
+    """The direction of each class's mean in the batch, [C, d], and a mask of the classes in the batch."""
     members = F.one_hot(labels, classes).to(z.dtype)
-    # a sum has the direction of the mean; as a product it is the same on a GPU each time, which scattering is not
+    # a sum has the direction of the mean; as a matrix product it is deterministic on a GPU, unlike a scatter
     return directions(members.T @ z), members.sum(dim=0) > 0

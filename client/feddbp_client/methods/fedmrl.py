@@ -1,4 +1,4 @@
-"""FedMRL on the client: own and shared features, joined by a projector whose first channels have to do alone too."""
+"""FedMRL on the client: own and shared features in one projection, whose first channels also predict alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from feddbp_common.wire import Payload
 
 
 class FedMRL(PlainModel[FedMRLSettings]):
-    """The own model and the projector stay and are kept from round to round; the small model comes and goes."""
+    """The own model and the projector stay on the client; the small model is exchanged."""
 
     inference_rules = ("head", "small")
 
@@ -33,7 +33,7 @@ class FedMRL(PlainModel[FedMRLSettings]):
             self.small.load(payload.tensors)
 
     def features(self, images: Tensor) -> Tensor:
-        """r, the joint representation, [B, d]; the shared part goes in first."""
+        """r, the joint representation, [B, d]; the shared feature is first in its input."""
         r: Tensor = self.projector(torch.cat([self.small.body(images), self.backbone(images)], dim=1))
         return r
 

@@ -1,4 +1,4 @@
-"""FedProc on the client: first a contrast of features with prototypes, then more and more cross-entropy."""
+"""FedProc on the client: contrast of features with prototypes, replaced by cross-entropy over the rounds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from feddbp_common.wire import Payload, PrototypeSet
 
 @dataclass(frozen=True, eq=False)
 class _Contrast:
-    """What a round's features are contrasted with, and how little that counts."""
+    """The prototypes that a round's features are contrasted with, and the weight of cross-entropy."""
 
     directions: Tensor
     classes: Tensor
@@ -26,8 +26,8 @@ class _Contrast:
 class FedProc(PrototypeModel[FedProcSettings]):
     """a * cross-entropy + (1 - a) * contrast, where a grows from 0 to 1 over the rounds; the head predicts.
 
-    The head sees raw features, which are scaled to length one for the contrast and for the upload only; the original
-    feeds it a normalised projection.
+    The head gets raw features, which are scaled to length one only for the contrast and the upload; in the original it
+    gets a normalised projection.
     """
 
     sends_counts = True
@@ -36,12 +36,14 @@ class FedProc(PrototypeModel[FedProcSettings]):
 
     def receive(self, payload: Payload, *, completed_rounds: int) -> None:
         received = payload.prototypes
-        self._contrast = self._against(received, completed_rounds) if received is not None and len(received) else None
+        self._contrast = (
+            self._contrast_with(received, completed_rounds) if received is not None and len(received) else None
+        )
 
     def terms(self, z: Tensor, labels: Tensor) -> Mapping[str, Tensor]:
         if self._contrast is None:
             return {}
-        # without a temperature, that is at one
+        # the method has no temperature
         return {"gpc": angular_contrast(z, self._contrast.directions, self._contrast.classes, labels, tau=1.0)}
 
     def weights(self) -> Mapping[str, float]:
@@ -52,7 +54,7 @@ class FedProc(PrototypeModel[FedProcSettings]):
     def collected(self, z: Tensor) -> Tensor:
         return directions(z)
 
-    def _against(self, received: PrototypeSet, completed_rounds: int) -> _Contrast:
+    def _contrast_with(self, received: PrototypeSet, completed_rounds: int) -> _Contrast:
         rounds = self.settings.schedule_rounds or self.task.rounds
         return _Contrast(
             directions=directions(torch.tensor(received.vectors, device=self.device)),

@@ -1,4 +1,4 @@
-"""FedProto on the client: features are drawn to the prototype of their class, and the nearest prototype predicts."""
+"""FedProto on the client: aligns features with the prototype of their class; the nearest prototype predicts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from feddbp_common.wire import Payload
 
 
 class FedProto(PrototypeModel[FedProtoSettings]):
-    """Cross-entropy and lambda times the distance to the own class's prototype."""
+    """Cross-entropy plus lambda times the distance to the prototype of the sample's class."""
 
     inference_rules = ("prototype", "head")
 

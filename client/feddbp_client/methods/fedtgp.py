@@ -1,4 +1,4 @@
-"""FedTGP on the client: what FedProto does, with prototypes that the server has trained."""
+"""FedTGP on the client: FedProto with prototypes that the server trains."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from feddbp_client.methods.fedproto import FedProto
 
 
 class FedTGP(FedProto):
-    """Differs from FedProto only in where its prototypes come from, and in that every class has one."""
+    """Differs from FedProto only in the origin of its prototypes, and in that every class has one."""

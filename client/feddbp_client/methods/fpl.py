@@ -1,4 +1,4 @@
-"""FPL on the client: features are contrasted with all clusters' prototypes and drawn to the mean of their class's."""
+"""FPL on the client: contrasts features with all cluster prototypes and aligns them with their class's mean cluster."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from feddbp_common.wire import Payload
 @dataclass(frozen=True, eq=False)
 class _Clusters:
     directions: Tensor
-    """[rows, d], each at length one."""
+    """[rows, d], scaled to length one."""
     classes: Tensor
     """int64 [rows]."""
     unbiased: ClassTable
-    """The mean of each class's clusters, in which a cluster of many clients counts no more than one of few."""
+    """The mean of each class's clusters, unweighted by how many clients a cluster has."""
 
     @classmethod
     def from_payload(cls, payload: Payload, *, classes: int, device: torch.device) -> Self | None:
@@ -46,7 +46,7 @@ class _Clusters:
 
 
 class FPL(PrototypeModel[FPLSettings]):
-    """Cross-entropy, a contrast with cluster prototypes (cpcl) and a pull to unbiased ones (upcr), at equal weights."""
+    """Cross-entropy, contrast with cluster prototypes (cpcl) and alignment with unbiased ones (upcr), unweighted."""
 
     inference_rules = ("head", "prototype")
 

@@ -1,4 +1,4 @@
-"""FedGen's generator as a client has it: frozen, in eval mode, and handed in anew each round."""
+"""FedGen's generator on a client: frozen, in eval mode, and received in every round."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from feddbp_common.wire import Payload
 
 @dataclass(frozen=True, eq=False)
 class FrozenGenerator:
-    """Makes features of given labels. It is no module: its tensors are neither trained nor kept."""
+    """Generates features of given labels. Not a module: its tensors are neither trained nor checkpointed."""
 
     tensors: Mapping[str, Tensor]
     label_shares: Tensor
-    """float64 [C] on the host, the share of each class among all training samples."""
+    """float64 [C] on the CPU, the share of each class among all training samples."""
     known: Tensor
-    """bool [C], the classes anybody has, and the generator has therefore seen."""
+    """bool [C], the classes that some client has, on which the generator was trained."""
 
     @classmethod
     def from_payload(cls, payload: Payload, *, device: torch.device) -> Self | None:
-        """The generator that was received; None while the server has not trained one."""
+        """The received generator; None while the server has not trained one."""
         if LABEL_COUNTS not in payload.tensors:
             return None
         for name in GENERATOR:
             if name not in payload.tensors:
-                refuse(name, "is missing, while other parts of the generator are there")
+                refuse(name, "is missing, while other tensors of the generator are present")
         counts = torch.tensor(payload.tensors[LABEL_COUNTS]).double()
         if not counts.sum():
             refuse(LABEL_COUNTS, "has no class with samples")
@@ -55,13 +55,13 @@ class FrozenGenerator:
         )
 
     def draw_labels(self, count: int) -> Tensor:
-        """As frequent as they are among all clients."""
-        # drawn on the host, as is the noise: numbers are then the same on any device
+        """Labels with the frequencies they have among all clients."""
+        # drawn on the CPU, as is the noise, so that the numbers are the same on any device
         labels = torch.multinomial(self.label_shares, count, replacement=True)
         return labels.to(self.known.device)
 
     def features(self, labels: Tensor) -> Tensor:
-        """One feature per label, each from noise of its own."""
+        """One feature per label, each from its own noise."""
         parts = self.tensors
         noise_dim = parts[HIDDEN_WEIGHT].shape[1] - len(self.known)
         noise = torch.rand(len(labels), noise_dim).to(labels.device)

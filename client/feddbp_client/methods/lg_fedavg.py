@@ -1,4 +1,4 @@
-"""LG-FedAvg on the client: cross-entropy under the common head."""
+"""LG-FedAvg on the client: cross-entropy with the shared head."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from feddbp_common.methods.lg_fedavg import LGFedAvgSettings
 
 
 class LGFedAvg(SharedHeadModel[LGFedAvgSettings]):
-    """The loss is that of training alone; only the head makes it a federation."""
+    """The loss is that of local training; only the head is shared."""
 
     def objective(self, images: Tensor, labels: Tensor) -> Objective:
         return Objective.weighted({"ce": F.cross_entropy(self.logits(images), labels)}, {})

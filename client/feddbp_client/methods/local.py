@@ -1,4 +1,4 @@
-"""Training alone: backbone, head and cross-entropy, and nothing to tell anybody."""
+"""Local training without exchange: backbone, head and cross-entropy, and an empty upload."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from feddbp_common.wire import Payload
 
 
 class Local(PlainModel[LocalSettings]):
-    """Cross-entropy alone."""
+    """Trains by cross-entropy and uploads nothing."""
 
     def objective(self, images: Tensor, labels: Tensor) -> Objective:
         loss = F.cross_entropy(self.logits(images), labels)

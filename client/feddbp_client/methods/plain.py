@@ -1,4 +1,4 @@
-"""A backbone, a head and nothing else: the model of every method that differs only in its loss and its exchange."""
+"""A backbone and one head: the model of methods that differ only in their loss and their exchange."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from feddbp_common.wire import Payload
 
 
 class PlainModel(LocalMethod[SettingsT]):
-    """One network with one head, which predicts; nothing is expected from the server unless a method says so."""
+    """One network whose head predicts; ignores downloads unless a method overrides `receive`."""
 
     inference_rules: ClassVar[tuple[str, ...]] = ("head",)
 
@@ -28,7 +28,7 @@ class PlainModel(LocalMethod[SettingsT]):
         return "head"
 
     def receive(self, payload: Payload, *, completed_rounds: int) -> None:
-        """Nothing comes."""
+        """Ignores the payload, which is empty."""
 
     def features(self, images: Tensor) -> Tensor:
         """z, [B, d]."""

@@ -1,4 +1,4 @@
-"""What methods have in common that upload class means of a plain model's features and add terms to cross-entropy."""
+"""Base of methods that upload class means of a plain model's features and add terms to cross-entropy."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ CollectingT = TypeVar("CollectingT", bound=CollectingSettings)
 
 
 class PrototypeModel(PlainModel[CollectingT]):
-    """Cross-entropy plus what a method adds; a term that needs the server is left out while nothing came from it."""
+    """Cross-entropy plus a method's terms; terms that need prototypes are left out until some are received."""
 
     sends_counts: ClassVar[bool] = False
-    """The server is told how many samples are behind each prototype."""
+    """Whether the upload has the number of samples of each prototype."""
 
     def __init__(
         self, *, backbone: nn.Module, make_head: Callable[[], nn.Module], settings: CollectingT, task: Task
@@ -38,7 +38,7 @@ class PrototypeModel(PlainModel[CollectingT]):
         """The method's own loss terms for features z, before weighting."""
 
     def weights(self) -> Mapping[str, float]:
-        """How much each term counts, that of cross-entropy, `ce`, among them; once unless a method says otherwise."""
+        """Weights of the terms, including cross-entropy, `ce`; a term without one has weight one."""
         return {}
 
     def collected(self, z: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class PrototypeModel(PlainModel[CollectingT]):
         )
 
     def scores_by_prototype(self, images: Tensor, prototypes: ClassTable | None) -> Mapping[str, Scores]:
-        """What the head says, and how near the prototypes are."""
+        """Scores by the head, and by squared distance to the prototypes."""
         z = self.features(images)
         near = Scores.of_nearness(z, prototypes, classes=self.task.classes, kind=ScoreKind.SQUARED_DISTANCE)
         return {"prototype": near, "head": Scores.of_logits(self.head(z))}

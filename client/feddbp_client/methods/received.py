@@ -1,4 +1,4 @@
-"""What the server sent per class, laid out for a training step: dense by class id, with a mask of who has a row."""
+"""Per-class vectors from the server as a dense table for a training step, with a mask of the classes that have one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from feddbp_common.wire import PrototypeSet
 
 @dataclass(frozen=True, eq=False)
 class ClassTable:
-    """A row per class of the run; looked up by label without a loop, and without asking the device anything."""
+    """A row per class of the run, looked up by label without a loop and without synchronising the device."""
 
     vectors: Tensor
     """[C, width], zero where the class has no row."""
@@ -24,13 +24,13 @@ class ClassTable:
     """The vectors at length one."""
 
     def __post_init__(self) -> None:
-        # Once, as they stay the same for many steps; and not when first asked for, which may be an evaluation: what
-        # is made in inference mode cannot be trained with.
+        # Computed once, as they stay the same for many steps; and not on first use, which may be an evaluation: tensors
+        # made in inference mode cannot be used for training.
         object.__setattr__(self, "directions", directions(self.vectors))
 
     @classmethod
     def from_prototypes(cls, received: PrototypeSet | None, *, classes: int, device: torch.device) -> Self | None:
-        """The table of what was received; None while the server knows of no class."""
+        """The table of received prototypes; None while there are none."""
         if received is None or not len(received):
             return None
         class_ids = torch.from_numpy(received.class_ids).long()

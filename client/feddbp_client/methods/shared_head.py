@@ -1,4 +1,4 @@
-"""A head that all clients share: taken over from the server each round, trained, and sent back."""
+"""A head that all clients share: downloaded each round, trained, and uploaded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from feddbp_common.wire.payload import FloatArray
 
 
 class SharedHeadModel(PlainModel[SettingsT]):
-    """A backbone of its own under everybody's head; a prediction is always made with the newest one."""
+    """An own backbone with the shared head; predictions use the newest head."""
 
     def receive(self, payload: Payload, *, completed_rounds: int) -> None:
         with torch.no_grad():
@@ -29,6 +29,6 @@ class SharedHeadModel(PlainModel[SettingsT]):
 
 
 def _as_array(parameter: Tensor) -> FloatArray:
-    """A copy: the parameter goes on changing."""
+    """A copy, as training continues to change the parameter."""
     array: FloatArray = parameter.detach().float().cpu().clone().numpy()
     return array

@@ -1,4 +1,4 @@
-"""The small network some methods share: the same first weights for every client, out and in again by name."""
+"""The small network that some methods share: equal initial weights on all clients, exchanged by name."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from feddbp_common.wire.payload import AnyArray, FloatArray
 
 
 class SmallModel(nn.Module):
-    """The four-layer CNN with its feature pooled to a width, and a linear head."""
+    """The four-layer CNN with its feature pooled to `feature_dim`, and a linear head."""
 
     def __init__(self, task: Task, *, feature_dim: int) -> None:
         super().__init__()
         self._image_shape = task.image_shape
-        # The client's own weights must not depend on whether there is a shared model, so its draws leave no trace.
+        # Forked: the client's own weights must not depend on whether there is a shared model.
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(derive_seed(task.seed, "small model"))
             self.body = build_backbone("cnn4", task.image_shape, feature_dim=feature_dim)
             self.head = nn.Linear(feature_dim, task.classes)
 
     def tensors(self) -> dict[str, FloatArray]:
-        """A copy of the weights, as they travel."""
+        """A copy of the weights, as they are exchanged."""
         return {name: tensor.detach().cpu().numpy().copy() for name, tensor in self._by_name().items()}
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, AnyArray]) -> None:
-        """Takes on the weights, of which there must be all."""
+        """Replaces all weights; none may be missing."""
         self.check(tensors)
         for name, weight in self._by_name().items():
             weight.copy_(torch.tensor(tensors[name]))

@@ -1,4 +1,4 @@
-"""Backbones by name, every one with a feature of the same width, and heads for them."""
+"""Backbones by name, all with features of the same width, and their heads."""
 
 from feddbp_client.models.backbones import build_backbone
 from feddbp_client.models.blocks import ImageShape, ModelError, build_head

@@ -1,4 +1,4 @@
-"""Architectures by name, and a user's own by reference. Adding one is a function and a line here."""
+"""Architectures by name, and a user's own by reference. A new one is a function and a line here."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _BUILDERS: Final[dict[str, Builder]] = {
 
 
 def build_backbone(architecture: str, image_shape: ImageShape, *, feature_dim: int = FEATURE_DIM) -> nn.Module:
-    """A network from images to features of the common width, with fresh weights."""
+    """Builds a network from images to features of the common width, with fresh weights."""
     if ":" in architecture:
         body = _own_body(architecture, image_shape)
     elif architecture in _BUILDERS:
@@ -49,13 +49,13 @@ def build_backbone(architecture: str, image_shape: ImageShape, *, feature_dim: i
 
 
 def _own_body(reference: str, image_shape: ImageShape) -> nn.Module:
-    """A user's model, tried on two blank images before anyone waits for it in a round."""
+    """Builds a user's model and checks it on two blank images, before it could fail in a round."""
     module_name, _, name = reference.partition(":")
     if not all(part.isidentifier() for part in (*module_name.split("."), name)):
-        raise ModelError(f"--model {reference}: this is not of the form package.module:function")
+        raise ModelError(f"--model {reference}: is not of the form package.module:function")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # the module is the user's, and anything may happen in it
+    except Exception as error:  # a user's module may raise anything
         raise ModelError(f"--model {reference}: cannot import {module_name!r}: {_in_one_line(error)}") from error
     function = getattr(module, name, None)
     if function is None:
@@ -84,7 +84,7 @@ def _check_output(reference: str, body: nn.Module, image_shape: ImageShape) -> N
             f"--model {reference}: does not take images of shape {image_shape}: {_in_one_line(error)}"
         ) from error
     finally:
-        # one by one: a part that the user put in evaluation mode is meant to stay there
+        # one by one: a part that the user has put into eval mode stays in it
         for module, training in modes.items():
             module.training = training
     if not isinstance(features, Tensor):

@@ -1,4 +1,4 @@
-"""What every model has in common: the shape of its images, the width of its feature, its head, its error."""
+"""What all models share: image shape, feature pooling, heads and their error."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from torch import Tensor, nn
 from feddbp_common.config.catalog import FEATURE_DIM
 from feddbp_common.errors import ConfigurationError
 
-
-class ModelError(ConfigurationError):
-    """An architecture that does not exist, or does not fit the images."""
-
-
 ImageShape: TypeAlias = tuple[int, int, int]
 """(channels, height, width)."""
 
 
+class ModelError(ConfigurationError):
+    """An unknown architecture or head, or one that does not fit the images."""
+
+
 class FeaturePool(nn.Module):
-    """Adaptive average pooling over the feature axis: no parameters, and nothing to learn before features agree."""
+    """Adaptive average pooling over the feature axis to a common width, without parameters."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -33,7 +32,7 @@ class FeaturePool(nn.Module):
 
 
 def build_head(kind: str, classes: int, *, feature_dim: int = FEATURE_DIM) -> nn.Module:
-    """A head from features to logits; none ends in an activation, which would cut logits off."""
+    """Builds a head from features to logits; none ends in an activation, which would clip the logits."""
     match kind:
         case "linear":
             return nn.Linear(feature_dim, classes)

@@ -1,4 +1,4 @@
-"""The four-layer CNN of HtFLlib, without its head; also the small network that FedKD and FedMRL share."""
+"""The four-layer CNN of HtFLlib without its head; also the shared small network of FedKD and FedMRL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torchvision's ImageNet architectures without their classifiers, stems unchanged but for the number of channels."""
+"""torchvision's ImageNet architectures without classifiers; stems differ only in their number of channels."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def googlenet(image_shape: ImageShape) -> nn.Module:
     if min(height, width) < _SMALLEST_FOR_GOOGLENET:
         least = f"{_SMALLEST_FOR_GOOGLENET}x{_SMALLEST_FOR_GOOGLENET}"
         raise ModelError(f"googlenet needs images of at least {least}, these are {height}x{width}")
-    # said aloud: it is what torchvision does today, with a warning that it may change
+    # explicit: it is torchvision's default today, which warns that it may change
     network = torchvision().models.googlenet(weights=None, aux_logits=False, init_weights=True)
     network.fc = nn.Identity()
     return with_channels(network, channels)
@@ -37,18 +37,18 @@ def googlenet(image_shape: ImageShape) -> nn.Module:
 
 def mobilenet_v2(image_shape: ImageShape) -> nn.Module:
     network = torchvision().models.mobilenet_v2(weights=None)
-    # its dropout belongs to the classifier that is replaced; features are to be as noisy as the others'
+    # the dropout is part of the replaced classifier; it is kept, as GoogLeNet keeps its own
     network.classifier = nn.Dropout(_DROPOUT)
     return with_channels(network, image_shape[0])
 
 
 def with_channels(network: Any, channels: int) -> nn.Module:
-    """Fits the first convolution to images with another number of channels than three."""
+    """Adapts the first convolution to images whose number of channels is not three."""
     assert isinstance(network, nn.Module)
     first = next(module for module in network.modules() if isinstance(module, nn.Conv2d))
     if channels != first.in_channels:
-        # Every channel's weights are drawn alike, so the ones drawn will do, and the stem starts on the architecture's
-        # own scale. A fourth channel starts like the first and parts from it with the first step.
+        # All channels' weights have the same distribution, so those drawn are reused and the stem starts at the
+        # architecture's own scale. A fourth channel starts as a copy of the first and diverges with the first step.
         weight = first.weight.detach()
         first.weight = nn.Parameter(weight[:, torch.arange(channels, device=weight.device) % first.in_channels])
         first.in_channels = channels

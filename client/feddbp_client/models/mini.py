@@ -1,8 +1,8 @@
-"""The mini-8 group: eight unlike architectures small enough to train on a laptop's processor.
+"""The mini-8 group: eight different architectures, small enough to train on a laptop's CPU.
 
-They differ in what sits between stem and projection. They share what makes small models learn from little
-data under plain SGD: group normalisation, which needs no running statistics and so is as good after three
-batches of two images as after a thousand, and a normalised projection that keeps the layout of the image.
+They differ between stem and projection. They share what lets small models learn from little data under plain SGD:
+group normalisation, which has no running statistics and so works as well after three batches of two images as after
+a thousand, and a normalised projection that keeps the layout of the image.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from feddbp_client.models.blocks import ImageShape
 
 _STEM = 32
-"""Channels after the stem, which leaves a map of about 8 x 8."""
+"""Channels after the stem, whose map is about 8 x 8."""
 
 _TRUNK = 48
-"""Channels after every trunk, which leaves a map of about 4 x 4."""
+"""Channels after every trunk, whose map is about 4 x 4."""
 
 _GROWTH = 16
 """Channels each layer of a dense block adds."""
@@ -90,7 +90,7 @@ def mini_mixer(image_shape: ImageShape) -> nn.Module:
 def mini_dilated(image_shape: ImageShape) -> nn.Module:
     return _body(
         image_shape,
-        # Sees far by spreading its kernels, and so keeps the resolution to the end.
+        # Dilation widens the receptive field without lowering the resolution.
         _conv(_STEM, 24, kernel=1),
         *(_Residual(_conv(24, 24, dilation=dilation)) for dilation in (1, 2, 3)),
         nn.AvgPool2d(2, ceil_mode=True),
@@ -100,7 +100,7 @@ def mini_dilated(image_shape: ImageShape) -> nn.Module:
 
 def _body(image_shape: ImageShape, *trunk: nn.Module) -> nn.Module:
     channels, height, width = image_shape
-    # The stem brings any size to the same map, so that 64 x 64 images cost little more than small ones.
+    # The stem reduces any size to the same map, so that 64 x 64 images cost little more than small ones.
     stride = _coarsening(min(height, width))
     kernel = 2 * (stride // 2) + 3
     return nn.Sequential(_conv(channels, _STEM, kernel=kernel, stride=stride), *trunk, _projection())
@@ -111,9 +111,9 @@ def _coarsening(size: int) -> int:
 
 
 def _projection() -> nn.Module:
-    """Keeps a 4 x 4 grid: averaging the whole map away costs ten points of accuracy in a network this shallow.
+    """Projects a 4 x 4 grid to the feature: averaging the whole map costs such shallow networks ten points of accuracy.
 
-    The layer normalisation gives the features of all eight the same scale, whatever the trunk.
+    The layer normalisation gives the features of all eight architectures the same scale.
     """
     grid = 4
     return nn.Sequential(
@@ -165,7 +165,7 @@ def _inverted_residual(inputs: int, outputs: int, *, expansion: int, stride: int
 
 
 def _inception(inputs: int, outputs: int) -> nn.Module:
-    """Three views of the same map, from one pixel to five wide."""
+    """Three parallel convolutions of the same map, with kernels of 1, 3 and 5."""
     third = outputs // 3
     return _Concatenate(
         _conv(inputs, third, kernel=1),
@@ -175,7 +175,7 @@ def _inception(inputs: int, outputs: int) -> nn.Module:
 
 
 def _dense_block(inputs: int, *, layers: int) -> list[nn.Module]:
-    """Each layer adds to what all the layers before it found."""
+    """Each layer gets the outputs of all layers before it and appends its own."""
     return [_Concatenate(nn.Identity(), _conv(inputs + layer * _GROWTH, _GROWTH)) for layer in range(layers)]
 
 
@@ -196,7 +196,7 @@ class _Grid(nn.Module):
         self.side = side
 
     def forward(self, x: Tensor) -> Tensor:
-        # Most maps arrive in this size already, and pooling them one to one would be felt.
+        # Most maps have this size already; pooling them one to one would cost noticeable time.
         if x.shape[-2:] == (self.side, self.side):
             return x
         return functional.adaptive_avg_pool2d(x, self.side)
@@ -212,7 +212,7 @@ class _Concatenate(nn.Module):
 
 
 class _Gate(nn.Module):
-    """Squeeze and excitation: the map's mean decides how much of each channel passes."""
+    """Squeeze and excitation: scales each channel by a gate computed from the map's mean."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -226,7 +226,7 @@ class _Gate(nn.Module):
 
 
 class _MixerBlock(nn.Module):
-    """Mixes positions, then channels; there is no convolution in it."""
+    """Mixes positions, then channels, without a convolution."""
 
     def __init__(self, tokens: int, channels: int) -> None:
         super().__init__()

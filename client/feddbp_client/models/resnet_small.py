@@ -1,4 +1,4 @@
-"""ResNet-4, 6, 8 and 10: torchvision's ResNet with one basic block a stage, and one to four stages."""
+"""ResNet-4, 6, 8 and 10: torchvision's ResNet with one basic block per stage, and one to four stages."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The one place that imports torchvision.
 
-torchvision's wheels are built against one build of torch. Beside another (its CUDA build beside a CPU torch, as plain
-pip makes them) the compiled library does not load, and the import fails with "operator torchvision::nms does not
-exist", because torchvision describes operators to torch that nobody declared. We use none of them, so we declare
-their schemas where they are missing, and the import works.
+torchvision's wheels are built against one build of torch. Beside another build (a CUDA torchvision and a CPU torch, as
+plain pip installs them) its compiled library does not load, and the import fails with "operator torchvision::nms does
+not exist", because torchvision registers implementations for operators that were never declared. This project uses none
+of them: declaring the missing schemas makes the import work.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SCHEMAS: Final = {
     "qnms": "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 }
 _declared: list[torch.library.Library] = []
-"""Kept for as long as the process lives: a library that is collected takes its schemas with it."""
+"""Kept until the process ends: the schemas are removed when a library is garbage-collected."""
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Vision transformers for images of any size their patches divide."""
+"""Vision transformers for square images of any size that their patches divide."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def vit_b(patch: int) -> Callable[[ImageShape], nn.Module]:
             mlp_dim=3072,
         )
         network.heads = nn.Identity()
-        # its stem, unlike the others, is drawn on a scale that depends on the number of channels
+        # unlike the other stems, this one is drawn on a scale that depends on the number of channels
         with torch.no_grad():
             network.conv_proj.weight.mul_(math.sqrt(3 / channels))
         return with_channels(network, channels)

@@ -1,1 +1,1 @@
-"""Local training: setting up a client, its rounds, its checkpoint, its devices."""
+"""Local training: building a client, its rounds, its checkpoint, its device."""

@@ -1,7 +1,7 @@
-"""What a client keeps on disk: its model and last contribution, and the secret of its session.
+"""What a client stores on disk: a checkpoint with its model and last upload, and its session token.
 
-A checkpoint is one safetensors file, replaced atomically: after a kill at any moment there is either the old one or
-the new one. There is no optimiser or random state in it: a round starts with fresh ones, derived from its number.
+A checkpoint is one safetensors file, replaced atomically: after a kill at any moment the old one or the new one is
+complete. It has no optimiser and no random state: a round starts with fresh ones, seeded by its number.
 """
 
 from __future__ import annotations
@@ -21,29 +21,27 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_common.atomic_files import settle
+from feddbp_common.artifacts import CHECKPOINT_NAME, CLIENT_LOCK_NAME, SESSION_NAME
+from feddbp_common.atomic_files import commit_file
 from feddbp_common.errors import ConfigurationError, FedDBPError
 from feddbp_common.fault_injection import fault_point
 from feddbp_common.file_lock import FileLock, LockHeldError
 from feddbp_common.wire import Encoded
 
-CHECKPOINT_NAME: Final = "checkpoint.safetensors"
-_SESSION_NAME: Final = "session.json"
-_LOCK_NAME: Final = "daemon.lock"
 _FORMAT_FAMILY: Final = "feddbp-checkpoint-"
 _FORMAT: Final = f"{_FORMAT_FAMILY}1"
 _MODEL: Final = "model."
-_CONTRIBUTION: Final = "contribution"
+_UPLOAD: Final = "contribution"  # the key of checkpoint format 1
 _RECEIVED: Final = "received"
 
 
 class CheckpointError(FedDBPError):
-    """A checkpoint cannot be read or written; the text says which and why."""
+    """A checkpoint that cannot be read or written; the message names it and the cause."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A client after it has trained in a round, or evaluated for the last time."""
+    """A client's state after a round it trained in, or after the final evaluation."""
 
     run_id: str
     client_id: int
@@ -55,9 +53,9 @@ class Checkpoint:
     config: pb.RunConfig
     model: Mapping[str, Tensor]
     metrics: pb.RoundMetrics
-    contribution: Encoded | None = None
+    upload: Encoded | None = None
     received: Encoded | None = None
-    """What the server sent last; with it the client can predict."""
+    """The last download, which a restored client needs to predict."""
 
     def save(self, path: Path) -> None:
         tensors = {_MODEL + name: tensor.detach().cpu().contiguous() for name, tensor in self.model.items()}
@@ -73,7 +71,7 @@ class Checkpoint:
             "config": _text(self.config.SerializeToString()),
             "metrics": _text(self.metrics.SerializeToString()),
         }
-        for name, encoded in ((_CONTRIBUTION, self.contribution), (_RECEIVED, self.received)):
+        for name, encoded in ((_UPLOAD, self.upload), (_RECEIVED, self.received)):
             if encoded is not None:
                 tensors[name] = torch.frombuffer(bytearray(encoded.body() or b"\0"), dtype=torch.uint8)
                 metadata[name] = _text(encoded.manifest.SerializeToString())
@@ -81,7 +79,7 @@ class Checkpoint:
         try:
             save_file(tensors, partial, metadata)
             fault_point("client.checkpoint.written")
-            settle(partial, path)
+            commit_file(partial, path)
         except (OSError, safetensors.SafetensorError) as error:
             raise CheckpointError(f"cannot write the checkpoint {path}: {error}") from error
 
@@ -105,7 +103,7 @@ class Checkpoint:
                 model={
                     name.removeprefix(_MODEL): tensor for name, tensor in tensors.items() if name.startswith(_MODEL)
                 },
-                contribution=_encoded(_CONTRIBUTION, metadata, tensors),
+                upload=_encoded(_UPLOAD, metadata, tensors),
                 received=_encoded(_RECEIVED, metadata, tensors),
             )
         except FileNotFoundError:
@@ -115,15 +113,15 @@ class Checkpoint:
 
 
 class ClientDirectory:
-    """A client's own directory in one run; only one daemon at a time may use it."""
+    """A client's directory in one run, locked: one daemon at a time may use it."""
 
     def __init__(self, state_dir: Path, run_id: str, client_id: int) -> None:
         self.path = state_dir / run_id / f"client-{client_id}"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = FileLock(self.path / _LOCK_NAME, mode=0o600)
+            self._lock = FileLock(self.path / CLIENT_LOCK_NAME, mode=0o600)
         except LockHeldError:
-            raise ConfigurationError(f"another daemon is already client {client_id}, in {self.path}") from None
+            raise ConfigurationError(f"another daemon runs client {client_id} in {self.path}; stop it first") from None
         except OSError as error:
             raise ConfigurationError(f"the state directory {self.path} cannot be used: {error.strerror}") from error
 
@@ -135,18 +133,18 @@ class ClientDirectory:
         return Checkpoint.load(self.checkpoint) if self.checkpoint.exists() else None
 
     def session(self) -> str:
-        """The secret of the last session, or nothing."""
+        """The token of the last session, or an empty string."""
         try:
-            return str(json.loads((self.path / _SESSION_NAME).read_text())["session"])
+            return str(json.loads((self.path / SESSION_NAME).read_text())["session"])
         except (OSError, ValueError, KeyError):
             return ""
 
-    def save_session(self, secret: str) -> None:
-        partial = self.path / (_SESSION_NAME + ".part")
+    def save_session(self, session: str) -> None:
+        partial = self.path / (SESSION_NAME + ".part")
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
-            json.dump({"session": secret}, file)
-        settle(partial, self.path / _SESSION_NAME)
+            json.dump({"session": session}, file)
+        commit_file(partial, self.path / SESSION_NAME)
 
     def close(self) -> None:
         self._lock.release()
@@ -157,18 +155,18 @@ def _check_format(path: Path, metadata: Mapping[str, str]) -> None:
     if not found.startswith(_FORMAT_FAMILY):
         raise CheckpointError(f"{path} is not a client's checkpoint")
     if found != _FORMAT:
-        raise CheckpointError(f"{path} is a checkpoint of another version: its format is {found}, ours {_FORMAT}")
+        raise CheckpointError(f"{path} has checkpoint format {found}; this version reads {_FORMAT}")
 
 
 def _class_names(text: str) -> tuple[str, ...]:
     names = json.loads(text)
     if not isinstance(names, list) or not all(isinstance(name, str) and name.isprintable() for name in names):
-        raise ValueError("its class names are none")
+        raise ValueError("class names are not a list of printable strings")
     return tuple(names)
 
 
 def _image_shape(text: str) -> tuple[int, int, int]:
-    """Numbers and nothing else: a model of the user's own is called with them."""
+    """Only positive integers are accepted: a user's own model function is called with them."""
     channels, height, width = json.loads(text)
     if not all(type(size) is int and size > 0 for size in (channels, height, width)):
         raise ValueError(f"{text} is not the shape of an image")

@@ -1,4 +1,4 @@
-"""What a client tells about its classes: means over the whole training split, in one pass of large batches."""
+"""Class statistics that clients upload: means over the whole training split, in one pass of large batches."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class PrototypeStatistics:
 
 @contextmanager
 def evaluation(module: nn.Module) -> Iterator[None]:
-    """Eval mode without gradients; the mode is put back afterwards."""
+    """Eval mode without gradients; restores the mode afterwards."""
     was_training = module.training
     module.eval()
     try:
@@ -60,8 +60,8 @@ def class_means(
 ) -> ClassMeans:
     """The mean of per_sample over each class that has samples."""
     class_ids, row_of, counts = torch.unique(labels.cpu(), return_inverse=True, return_counts=True)
-    # Summed on the host: there samples are always added in the same order, which a GPU does not promise, and there is
-    # float64, which Apple's GPUs lack.
+    # Summed on the host: it adds samples in a fixed order, which a GPU does not guarantee, and has float64, which
+    # Apple's GPUs lack.
     sums = torch.zeros(len(class_ids), width, dtype=torch.float64)
     for start in range(0, len(images), batch_size):
         batch = slice(start, start + batch_size)
@@ -106,10 +106,10 @@ def prototypes_and_fisher(
 
 def log_likelihood_gradients(head: nn.Module, z: Tensor, labels: Tensor) -> Tensor:
     """Row i is d log p(y_i | z_i) / d z_i, [b, width]; the head must treat rows independently."""
-    # half precision pays for the backbone; the head is small, and scores of 1 - p_y need the digits
+    # half precision is for the backbone; the head is small, and 1 - p_y needs more digits
     with torch.autocast(z.device.type, enabled=False):
         z = z.to(torch.promote_types(z.dtype, torch.float32))
-        # the exact type: a subclass may compute something else
+        # the exact type: a subclass may compute something different
         if type(head) is nn.Linear:
             return _linear_gradients(head, z, labels)
         return _autograd_gradients(head, z, labels)
@@ -118,8 +118,8 @@ def log_likelihood_gradients(head: nn.Module, z: Tensor, labels: Tensor) -> Tens
 def _linear_gradients(head: nn.Linear, z: Tensor, labels: Tensor) -> Tensor:
     """(one_hot(y) - softmax(o)) @ W, which is W[y] - softmax(o) @ W.
 
-    Samples that were learnt well have p_y close to one. 1 - p_y is therefore summed up from the other classes: the
-    difference would leave rounding noise, and the ranking of channels would be that of the noise.
+    A well-fitted sample has p_y close to one, where 1 - p_y would be rounding noise and rank the channels by it. It is
+    therefore summed up from the other classes.
     """
     own = labels.unsqueeze(1)
     others = head(z).softmax(dim=1).scatter(1, own, 0.0)

@@ -1,4 +1,4 @@
-"""Where a client trains: device, precision, and how its data gets there."""
+"""Device, precision and data placement of a client's training."""
 
 from __future__ import annotations
 
@@ -13,45 +13,45 @@ from torch import Tensor
 from feddbp_common.errors import ConfigurationError
 
 _RESIDENT_BYTES: Final = 2 << 30
-"""Images up to this size live on the device; larger sets stay in pinned memory and are copied batch by batch."""
+"""Images up to this size are kept on the device; larger sets in pinned memory, copied batch by batch."""
 
 
 def choose_device(*, gpu: int | None, device: str) -> torch.device:
-    """The device asked for, or one line that says why it cannot be had."""
+    """The requested device; raises ConfigurationError if torch cannot use it here."""
     if gpu is not None:
         return _cuda(gpu, f"--gpu {gpu}")
     if device == "auto":
-        return _best_there_is()
+        return _best_available()
     try:
-        chosen = torch.device(device)
+        selected = torch.device(device)
     except RuntimeError:
         raise ConfigurationError(f"--device {device}: not a device; give cpu, cuda:N or mps") from None
-    if chosen.type == "cuda":
-        return _cuda(chosen.index or 0, f"--device {device}")
-    if chosen.type == "mps" and not torch.backends.mps.is_available():
+    if selected.type == "cuda":
+        return _cuda(selected.index or 0, f"--device {device}")
+    if selected.type == "mps" and not torch.backends.mps.is_available():
         raise ConfigurationError("--device mps: torch sees no Apple GPU here")
-    if chosen.type not in ("cpu", "mps"):
+    if selected.type not in ("cpu", "mps"):
         raise ConfigurationError(f"--device {device}: not supported; give cpu, cuda:N or mps")
-    return chosen
+    return selected
 
 
-def _best_there_is() -> torch.device:
+def _best_available() -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda", 0)
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
-def _cuda(index: int, asked: str) -> torch.device:
+def _cuda(index: int, flag: str) -> torch.device:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if index >= count:
         seen = "no GPU" if count == 0 else f"{count} (0 to {count - 1})"
-        raise ConfigurationError(f"{asked}: torch sees {seen} here; use --device cpu to train without one")
+        raise ConfigurationError(f"{flag}: torch sees {seen} here; use --device cpu to train without one")
     return torch.device("cuda", index)
 
 
 @dataclass(frozen=True)
 class Precision:
-    """Mixed precision, where it was asked for. Without it the same run gives the same bits on CPU."""
+    """Mixed precision, if enabled. Without it a run on CPU is reproducible bit for bit."""
 
     device: torch.device
     amp: bool
@@ -70,7 +70,7 @@ class Precision:
 
 
 def place(images: Tensor, device: torch.device) -> Tensor:
-    """Puts a client's images where batches are cheapest to take from."""
+    """Moves a client's images to the memory that batches are cheapest to take from."""
     if device.type == "cpu":
         return images
     if images.numel() * images.element_size() <= _RESIDENT_BYTES:
@@ -83,8 +83,8 @@ def take(images: Tensor, index: Tensor, device: torch.device) -> Tensor:
 
 
 @contextmanager
-def freed_after_use(device: torch.device) -> Iterator[None]:
-    """Gives a GPU's memory back to others on the machine when the client is done with it."""
+def releasing_gpu_memory(device: torch.device) -> Iterator[None]:
+    """Returns cached GPU memory to other processes on exit."""
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Getting ready for a run: the client's data, its model, and what it kept from before."""
+"""Builds a client for a run: its data, its model, and the weights of its last checkpoint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.data import (
     ClientData,
     DataError,
-    SharedLoad,
+    SharedDatasetCache,
     load_dataset,
     load_private_data,
     private_shard,
@@ -33,37 +33,37 @@ log = logging.getLogger("feddbp.client")
 
 @dataclass(frozen=True, kw_only=True)
 class LocalOptions:
-    """What a client decides for itself."""
+    """Options that each client sets itself: data, model and device."""
 
     data: Path | None
     data_dir: Path
     model: str | None
     device: torch.device
     amp: bool
-    shared_load: SharedLoad | None = None
-    """Told when a client has its shard; without it the whole data set stays in memory for whoever comes next."""
+    dataset_cache: SharedDatasetCache | None = None
+    """Released when the client has its shard; without it the data set stays cached."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClientSetup:
-    """A client that is ready to join."""
+class LocalClient:
+    """A client's data, model and trainer for one run."""
 
     client_id: int
     run_id: str
     config: RunConfig
     data: ClientData
-    local: LocalTrainer
+    trainer: LocalTrainer
     architecture: str
     head: str
     device: torch.device
 
-    def summary(self) -> pb.DataSummary:
+    def data_summary(self) -> pb.DataSummary:
         return pb.DataSummary(label_counts=self.data.label_counts.tolist(), test_samples=len(self.data.test_labels))
 
     def capabilities(self) -> pb.Capabilities:
         return pb.Capabilities(
             architecture=self.architecture,
-            parameters=sum(parameter.numel() for parameter in self.local.method.parameters()),
+            parameters=sum(parameter.numel() for parameter in self.trainer.method.parameters()),
             device=str(self.device),
             software_version=VERSION,
         )
@@ -78,30 +78,30 @@ class ClientSetup:
             image_shape=self.data.image_shape,
             class_names=self.data.class_names,
             config=run_to_proto(self.config),
-            model=self.local.method.state_dict(),
+            model=self.trainer.method.state_dict(),
             metrics=metrics,
         )
 
 
-def prepare(config: RunConfig, run_id: str, client_id: int, options: LocalOptions) -> ClientSetup:
-    """Loads the client's data and builds its model; slow, and the same every time."""
+def build_client(config: RunConfig, run_id: str, client_id: int, options: LocalOptions) -> LocalClient:
+    """Loads the client's data and builds its model; slow and deterministic."""
     try:
         data = load_client_data(config, client_id, options)
-    finally:  # nor does a client need it that cannot go on
-        if options.shared_load is not None:
-            options.shared_load.no_longer_needed_by(client_id)
+    finally:  # a client whose data cannot be loaded must not hold the cache either
+        if options.dataset_cache is not None:
+            options.dataset_cache.release(client_id)
     group = MODEL_GROUPS[config.training.model_group]
     architecture, head = options.model or group.body_of(client_id), group.head_of(client_id)
     method = build_method(config, client_id, architecture, head, data.image_shape)
-    local = LocalTrainer(
+    trainer = LocalTrainer(
         method=method, data=data, config=config, client_id=client_id, device=options.device, amp=options.amp
     )
-    return ClientSetup(
+    return LocalClient(
         client_id=client_id,
         run_id=run_id,
         config=config,
         data=data,
-        local=local,
+        trainer=trainer,
         architecture=architecture,
         head=head,
         device=options.device,
@@ -121,7 +121,7 @@ def load_client_data(config: RunConfig, client_id: int, options: LocalOptions) -
         except DataError as error:
             raise ConfigurationError(f"--data {error}") from error
     if config.data.dataset == CUSTOM_DATASET:
-        raise ConfigurationError("in this run every client brings its own data: give --data")
+        raise ConfigurationError("the run has no public data set, every client brings its own: give --data")
     return shard_of(
         load_dataset(config.data.dataset, options.data_dir),
         clients=config.clients,
@@ -135,7 +135,7 @@ def load_client_data(config: RunConfig, client_id: int, options: LocalOptions) -
 def build_method(
     config: RunConfig, client_id: int, architecture: str, head: str, image_shape: tuple[int, int, int]
 ) -> LocalMethod:  # type: ignore[type-arg]
-    """The client's half of the method with fresh weights, drawn from the run seed and the client's id."""
+    """The client's half of the method, its weights drawn from the run seed and the client's id."""
     torch.manual_seed(derive_seed(config.seed, "weights", client_id))
     width = config.training.feature_dim
     shape = config.exchange_shape
@@ -155,21 +155,21 @@ def build_method(
     return method
 
 
-def resume(prepared: ClientSetup, directory: ClientDirectory) -> Checkpoint | None:
-    """Puts the weights of the last checkpoint, if there is one, into the prepared client."""
+def restore_checkpoint(client: LocalClient, directory: ClientDirectory) -> Checkpoint | None:
+    """Loads the weights of the last checkpoint, if there is one, into the client and returns it."""
     checkpoint = directory.load()
     if checkpoint is None:
         return None
-    if checkpoint.architecture != prepared.architecture:
+    if checkpoint.architecture != client.architecture:
         raise ConfigurationError(
-            f"client {prepared.client_id} began this run as {checkpoint.architecture}, not {prepared.architecture}; "
+            f"client {client.client_id} started this run with {checkpoint.architecture}, not {client.architecture}; "
             "give the same --model"
         )
-    if checkpoint.image_shape != prepared.data.image_shape:
+    if checkpoint.image_shape != client.data.image_shape:
         raise ConfigurationError(
-            f"client {prepared.client_id} began this run with images of shape {list(checkpoint.image_shape)}, not "
-            f"{list(prepared.data.image_shape)}; give the same --data, or fix their size by the run's --image-size"
+            f"client {client.client_id} started this run with images of shape {list(checkpoint.image_shape)}, not "
+            f"{list(client.data.image_shape)}; give the same --data, or set the run's --image-size"
         )
-    prepared.local.method.load_state_dict(dict(checkpoint.model))
-    log.info("client %d goes on after round %d", prepared.client_id, checkpoint.round)
+    client.trainer.method.load_state_dict(dict(checkpoint.model))
+    log.info("client %d resumes after round %d", client.client_id, checkpoint.round)
     return checkpoint

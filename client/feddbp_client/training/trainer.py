@@ -1,4 +1,4 @@
-"""One round on a client: evaluate with what the server sent, train, collect what to send back."""
+"""One round on a client: evaluate with the download, train, collect the upload."""
 
 from __future__ import annotations
 
@@ -25,38 +25,39 @@ from feddbp_common.wire import Payload
 log = logging.getLogger("feddbp.client")
 
 PASS_BATCH: Final = 512
-"""Batch size of passes that only look: evaluation and collection."""
+"""Batch size of passes without training: evaluation and collection."""
 
 OnEpoch = Callable[[int, int], None]
+"""Called after each local epoch with the epochs done and their total."""
 
 
 class TrainingError(FedDBPError):
-    """Local training cannot go on."""
+    """Local training failed or was stopped."""
 
 
 @contextmanager
 def as_training_error() -> Iterator[None]:
-    """Makes a TrainingError of whatever a library, a device or a user's own model raises."""
+    """Converts any error of a library, a device or a user's model into a TrainingError with its first line."""
     try:
         yield
     except FedDBPError:
         raise
     except Exception as error:
-        log.debug("local work failed", exc_info=True)
-        told = str(error).strip().partition("\n")[0]
-        raise TrainingError(f"{type(error).__name__}: {told}" if told else type(error).__name__) from error
+        log.debug("local training failed", exc_info=True)
+        line = str(error).strip().partition("\n")[0]
+        raise TrainingError(f"{type(error).__name__}: {line}" if line else type(error).__name__) from error
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundResult:
-    """What a round gave: results to report and, if the client trained, a contribution."""
+    """The metrics of a round and, if the client trained, its upload."""
 
     metrics: pb.RoundMetrics
-    contribution: Payload | None
+    upload: Payload | None
 
 
 class LocalTrainer:
-    """A client's model and data, and the rounds it does with them. Blocking: it belongs in a worker thread."""
+    """Runs a client's rounds on its model and data. Blocking: call it from a worker thread."""
 
     def __init__(
         self,
@@ -80,37 +81,37 @@ class LocalTrainer:
         self._stop = threading.Event()
 
     def stop(self) -> None:
-        """Ends work that is under way at its next batch, and work to come at once."""
+        """Stops a round in progress at its next batch, and every later round at its start."""
         self._stop.set()
 
     def _check_stop(self) -> None:
         if self._stop.is_set():
             raise TrainingError("stopped")
 
-    def observe(self, received: Payload, round_number: int) -> RoundResult:
-        """Evaluates only: the last evaluation, or a round this client was not chosen for."""
+    def evaluate(self, received: Payload, round_number: int) -> RoundResult:
+        """Evaluates only: in the final evaluation, or in a round without this client's training."""
         self._check_stop()
         self._seed(round_number)
         self.method.receive(received, completed_rounds=round_number)
-        return RoundResult(metrics=self._evaluate(), contribution=None)
+        return RoundResult(metrics=self._measure(), upload=None)
 
     def train(self, received: Payload, round_number: int, on_epoch: OnEpoch) -> RoundResult:
-        metrics = self.observe(received, round_number).metrics
+        metrics = self.evaluate(received, round_number).metrics
         started = time.perf_counter()
         losses = self._train(round_number, on_epoch)
         trained = time.perf_counter()
-        contribution = self._collect()
+        upload = self._collect()
         metrics.losses.extend(pb.LossTerm(name=name, value=value) for name, value in losses.items())
         metrics.seconds.train = trained - started
         metrics.seconds.collect = time.perf_counter() - trained
-        return RoundResult(metrics=metrics, contribution=contribution)
+        return RoundResult(metrics=metrics, upload=upload)
 
     def _seed(self, round_number: int) -> None:
-        """Everything random in a round depends on the run, the client and the round, not on what happened before."""
+        """Seeds torch from the run, the client and the round: nothing random depends on earlier rounds."""
         torch.manual_seed(derive_seed(self._config.seed, "round", self._client_id, round_number))
 
     @torch.inference_mode()
-    def _evaluate(self) -> pb.RoundMetrics:
+    def _measure(self) -> pb.RoundMetrics:
         started = time.perf_counter()
         self.method.eval()
         correct = dict.fromkeys(self.method.inference_rules, 0)
@@ -170,7 +171,7 @@ class LocalTrainer:
 
 
 class _LossTally:
-    """Sums of the loss terms, kept on the device: reading them every step would make the device wait."""
+    """Sums of the loss terms, kept on the device: reading them at every step would synchronise it."""
 
     def __init__(self) -> None:
         self._sums: dict[str, torch.Tensor] = {}

@@ -1,1 +1,1 @@
-"""The configuration of a run: its fields, the sources it is read from, and its errors."""
+"""Configuration: the fields of a run, the sources it is read from, its form on the wire, and its errors."""

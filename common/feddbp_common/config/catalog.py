@@ -1,4 +1,4 @@
-"""What exists by name: data sets and model groups, as plain facts both sides can check without torch."""
+"""Data sets and model groups by name, as facts that the server can check without torch."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from types import MappingProxyType
 from typing import Final
 
 FEATURE_DIM: Final = 512
-"""Width of every client's feature, and so of every prototype, whatever the architecture behind it."""
+"""Default width of features, and so of prototypes, for all architectures."""
 
 CUSTOM_DATASET: Final = "custom"
-"""Data each client brings itself; the run then has to say how many classes there are."""
+"""Each client has data of its own; the run must declare the number of classes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetInfo:
-    """A public data set a client can load, and split, by name."""
+    """A public data set that clients load and split by name."""
 
     title: str
     classes: int
@@ -36,7 +36,7 @@ DATASETS: Final = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class ModelGroup:
-    """Architectures dealt out by client id: client i takes body i mod |bodies| and head i mod |heads|."""
+    """Architectures assigned by client id: client i has body i mod |bodies| and head i mod |heads|."""
 
     bodies: tuple[str, ...]
     heads: tuple[str, ...] = ("linear",)

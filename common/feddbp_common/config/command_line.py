@@ -1,4 +1,4 @@
-"""What every command does the same way: parse, complain in one line, and exit with a code that means something."""
+"""Shared by all commands: the parser, settings from all sources, and errors as one line and an exit code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NoReturn, TypeVar
 from pydantic import BaseModel
 
 from feddbp_common.config.diagnostics import did_you_mean
-from feddbp_common.config.sources import build_parser, resolve
+from feddbp_common.config.sources import add_flags, resolve
 from feddbp_common.errors import ConfigurationError, ExitCode, FedDBPError
 from feddbp_common.version import VERSION
 
@@ -22,7 +22,7 @@ _CONFIG_VARIABLE = f"{ENV_PREFIX}CONFIG"
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose complaint is one line: the usage of forty flags helps nobody."""
+    """An argument parser whose error is one line, without the usage of all flags."""
 
     def error(self, message: str) -> NoReturn:
         hint = self._hint(message)
@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def settings_parser(prog: str, description: str, model: type[BaseModel]) -> Parser:
-    """The parser of a command whose options are the fields of a model."""
+    """Returns the parser of a command whose options are the fields of a model."""
     parser = Parser(
         prog=prog,
         usage=f"{prog} [options]",
@@ -51,7 +51,7 @@ def settings_parser(prog: str, description: str, model: type[BaseModel]) -> Pars
 
 
 def add_settings(parser: argparse.ArgumentParser, model: type[BaseModel]) -> None:
-    build_parser(parser, model, env_prefix=ENV_PREFIX)
+    add_flags(parser, model, env_prefix=ENV_PREFIX)
     parser.add_argument("--config", type=Path, default=None, metavar="FILE", help="read options from a TOML file")
 
 
@@ -65,12 +65,12 @@ def settings_from(model: type[ModelT], flags: argparse.Namespace) -> ModelT:
 
 
 def import_from_working_directory() -> None:
-    """A user's own model lies where the command is started, and an installed command does not look there by itself."""
+    """Makes modules in the working directory importable, such as a user's own model; installed commands do not."""
     sys.path.insert(0, str(Path.cwd()))
 
 
 def run_command(prog: str, command: Callable[[Sequence[str]], int], argv: Sequence[str] | None = None) -> int:
-    """Runs a command and turns what it raises into one line on stderr and an exit code."""
+    """Runs a command and reports an error as one line on stderr and an exit code."""
     try:
         return command(sys.argv[1:] if argv is None else argv)
     except FedDBPError as error:
@@ -80,6 +80,6 @@ def run_command(prog: str, command: Callable[[Sequence[str]], int], argv: Sequen
         print(f"{prog}: interrupted", file=sys.stderr)
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
-        # the reader of our output went away; say nothing more, not even at interpreter exit
+        # the reader closed the pipe: suppress further output, including the flush at interpreter exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FAILURE

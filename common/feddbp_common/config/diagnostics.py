@@ -1,7 +1,7 @@
-"""What is wrong with a configuration, in one line that names the flag, variable or line of a file it came from.
+"""Error messages for configurations: one line that names the flag, variable or line of a file at fault.
 
-A mistake in one value is found where that value is. One that only shows when values are seen together has no such
-place: it is traced by leaving out what was given, piece by piece, until nobody complains any more.
+An error in one value is reported at that value. An error that only shows when values are combined has no location:
+its source is found by validating again without each value in turn.
 """
 
 from __future__ import annotations
@@ -24,85 +24,91 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
-    """The first thing pydantic has to say of a value."""
+class FieldError:
+    """The first error of a pydantic validation."""
 
     location: Location
     kind: str
-    text: str
-    given: Any
+    message: str
+    value: Any
 
     @classmethod
-    def first_of(cls, error: ValidationError) -> Problem:
+    def first_in(cls, error: ValidationError) -> FieldError:
         first = error.errors()[0]
-        text = first["msg"].removeprefix("Value error, ")
-        return cls(location=tuple(map(str, first["loc"])), kind=first["type"], text=text, given=first["input"])
+        message = first["msg"].removeprefix("Value error, ")
+        return cls(location=tuple(map(str, first["loc"])), kind=first["type"], message=message, value=first["input"])
 
     @property
-    def where(self) -> str:
+    def path(self) -> str:
         return ".".join(self.location)
 
     @property
-    def as_clause(self) -> str:
-        """The text as it goes on after a colon."""
-        return f"{self.text[0].lower()}{self.text[1:]}"
+    def clause(self) -> str:
+        """The message in lower case, to follow a colon."""
+        return f"{self.message[0].lower()}{self.message[1:]}"
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.as_clause}" if self.location else self.text
+        return f"{self.path}: {self.clause}" if self.location else self.message
 
 
-def validated(
+def validate_model(
     model: type[ModelT], given: Tree, *, options: Sequence[Option], sources: Mapping[Location, str]
 ) -> ModelT:
-    """The model of what was given, or a complaint; `sources` says where each value came from."""
+    """Validates values whose origins are in `sources`.
+
+    Raises:
+        ConfigurationError: one line that names the sources of the values at fault.
+    """
     try:
         return model.model_validate(given)
     except ValidationError as error:
-        first = Problem.first_of(error)
-        complaint = _about_one_value(first, options, sources) or _with_sources(first.text, model, given, sources)
+        first = FieldError.first_in(error)
+        message = _option_message(first, options, sources) or _with_sources(first.message, model, given, sources)
     except ConfigurationError as error:
-        complaint = _with_sources(str(error), model, given, sources)
-    raise ConfigurationError(complaint)
-
-
-def _about_one_value(first: Problem, options: Sequence[Option], sources: Mapping[Location, str]) -> str | None:
-    for option in options:
-        if first.location[: len(option.location)] == option.location:
-            if first.kind == "missing":
-                return f"{option.flag} is required"
-            source = sources.get(option.location, option.flag)
-            given = f" (got {first.given!r})" if isinstance(first.given, str | int | float) else ""
-            return f"{source}: {first.as_clause}{given}"
-    return None
-
-
-def _with_sources(complaint: str, model: type[BaseModel], given: Tree, sources: Mapping[Location, str]) -> str:
-    """The complaint, with where the values at fault came from unless it says so itself."""
-    left = {location: _complaint(model, without(given, location)) for location in sources}
-    # of several mistakes, leaving one out brings the next to light: a different complaint has to do then
-    cleared = [location for location, rest in left.items() if rest is None]
-    at_fault = cleared or [location for location, rest in left.items() if rest != complaint]
-    names = list(dict.fromkeys(sources[location] for location in at_fault))
-    if all(name in complaint for name in names):
-        return complaint
-    return f"{' and '.join(names)}: {complaint}"
-
-
-def _complaint(model: type[BaseModel], given: Tree) -> str | None:
-    try:
-        model.model_validate(given)
-    except ValidationError as error:
-        return Problem.first_of(error).text
-    except ConfigurationError as error:
-        return str(error)
-    return None
+        message = _with_sources(str(error), model, given, sources)
+    raise ConfigurationError(message)
 
 
 def did_you_mean(name: str, known: Iterable[str], *, most: int = 1) -> str:
-    """The end of a complaint, `; did you mean 'this'?`, or nothing if no known name is near."""
+    """Returns `; did you mean 'this'?` to end a message with, or nothing if no known name is close."""
     return suggestion(get_close_matches(name, list(known), n=most))
 
 
 def suggestion(names: Iterable[str]) -> str:
     listed = " or ".join(map(repr, names))
     return f"; did you mean {listed}?" if listed else ""
+
+
+def _option_message(error: FieldError, options: Sequence[Option], sources: Mapping[Location, str]) -> str | None:
+    """Returns the message for an error in a single option; None if it is not in one."""
+    for option in options:
+        if error.location[: len(option.location)] == option.location:
+            if error.kind == "missing":
+                return f"{option.flag} is required"
+            source = sources.get(option.location, option.flag)
+            value = f" (got {error.value!r})" if isinstance(error.value, str | int | float) else ""
+            return f"{source}: {error.clause}{value}"
+    return None
+
+
+def _with_sources(message: str, model: type[BaseModel], given: Tree, sources: Mapping[Location, str]) -> str:
+    """Puts the sources of the values at fault before a message that does not contain them yet."""
+    remaining = {location: _message(model, without(given, location)) for location in sources}
+    # with several errors, removing one value only uncovers the next error: a different message must suffice then
+    cleared = [location for location, rest in remaining.items() if rest is None]
+    at_fault = cleared or [location for location, rest in remaining.items() if rest != message]
+    names = list(dict.fromkeys(sources[location] for location in at_fault))
+    if all(name in message for name in names):
+        return message
+    return f"{' and '.join(names)}: {message}"
+
+
+def _message(model: type[BaseModel], given: Tree) -> str | None:
+    """Returns the first error of these values; None if they are valid."""
+    try:
+        model.model_validate(given)
+    except ValidationError as error:
+        return FieldError.first_in(error).message
+    except ConfigurationError as error:
+        return str(error)
+    return None

@@ -1,4 +1,4 @@
-"""Nested tables, such as a TOML file makes, and their leaves by location."""
+"""Nested dicts, such as a parsed TOML file, and access to their leaves by location."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Tree = Mapping[str, Any]
 
 
 def leaves(tree: Tree, *, whole: Collection[Location] = (), under: Location = ()) -> Iterator[tuple[Location, Any]]:
-    """What is in the tree by its location; tables at one of the locations in `whole` are leaves too."""
+    """Yields the leaves with their locations; tables at one of the locations in `whole` are leaves too."""
     for key, value in tree.items():
         here = (*under, key)
         if isinstance(value, Mapping) and here not in whole:
@@ -20,12 +20,12 @@ def leaves(tree: Tree, *, whole: Collection[Location] = (), under: Location = ()
 
 
 def dotted(tree: Tree) -> dict[str, Any]:
-    """Leaves by their dotted names."""
+    """Returns the leaves by dotted name."""
     return {".".join(location): value for location, value in leaves(tree)}
 
 
 def undotted(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The tree with these leaves."""
+    """Returns the tree with these leaves."""
     tree: dict[str, Any] = {}
     for name, value in values.items():
         put(tree, tuple(name.split(".")), value)
@@ -33,6 +33,7 @@ def undotted(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def put(tree: dict[str, Any], location: Location, value: Any) -> None:
+    """Sets a leaf; creates the tables above it."""
     *path, leaf = location
     for key in path:
         tree = tree.setdefault(key, {})
@@ -40,7 +41,7 @@ def put(tree: dict[str, Any], location: Location, value: Any) -> None:
 
 
 def get(tree: Tree, location: Location) -> Any:
-    """None where there is nothing."""
+    """Returns a leaf or a branch; None if there is neither."""
     node: Any = tree
     for key in location:
         node = node.get(key) if isinstance(node, Mapping) else None
@@ -48,7 +49,7 @@ def get(tree: Tree, location: Location) -> Any:
 
 
 def without(tree: Tree, location: Location) -> dict[str, Any]:
-    """The same, but for one leaf or branch."""
+    """Returns a copy of the tree without a leaf or branch."""
     return dict(_others(tree, location))
 
 

@@ -1,4 +1,4 @@
-"""The configuration of a run: typed, frozen, checked as a whole, and the same on every machine."""
+"""The configuration of a run, which is the same for the server and all clients."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import json
 from enum import StrEnum
 from typing import Any, Final, Self
 
-from google.protobuf import json_format, struct_pb2
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.catalog import CUSTOM_DATASET, DATASETS, FEATURE_DIM, MODEL_GROUPS
-from feddbp_common.config.diagnostics import Problem, did_you_mean
+from feddbp_common.config.diagnostics import FieldError, did_you_mean
+from feddbp_common.config.protobuf import to_message, values_in
 from feddbp_common.config.types import FrozenModel
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.methods import ExchangeShape, Method, MethodSettings, method_named, split_preset
@@ -21,12 +21,14 @@ from feddbp_common.wire import WireType
 MAX_CLIENTS: Final = 100_000
 MAX_CLASSES: Final = 65_536
 _UINT32_MAX: Final = 2**32 - 1
-"""What the protocol can carry."""
+"""Largest value of the protocol's integer fields."""
 _MAX_IMAGE_SIZE: Final = 1024
+_LONGEST_FAULT: Final = 500
+"""Bounds what a server can put into a client's log; our own messages are shorter."""
 
 
 class FisherForm(StrEnum):
-    """How the importance of channels travels."""
+    """How Fisher scores are sent."""
 
     SCORES = "scores"
     TOP_CHANNELS = "top_channels"
@@ -41,17 +43,20 @@ class RealType(StrEnum):
 
 
 class DataConfig(FrozenModel):
-    """Data: which, and how it is split over clients."""
+    """Data: the data set and how it is split over clients."""
 
-    dataset: str = Field("digits", description=f"{', '.join(DATASETS)}, or {CUSTOM_DATASET} (every client's own)")
+    dataset: str = Field("digits", description=f"{', '.join(DATASETS)}, or {CUSTOM_DATASET} (each client has its own)")
     alpha: float = Field(0.1, gt=0, description="concentration of the Dirichlet split; smaller is more uneven")
-    classes: int | None = Field(None, ge=2, le=MAX_CLASSES, description=f"classes of a {CUSTOM_DATASET} data set")
-    class_names: tuple[str, ...] = Field((), description="their names in the order of their ids, comma-separated")
+    classes: int | None = Field(
+        None, ge=2, le=MAX_CLASSES, description=f"number of classes of a {CUSTOM_DATASET} data set"
+    )
+    class_names: tuple[str, ...] = Field((), description="class names in the order of class ids, comma-separated")
     image_size: int | None = Field(
         None,
         ge=1,
         le=_MAX_IMAGE_SIZE,
-        description=f"side to which all images of a {CUSTOM_DATASET} data set are scaled (default: each client's own)",
+        description=f"side in pixels to scale {CUSTOM_DATASET} images to (default: each client's own size)",
+        json_schema_extra={"zero_is_none": True},
     )
 
     @field_validator("class_names", mode="before")
@@ -61,7 +66,7 @@ class DataConfig(FrozenModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_in_what_is_known(cls, values: Any) -> Any:
+    def _fill_in_catalog_values(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
         given = {name: value for name, value in values.items() if value is not None}
@@ -92,22 +97,22 @@ class DataConfig(FrozenModel):
 
     @property
     def channels(self) -> int | None:
-        """Of the images, where all clients have the same."""
+        """Channels of the images; None for custom data, where clients may differ."""
         known = DATASETS.get(self.dataset)
         return None if known is None else known.channels
 
 
 class TrainingConfig(FrozenModel):
-    """Local training: what each client does in a round."""
+    """Local training: one round on a client."""
 
     local_epochs: int = Field(10, ge=1, le=_UINT32_MAX, description="passes over the local data per round")
     batch_size: int = Field(32, ge=2, le=_UINT32_MAX, description="samples per step")
     learning_rate: float = Field(0.01, gt=0, description="step size of SGD")
-    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD, which starts afresh every round")
+    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD; reset every round")
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty of SGD")
-    model_group: str = Field("mini-8", description=f"architectures dealt out by id: {', '.join(MODEL_GROUPS)}")
+    model_group: str = Field("mini-8", description=f"architectures, assigned by client id: {', '.join(MODEL_GROUPS)}")
     feature_dim: int = Field(FEATURE_DIM, ge=2, le=65_535, description="width of features and prototypes")
-    htfllib_loader: bool = Field(False, description="neither shuffle nor keep a last partial batch, as HtFLlib")
+    htfllib_loader: bool = Field(False, description="do not shuffle and drop the last partial batch, as HtFLlib does")
 
     @field_validator("model_group")
     @classmethod
@@ -118,23 +123,29 @@ class TrainingConfig(FrozenModel):
 
 
 class WireConfig(FrozenModel):
-    """Wire: the form in which tensors travel."""
+    """Wire: the form in which tensors are sent."""
 
-    wire_dtype: RealType = Field(RealType.FLOAT32, description="element type of real tensors on the wire")
-    fisher: FisherForm = Field(FisherForm.SCORES, description="Fisher scores in full, or only the top channels")
+    wire_dtype: RealType = Field(
+        RealType.FLOAT32, description="element type of real tensors on the wire", json_schema_extra={"proto": "dtype"}
+    )
+    fisher: FisherForm = Field(
+        FisherForm.SCORES, description="send all Fisher scores, or only the indices of the top channels"
+    )
 
 
 class RunConfig(FrozenModel):
-    """Run: everything that has to be the same for all clients."""
+    """Run: settings that are the same for all clients."""
 
     method: str = Field("feddbp", description="name of the method, or NAME:PRESET; see `feddbp methods`")
     method_settings: dict[str, Any] = Field(
-        {}, description="a setting of the method; may be repeated", json_schema_extra={"flag": "--set"}
+        {}, description="a setting of the method; repeatable", json_schema_extra={"flag": "--set"}
     )
-    clients: int = Field(20, ge=1, le=MAX_CLIENTS, description="client ids 0 to N-1, and shards of the data")
+    clients: int = Field(
+        20, ge=1, le=MAX_CLIENTS, description="number of clients, with ids 0 to N-1, and of data shards"
+    )
     rounds: int = Field(100, ge=1, le=_UINT32_MAX, description="rounds of training")
-    participation: float = Field(1.0, gt=0, le=1, description="share of the clients chosen to train in a round")
-    seed: int = Field(0, ge=0, lt=2**32, description="every random choice derives from it")
+    participation: float = Field(1.0, gt=0, le=1, description="fraction of the clients selected in each round")
+    seed: int = Field(0, ge=0, lt=2**32, description="seed of every random choice")
     data: DataConfig = DataConfig()
     training: TrainingConfig = TrainingConfig()
     wire: WireConfig = WireConfig()
@@ -142,7 +153,7 @@ class RunConfig(FrozenModel):
     @model_validator(mode="before")
     @classmethod
     def _unfold_preset(cls, values: Any) -> Any:
-        # a run is described by what it does: of a preset only the settings remain
+        # a preset is stored as its settings, so that the same settings give the same run either way
         if not isinstance(values, dict) or not isinstance(values.get("method"), str):
             return values
         method, settings = split_preset(values["method"])
@@ -153,7 +164,7 @@ class RunConfig(FrozenModel):
 
     @model_validator(mode="after")
     def _settings_fit_method(self) -> Self:
-        # stored in full, so that a run is described by its own record and not by the defaults of the day
+        # all settings are stored, so that a stored run does not depend on the defaults of this version
         resolved = resolve_settings(method_named(self.method), self.method_settings)
         object.__setattr__(self, "method_settings", resolved.model_dump(mode="json"))
         self.method_spec.upload_rules(resolved, self.exchange_shape)
@@ -198,80 +209,44 @@ class RunConfig(FrozenModel):
         return WireType(self.wire.wire_dtype.value)
 
     def canonical_json(self) -> str:
+        """Returns what the fingerprint is computed from."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True)
 
     @property
     def fingerprint(self) -> str:
-        """Names the configuration by its content."""
+        """Identifies the configuration by its content."""
         return hashlib.sha256(self.canonical_json().encode()).hexdigest()[:8]
 
 
 def resolve_settings(method: Method, given: dict[str, Any]) -> MethodSettings:
-    """The method's settings with defaults filled in; a mistake is named with what would have been right."""
+    """Validates a method's settings and fills in defaults; errors suggest a setting of a similar name."""
     try:
         return method.settings.model_validate(given)
     except ValidationError as error:
-        first = Problem.first_of(error)
+        first = FieldError.first_in(error)
         if first.kind == "extra_forbidden":
             known = method.settings.model_fields
             raise ConfigurationError(
-                f"{method.name} has no setting {first.where!r}{did_you_mean(first.where, known)} "
+                f"{method.name} has no setting {first.path!r}{did_you_mean(first.path, known)} "
                 f"(it has: {', '.join(known) or 'none'})"
             ) from None
-        raise ConfigurationError(f"setting {first.where!r} of {method.name}: {first.as_clause}") from None
-
-
-_FISHER_TO_PROTO: Final = {
-    FisherForm.SCORES: pb.FISHER_FORM_SCORES,
-    FisherForm.TOP_CHANNELS: pb.FISHER_FORM_TOP_CHANNELS,
-}
-_FISHER_FROM_PROTO: Final = {number: form for form, number in _FISHER_TO_PROTO.items()}
-_REAL_TO_PROTO: Final = {
-    RealType.FLOAT32: pb.DTYPE_FLOAT32,
-    RealType.FLOAT16: pb.DTYPE_FLOAT16,
-    RealType.BFLOAT16: pb.DTYPE_BFLOAT16,
-}
-_REAL_FROM_PROTO: Final = {number: real for real, number in _REAL_TO_PROTO.items()}
+        raise ConfigurationError(f"setting {first.path!r} of {method.name}: {first.clause}") from None
 
 
 def run_to_proto(run: RunConfig) -> pb.RunConfig:
-    settings = struct_pb2.Struct()
-    settings.update(run.method_settings)
-    return pb.RunConfig(
-        method=run.method,
-        method_settings=settings,
-        clients=run.clients,
-        rounds=run.rounds,
-        participation=run.participation,
-        seed=run.seed,
-        data=pb.DataConfig(**run.data.model_dump()),
-        training=pb.TrainingConfig(**run.training.model_dump()),
-        wire=pb.WireConfig(dtype=_REAL_TO_PROTO[run.wire.wire_dtype], fisher=_FISHER_TO_PROTO[run.wire.fisher]),
-    )
+    return to_message(run, pb.RunConfig)
 
 
 def run_from_proto(message: pb.RunConfig) -> RunConfig:
-    """The run as a client reads it; whatever this version does not understand is refused, not guessed."""
+    """Reads a run configuration received from a server; refuses anything this version does not know.
+
+    Raises:
+        ConfigurationError: one line that names the field at fault.
+    """
     try:
-        return RunConfig(
-            method=message.method,
-            method_settings=json_format.MessageToDict(message.method_settings),
-            clients=message.clients,
-            rounds=message.rounds,
-            participation=message.participation,
-            seed=message.seed,
-            data=DataConfig.model_validate({**_fields(message.data), "image_size": message.data.image_size or None}),
-            training=TrainingConfig.model_validate(_fields(message.training)),
-            wire=WireConfig(
-                wire_dtype=_REAL_FROM_PROTO[message.wire.dtype], fisher=_FISHER_FROM_PROTO[message.wire.fisher]
-            ),
-        )
+        return RunConfig.model_validate(values_in(message, RunConfig))
     except ValidationError as error:
-        fault = str(Problem.first_of(error))
-    except KeyError:
-        fault = "wire: an element type or a form of Fisher scores this version does not know"
-    raise ConfigurationError(f"the server's run configuration cannot be used: {fault}")
-
-
-def _fields(message: pb.DataConfig | pb.TrainingConfig) -> dict[str, Any]:
-    return {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
+        fault = str(FieldError.first_in(error))
+    except ConfigurationError as error:
+        fault = str(error)
+    raise ConfigurationError(f"the server's run configuration cannot be used: {fault[:_LONGEST_FAULT]}")

@@ -1,8 +1,8 @@
-"""One typed model behind flags, environment variables and a TOML file.
+"""Reads a model from flags, environment variables and a TOML file.
 
-The model is the only place where an option is declared: a field gives its flag, its variable and its key in the file,
-a nested model gives a group of `--help` and a table of the file. Later sources win: defaults, file, environment, flags.
-Every complaint names the source the value came from.
+An option is declared once, as a field of the model, which gives its flag, its variable and its key in the file. A
+nested model gives a group in `--help` and a table in the file. Later sources win: defaults, file, environment, flags.
+Error messages name the source of the value.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from feddbp_common.config.diagnostics import did_you_mean, suggestion, validated
+from feddbp_common.config.diagnostics import did_you_mean, suggestion, validate_model
 from feddbp_common.config.nested import Location, get, leaves, put
-from feddbp_common.config.types import format_duration
+from feddbp_common.config.types import field_extra, format_duration
 from feddbp_common.errors import ConfigurationError
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 _UNSET = argparse.SUPPRESS
-_MISSPELT = 0.8
-"""How alike two names of tables are (of 1) before one is taken for a slip of the pen."""
+_TYPO_SIMILARITY = 0.8
+"""From this similarity on, of at most 1, an unknown table is taken for a typo of a known one."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """One leaf of the model, seen from outside."""
+    """A leaf of the model as the user sees it."""
 
     location: Location
     field: FieldInfo
@@ -41,7 +41,7 @@ class Option:
 
     @property
     def extra(self) -> Mapping[str, Any]:
-        return self.field.json_schema_extra if isinstance(self.field.json_schema_extra, dict) else {}
+        return field_extra(self.field)
 
     @property
     def flag(self) -> str:
@@ -53,7 +53,7 @@ class Option:
 
     @property
     def is_assignment(self) -> bool:
-        """A field of name=value pairs, given one pair a flag."""
+        """Whether the field is a dict, whose items are given as one NAME=VALUE per flag."""
         return get_origin(self.field.annotation) is dict
 
     def variable(self, prefix: str) -> str:
@@ -61,6 +61,7 @@ class Option:
 
 
 def options_of(model: type[BaseModel], location: Location = (), group: str = "options") -> Iterator[Option]:
+    """Yields the leaves of the model; a nested model's group is its docstring up to the colon."""
     for name, field in model.model_fields.items():
         nested = field.annotation
         if isinstance(nested, type) and issubclass(nested, BaseModel):
@@ -70,8 +71,8 @@ def options_of(model: type[BaseModel], location: Location = (), group: str = "op
             yield Option((*location, name), field, group)
 
 
-def build_parser(parser: argparse.ArgumentParser, model: type[BaseModel], *, env_prefix: str) -> None:
-    """Adds a flag for every option of the model, grouped as the model is."""
+def add_flags(parser: argparse.ArgumentParser, model: type[BaseModel], *, env_prefix: str) -> None:
+    """Adds a flag for every option of the model, in a group for each nested model."""
     groups: dict[str, argparse._ArgumentGroup] = {}
     for option in options_of(model):
         if option.extra.get("hidden"):
@@ -79,8 +80,8 @@ def build_parser(parser: argparse.ArgumentParser, model: type[BaseModel], *, env
         if option.group not in groups:
             groups[option.group] = parser.add_argument_group(option.group)
         group = groups[option.group]
-        shown = option.variable(env_prefix)
-        help_text = f"{option.field.description or ''}{_default_text(option.field)} [{shown}]".replace("%", "%%")
+        variable = option.variable(env_prefix)
+        help_text = f"{option.field.description or ''}{_default_text(option.field)} [{variable}]".replace("%", "%%")
         if option.field.annotation is bool:
             group.add_argument(
                 option.flag,
@@ -110,10 +111,13 @@ def resolve(
     file_variable: str | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> ModelT:
-    """The model from all its sources, or one line that says which of them is wrong and why.
+    """Merges all sources and validates the result.
 
-    A file that a variable has named is there for every command of the environment: tables of other commands are
-    passed over in it.
+    `file_variable` is the variable that named the file, if no flag did. All commands read such a file, so tables of
+    other commands are ignored in it.
+
+    Raises:
+        ConfigurationError: one line that names the source at fault.
     """
     merged: dict[str, Any] = {}
     sources: dict[Location, str] = {}
@@ -124,10 +128,10 @@ def resolve(
         variable = option.variable(env_prefix)
         if variable in environ:
             text = environ[variable]
-            _put(option, text.split(";") if option.is_assignment else text, variable, merged, sources)
+            _merge_value(option, text.split(";") if option.is_assignment else text, variable, merged, sources)
         if hasattr(flags, option.destination):
-            _put(option, getattr(flags, option.destination), option.flag, merged, sources)
-    return validated(model, merged, options=options, sources=sources)
+            _merge_value(option, getattr(flags, option.destination), option.flag, merged, sources)
+    return validate_model(model, merged, options=options, sources=sources)
 
 
 def _merge_file(
@@ -137,42 +141,44 @@ def _merge_file(
     merged: dict[str, Any],
     sources: dict[Location, str],
 ) -> None:
-    told = f"{variable or '--config'} {file}"
+    origin = f"{variable or '--config'} {file}"
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigurationError(f"{told}: {error.strerror}") from None
+        raise ConfigurationError(f"{origin}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{told}: not a TOML file: {error}") from None
+        raise ConfigurationError(f"{origin}: not a TOML file: {error}") from None
     by_location = {option.location: option for option in options}
     own_tables = {location[0] for location in by_location if len(location) > 1}
     for location, value in leaves(content, whole=by_location):
-        if location not in by_location and variable is not None and _is_of_another(location, own_tables):
-            continue
         if location not in by_location:
-            raise ConfigurationError(f"{told}: there is no option {'.'.join(location)!r}{_hint(location, by_location)}")
+            if variable is not None and _belongs_to_another_command(location, own_tables):
+                continue
+            raise ConfigurationError(
+                f"{origin}: there is no option {'.'.join(location)!r}{_hint(location, by_location)}"
+            )
         put(merged, location, value)
         sources[location] = f"{file}: {'.'.join(location)}"
 
 
 def _hint(given: Location, known: Collection[Location]) -> str:
-    """The option that was meant, as far as one can guess: the same in its table, or one of nearly that name."""
+    """Suggests the option of the same name in another table, or else one of a similar name."""
     names = {".".join(location): location for location in known}
-    in_a_table = [name for name, location in names.items() if location[-1] == given[-1]]
-    return suggestion(in_a_table[:1]) or did_you_mean(".".join(given), names)
+    same_name = [name for name, location in names.items() if location[-1] == given[-1]]
+    return suggestion(same_name[:1]) or did_you_mean(".".join(given), names)
 
 
-def _is_of_another(location: Location, own_tables: Collection[str]) -> bool:
-    """Whether an option is in a table of another command, rather than in one of ours that is misspelt."""
+def _belongs_to_another_command(location: Location, own_tables: Collection[str]) -> bool:
+    """Whether the option's table is neither one of this command's nor a typo of one."""
     return (
         len(location) > 1
         and location[0] not in own_tables
-        and not get_close_matches(location[0], own_tables, cutoff=_MISSPELT)
+        and not get_close_matches(location[0], own_tables, cutoff=_TYPO_SIMILARITY)
     )
 
 
-def _put(option: Option, value: Any, source: str, merged: dict[str, Any], sources: dict[Location, str]) -> None:
-    """Takes a value from a source; pairs are added to those of sources before, anything else takes their place."""
+def _merge_value(option: Option, value: Any, source: str, merged: dict[str, Any], sources: dict[Location, str]) -> None:
+    """Puts a value over that of earlier sources; NAME=VALUE pairs are added to those of earlier sources."""
     before = sources.get(option.location)
     sources[option.location] = f"{before} or {source}" if option.is_assignment and before else source
     if option.is_assignment:

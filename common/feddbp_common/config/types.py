@@ -1,20 +1,31 @@
-"""Base types of configurations: a frozen model, durations, lists of client ids."""
+"""Base types of configuration models: a frozen model, what its fields declare, durations, lists of client ids."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
+from pydantic.fields import FieldInfo
 
 from feddbp_common.errors import ConfigurationError
 
 
 class FrozenModel(BaseModel):
-    """Checked fields and no others, numbers that are finite, and no change once it is made."""
+    """A model that is immutable and admits neither unknown fields nor numbers that are not finite."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def field_extra(field: FieldInfo) -> Mapping[str, Any]:
+    """Returns what a field declares beyond its type, default and description, as `json_schema_extra`.
+
+    `flag`, `aliases` and `metavar` replace what the name gives on the command line, `hidden` keeps the field out of it;
+    `proto` and `zero_is_none` are for the conversion to protobuf.
+    """
+    return field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
 
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -22,7 +33,7 @@ _PIECE = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd])")
 
 
 def parse_duration(value: Any) -> Any:
-    """Seconds as a number, or pieces with units; anything that is not text is left to pydantic."""
+    """Parses seconds such as `90` or numbers with units such as `1h30m`; leaves what is not a string to pydantic."""
     if not isinstance(value, str):
         return value
     text = value.strip().lower()
@@ -38,7 +49,7 @@ def parse_duration(value: Any) -> Any:
 
 
 def format_duration(duration: timedelta) -> str:
-    """Exact, and fit to be read again by `parse_duration`."""
+    """Formats a duration exactly, as `parse_duration` reads it."""
     return f"{duration.total_seconds():.6f}".rstrip("0").rstrip(".") + "s"
 
 
@@ -46,7 +57,7 @@ Duration = Annotated[timedelta, BeforeValidator(parse_duration), PlainSerializer
 
 
 def parse_ids(text: str) -> tuple[int, ...]:
-    """Client ids from a list of numbers and ranges."""
+    """Parses a list of numbers and ranges, such as `0,3,5-7`, into sorted client ids."""
     ids: set[int] = set()
     for piece in text.split(","):
         first, dash, last = piece.strip().partition("-")

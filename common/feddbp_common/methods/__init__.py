@@ -1,4 +1,4 @@
-"""The methods by name. A method is a contract here, a strategy on the server and a trainer on the client."""
+"""Methods by name. A method consists of a contract here, a strategy on the server and a trainer on the client."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def method_named(name: str) -> Method:
 
 
 def split_preset(name: str) -> tuple[str, dict[str, Any]]:
-    """`NAME` or `NAME:PRESET` as a method's name and the settings that go with it."""
+    """Splits `NAME` or `NAME:PRESET` into the method's name and the preset's settings."""
     name, colon, preset = name.partition(PRESET_MARK)
     if not colon:
         return name, {}

@@ -1,4 +1,4 @@
-"""What the two halves of a method agree on: its settings, and what may travel between them."""
+"""The contract between a method's strategy and its trainer: settings, and rules for uploads and downloads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from feddbp_common.methods.payload_size import PayloadSize
 
 CollectMode = Literal["post", "running", "last_epoch"]
-"""When class means are taken: after training, over the whole round's steps, or over the last epoch's."""
+"""When class means are computed: after training, over all steps of the round, or over those of the last epoch."""
 
 
 class MethodSettings(FrozenModel):
@@ -24,29 +24,29 @@ class MethodSettings(FrozenModel):
 
 
 class CollectingSettings(MethodSettings):
-    """Settings of a method whose clients upload means by class."""
+    """Settings of a method whose clients upload class means."""
 
     collect: CollectMode = Field(
         "post",
-        description="class means are taken after training in eval mode, or in train mode over the whole round's "
-        "steps (running) or the last epoch's, as some published code does",
+        description="when class means are computed: after training in eval mode, or in train mode over all steps of "
+        "the round (running) or of its last epoch, as some published code does",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeShape:
-    """What of a run decides how large its payloads are."""
+    """The properties of a run that determine the size of its payloads."""
 
     classes: int
     feature_dim: int
     clients: int = 1
-    """Bounds what the server may pass on of several clients; the default is the narrowest bound."""
+    """Bounds downloads that grow with the number of clients; the default is the tightest bound."""
     image_size: int | None = None
-    """Side of every client's images, as far as that is known; methods that share a network need it."""
+    """Side of all images; None if clients may differ. Methods that share a network need it."""
     channels: int | None = None
-    """The same of their colours."""
+    """Channels of all images; None if clients may differ."""
     top_channels_only: bool = False
-    """Fisher scores travel as the indices of the most important channels."""
+    """Fisher scores are sent as the indices of the most important channels."""
 
 
 Rules = Callable[[Any, ExchangeShape], PayloadRules]
@@ -54,7 +54,7 @@ Rules = Callable[[Any, ExchangeShape], PayloadRules]
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """Settings of a method that are best changed together."""
+    """A named set of settings."""
 
     settings: Mapping[str, Any]
     description: str
@@ -62,7 +62,7 @@ class Preset:
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A method by name. Its halves are named, not imported: the server must not load torch, nor clients the server."""
+    """A method. Strategy and trainer are named, not imported: a server must not load torch, nor a client the server."""
 
     name: str
     title: str
@@ -71,16 +71,16 @@ class Method:
     upload_rules: Rules
     download_rules: Rules
     strategy: str
-    """The server's half, as `module:class`."""
+    """The server's part, as `module:class`."""
     trainer: str
-    """The client's half, as `module:class`."""
+    """The client's part, as `module:class`."""
     up: PayloadSize | None = None
     down: PayloadSize | None = None
-    """What they weigh, for whoever compares methods; None where a method does not say."""
+    """Sizes of uploads and downloads, for comparing methods; None if unknown."""
     needs_equal_heads: bool = False
-    """Heads themselves travel, so every client must have a linear one."""
+    """Heads are exchanged, so every client must have a linear one."""
     presets: Mapping[str, Preset] = field(default_factory=dict)
-    """By name; `NAME:PRESET` stands for the method with these settings wherever a run is configured."""
+    """By name; a run's method may be given as `NAME:PRESET`."""
 
     def load_strategy(self) -> Any:
         return _load(self.strategy)
@@ -90,7 +90,7 @@ class Method:
 
 
 def nothing(_: MethodSettings, __: ExchangeShape) -> PayloadRules:
-    """Rules of a direction in which nothing travels."""
+    """Rules for a direction in which nothing is sent."""
     return PayloadRules()
 
 

@@ -12,13 +12,13 @@ from feddbp_common.wire import PayloadRules, PrototypeRule
 
 
 class FDSettings(CollectingSettings):
-    """The weight of distillation, and which of three readings of its target is meant."""
+    """The weight of distillation, and its target, which the paper leaves open."""
 
     gamma: float = Field(1.0, ge=0, description="weight of the distillation term")
     target: Literal["softmax_of_mean", "mean_of_softmax", "raw_logits"] = Field(
         "softmax_of_mean",
-        description="what is distilled: softmax of the mean logits; the mean of softmax outputs, as the paper may "
-        "mean it (unconfirmed); or mean logits used as if they were probabilities, only to compare with other code",
+        description="what is distilled: softmax of the mean logits; mean of the softmax outputs, possibly the paper's "
+        "meaning (unconfirmed); or mean logits used as probabilities, to compare with other code",
     )
     leave_one_out: bool = Field(
         False, description="a client receives the mean over the other clients only (unconfirmed reading of the paper)"
@@ -26,7 +26,7 @@ class FDSettings(CollectingSettings):
 
 
 def _logits(shape: ExchangeShape) -> PrototypeRule:
-    """One row of logits, or of probabilities, per class."""
+    """Returns the rule for one row of logits or probabilities per class."""
     return PrototypeRule(classes=shape.classes, width=shape.classes)
 
 

@@ -12,23 +12,23 @@ from feddbp_common.methods.payload_size import GLOBAL_PROTOTYPES, ImageShape, Pa
 from feddbp_common.wire import PayloadRules, PrototypeRule
 
 _INDEX_BYTES: Final = 2
-"""Of a channel's index."""
+"""Size of a channel's index."""
 
 
 class FedDBPSettings(MethodSettings):
-    """The paper's hyper-parameters, and a choice wherever it leaves one open."""
+    """The paper's hyper-parameters, and options for what it leaves open."""
 
     lambda_1: float = Field(1.0, ge=0, description="weight of the decision branch's cross-entropy")
-    lambda_2: float = Field(10.0, ge=0, description="weight of L_s, the pull of shared features to prototypes")
+    lambda_2: float = Field(10.0, ge=0, description="weight of L_s, the distance of shared features to prototypes")
     lambda_3: float = Field(1.0, ge=0, description="weight of L_d, the contrastive loss of decision features")
     tau: float = Field(0.07, gt=0, description="temperature of L_d")
     k_top: int = Field(30, ge=0, description="channels of a class in which a client keeps its own prototype")
-    eta: float = Field(1.0, ge=0, le=1, description="share of the client's own value in those channels")
+    eta: float = Field(1.0, ge=0, le=1, description="weight of the client's own value in those channels")
     l_s_reduction: Literal["mean", "sum"] = Field(
-        "mean", description="over channels: `sum` as printed diverges at lambda_2 = 10, `mean` trains"
+        "mean", description="over channels; `sum`, as printed, diverges at lambda_2 = 10"
     )
     l_d_form: Literal["log", "ratio"] = Field(
-        "log", description="`ratio` as printed, without a logarithm; its gradient vanishes at the start"
+        "log", description="`ratio`, as printed, has no logarithm; its gradient vanishes at the start"
     )
     hard_negatives: Literal["reweight", "printed", "boundary", "none"] = Field(
         "reweight", description="how negatives inside the boundary are weighted; `none` is the ablation w/o hard"
@@ -38,20 +38,20 @@ class FedDBPSettings(MethodSettings):
         "shared", description="one classification head for both branches, or one each"
     )
     inference: Literal["prototype_normalized", "prototype", "head"] = Field(
-        "prototype_normalized", description="the rule whose accuracy counts; all of them are recorded"
+        "prototype_normalized", description="inference rule of the reported accuracy; all are recorded"
     )
-    without_share: bool = Field(False, description="ablation w/o share: the decision branch alone, no L_s")
+    without_share: bool = Field(False, description="ablation w/o share: decision branch only, no L_s")
     without_decision: bool = Field(
-        False, description="ablation w/o deci.: the shared branch alone, no L_d, no second cross-entropy"
+        False, description="ablation w/o deci.: shared branch only, no L_d, no second cross-entropy"
     )
     without_personalisation: bool = Field(
-        False, description="ablation w/o pers.: every client receives the plain averages"
+        False, description="ablation w/o pers.: every client receives the averages unchanged"
     )
 
     @model_validator(mode="after")
-    def _one_branch_must_stay(self) -> Self:
+    def _has_a_branch(self) -> Self:
         if self.without_share and self.without_decision:
-            raise ConfigurationError("without_share and without_decision leave no branch; choose one")
+            raise ConfigurationError("without_share and without_decision leave no branch; use only one")
         return self
 
 

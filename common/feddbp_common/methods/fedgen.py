@@ -1,4 +1,4 @@
-"""FedGen: the server trains a generator of features from the clients' heads, and clients train their heads on it."""
+"""FedGen: the server trains a generator of features with the clients' heads; clients train heads on its output."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ GENERATOR: Final = (
     OUTPUT_WEIGHT,
     OUTPUT_BIAS,
 )
-"""Its tensors, Linear -> BatchNorm -> ReLU -> Linear, in the order in which they travel."""
+"""Tensors of the generator, Linear -> BatchNorm -> ReLU -> Linear, in the order of the payload."""
 LABEL_COUNTS: Final = "label_counts"
-"""Training samples per class of the clients behind the generator; labels are drawn in proportion to them."""
+"""Training samples per class over the generator's clients; labels are drawn in proportion to them."""
 
 NORM_EPSILON: Final = 1e-5
-"""Added to variances by the normalisation, on both sides."""
+"""Added to variances in the normalisation, on server and clients."""
 
 _VARIANCE_BOUND: Final = 1e12
-"""A square, so the square of what any other value is held to."""
+"""The square of the bound on other values, because a variance is a mean of squares."""
 
 
 class FedGenSettings(MethodSettings):
-    """The generator, how the server trains it, and the terms of the full method."""
+    """The generator, its training on the server, and the terms of the full method."""
 
     noise_dim: int = Field(
         32, ge=1, le=65_535, description="width q of the noise; 32 as in HtFLlib's script, elsewhere 512 (unconfirmed)"
@@ -51,24 +51,24 @@ class FedGenSettings(MethodSettings):
     server_learning_rate: float = Field(
         0.005,
         gt=0,
-        description="step size of Adam on the server, HtFLlib's default; the 0.1 of its script never reached a client "
-        "there and undoes their training here; with full 0.0003 unless given, as in the authors' settings",
+        description="step size of Adam on the server; HtFLlib's default (the 0.1 of its script never reaches a client "
+        "there, and undoes their training here); 0.0003 with full unless given, as in the authors' settings",
     )
     server_steps: int = Field(100, ge=1, description="steps S of the generator per round")
     server_batch_size: int = Field(32, ge=2, description="labels per step of the generator")
-    keep_adam: bool = Field(False, description="the server's Adam goes on from round to round; false: starts afresh")
+    keep_adam: bool = Field(False, description="keep the state of the server's Adam between rounds")
     full: bool = Field(
         False,
-        description="the authors' additional terms: clients weighted per label, a reward for diversity, and a pull of "
-        "real samples' outputs to those of generated features",
+        description="the authors' additional terms: clients weighted per label, a diversity term, and a distance "
+        "between outputs of real samples and of generated features",
     )
     alpha: float = Field(10.0, ge=0, description="with full: weight of the loss on generated features")
-    beta: float = Field(10.0, ge=0, description="with full: weight of the pull of real samples' outputs")
-    decay: float = Field(0.98, gt=0, le=1, description="with full: what alpha and beta are multiplied by each round")
+    beta: float = Field(10.0, ge=0, description="with full: weight of the distance of real samples' outputs")
+    decay: float = Field(0.98, gt=0, le=1, description="with full: factor on alpha and beta per round")
 
     @model_validator(mode="after")
-    def _full_learns_slowly(self) -> Self:
-        # a generator that jumps about, weighted by ten, undoes what clients learn from their data
+    def _lower_learning_rate_with_full(self) -> Self:
+        # an unstable generator, weighted by ten, would outweigh the clients' own data
         if self.full and "server_learning_rate" not in self.model_fields_set:
             object.__setattr__(self, "server_learning_rate", 0.0003)
         return self
@@ -93,7 +93,7 @@ def _upload_rules(_: FedGenSettings, shape: ExchangeShape) -> PayloadRules:
 
 
 def _download_rules(settings: FedGenSettings, shape: ExchangeShape) -> PayloadRules:
-    # there is no generator before the first round has closed
+    # no generator exists before the first round has closed
     counts = TensorRule(
         name=LABEL_COUNTS,
         shape=(Dim.exactly(shape.classes),),

@@ -1,4 +1,4 @@
-"""FedKD: each client's model and a small one that all share teach each other; only the small one travels."""
+"""FedKD: each client's model and a small shared model distil each other; only the small one is exchanged."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from feddbp_common.wire import Dim, PayloadRules, TensorRule, WireType
 from feddbp_common.wire.svd import compressed_rules
 
 ROUND: Final = "round"
-"""With `target = update`: how many rounds the shared model had been through, where this payload starts or leads to."""
+"""With `target = update`: number of completed rounds of the shared model that the payload starts from or leads to."""
 TOTAL: Final = "total."
-"""Prefix of what the shared model has changed by since its first weights."""
+"""Prefix of the total change of the shared model since its initial weights."""
 
 
 class FedKDSettings(MethodSettings):
-    """HtFLlib's values."""
+    """Settings with HtFLlib's values as defaults."""
 
     energy_start: float = Field(
-        0.95, gt=0, le=1, description="share of a weight's squared norm its factors keep, in the first round"
+        0.95, gt=0, le=1, description="fraction of a weight's squared norm that its factors keep, in the first round"
     )
-    energy_end: float = Field(0.98, gt=0, le=1, description="the same towards the last round; linear in between")
+    energy_end: float = Field(0.98, gt=0, le=1, description="the same in the last round; linear in between")
     target: Literal["params", "update"] = Field(
         "params",
-        description="what is compressed: the shared model's weights, as HtFLlib does, or what a round changed in them, "
-        "as the authors do",
+        description="what is compressed: the shared model's weights, as in HtFLlib, or their change in a round, as in "
+        "the authors' code",
     )
     mentee_learning_rate: float | None = Field(
-        None, gt=0, description="step size of the shared model; none: that of the own one"
+        None, gt=0, description="step size of the shared model; none: the run's learning rate"
     )
     max_grad_norm: float = Field(
-        10.0, gt=0, description="bound on the gradient norms of the own model, the shared one and W, each"
+        10.0, gt=0, description="bound on each gradient norm: of the own model, the shared model and W"
     )
 
     def energy(self, round_number: int, rounds: int) -> float:
-        """T(t) of round t, on both sides."""
+        """Returns T(t), the energy kept in round t."""
         return self.energy_start + round_number / rounds * (self.energy_end - self.energy_start)
 
 

@@ -1,6 +1,6 @@
 """FedLFP: prototypes without labels, clustered on the server.
 
-The article was not at hand: formulas and defaults follow a second-hand description and are unconfirmed throughout.
+The article was not available: formulas and defaults follow a secondary description and are unconfirmed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ COUNTS: Final = "counts"
 GLOBAL_PROTOTYPES: Final = "global_prototypes"
 
 _ROUNDING: Final = 0.99
-"""A confidence may be this much below its least value: half precision on the wire rounds by less."""
+"""Margin below the smallest possible confidence, for the rounding of half precision."""
 
 
 class FedLFPSettings(CollectingSettings):
@@ -30,11 +30,11 @@ class FedLFPSettings(CollectingSettings):
     distance: Literal["squared", "exponential"] = Field(
         "squared", description="from a feature to a global prototype: |a - b|^2, or exp(-rho a.b); both unconfirmed"
     )
-    rho: float = Field(0.1, gt=0, description="of the exponential distance")
+    rho: float = Field(0.1, gt=0, description="factor of the exponential distance")
     clusters: int | None = Field(
-        None, ge=1, le=65_535, description="global prototypes K'; without one, as many as there are classes"
+        None, ge=1, le=65_535, description="number of global prototypes K'; none: the number of classes"
     )
-    iterations: int = Field(25, ge=1, description="most iterations of the weighted K-means")
+    iterations: int = Field(25, ge=1, description="maximum iterations of the weighted K-means")
     unit_centroids: bool = Field(True, description="global prototypes are scaled to length one (unconfirmed)")
 
 
@@ -47,7 +47,7 @@ def _upload_rules(_: FedLFPSettings, shape: ExchangeShape) -> PayloadRules:
     return PayloadRules(
         tensors=(
             TensorRule(name=LOCAL_PROTOTYPES, shape=(rows, width)),
-            # the largest of C probabilities
+            # the largest of C probabilities is at least 1 / C
             TensorRule(
                 name=CONFIDENCE, shape=(rows,), low=_ROUNDING / shape.classes, high=1.0, rows_as=LOCAL_PROTOTYPES
             ),

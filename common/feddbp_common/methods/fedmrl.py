@@ -1,4 +1,4 @@
-"""FedMRL: a small model that all clients share looks at images beside each client's own, and a projector joins both."""
+"""FedMRL: clients combine the features of a small shared model and of their own by a projector."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from feddbp_common.wire import PayloadRules
 
 
 class FedMRLSettings(MethodSettings):
-    """HtFLlib's values; where the authors' differ, the description says so."""
+    """Settings with HtFLlib's values as defaults; descriptions give the authors' values where they differ."""
 
     small_dim: int = Field(
         128,
         ge=1,
         le=65_535,
-        description="d_s: features of the shared model, and of the coarse part of the joint representation; the "
-        "authors make it as wide as the whole",
+        description="d_s: width of the shared model's features and of the coarse part of the joint representation; "
+        "the whole width in the authors' code",
     )
     weighted: bool = Field(
-        False, description="clients count by their training samples, as with the authors, instead of all alike"
+        False, description="weight clients by training samples, as in the authors' code, instead of equally"
     )
     max_grad_norm: float = Field(
-        0.0, ge=0, description="bound on the norm of the whole gradient, 50 with the authors; 0 is no bound"
+        0.0, ge=0, description="bound on the norm of the whole gradient, 50 in the authors' code; 0: no bound"
     )
 
 

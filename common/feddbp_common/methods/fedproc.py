@@ -1,6 +1,6 @@
-"""FedProc: features are contrasted with the global prototypes, less and less as rounds pass.
+"""FedProc: a contrastive loss with the global prototypes, whose weight decreases over the rounds.
 
-The paper averages model weights as well; across unlike architectures only prototypes travel.
+The paper averages model weights as well; with different architectures only prototypes are exchanged.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from feddbp_common.wire import PayloadRules, PrototypeRule
 
 
 class FedProcSettings(CollectingSettings):
-    """The schedule, and how clients are weighted."""
+    """The schedule of the loss and the weighting of clients."""
 
     schedule_rounds: int | None = Field(
         None,
         ge=1,
-        description="rounds over which cross-entropy takes over from the contrast; the run's own unless given "
+        description="rounds over which cross-entropy replaces the contrastive loss; none: the rounds of the run "
         "(official code: 100)",
     )
     weighted: bool = Field(
-        True, description="prototypes are averaged by samples, as in the official code, or clients count equally"
+        True, description="average prototypes by samples, as in the official code, instead of equally"
     )
 
 

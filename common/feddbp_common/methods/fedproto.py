@@ -1,4 +1,4 @@
-"""FedProto: class means travel instead of weights, and features are drawn to them."""
+"""FedProto: clients exchange class means instead of weights and align features with them."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from feddbp_common.methods.payload_size import GLOBAL_PROTOTYPES, LOCAL_PROTOTYP
 from feddbp_common.wire import PayloadRules, PrototypeRule
 
 AlignmentDistance = Literal["mse", "squared", "euclidean"]
-"""Distance of a feature to its prototype: squares averaged over channels, their sum, or the root of their sum."""
+"""Distance of a feature to its prototype: mean of the squares over channels, their sum, or the root of the sum."""
 
 
 class FedProtoSettings(CollectingSettings):
-    """One weight, and a choice wherever paper and published code part."""
+    """The weight of alignment, and options where paper and published code differ."""
 
     lambda_proto: float = Field(
-        10.0, ge=0, description="weight of the pull of features to prototypes; 10 goes with mse, 0.1 with euclidean"
+        10.0, ge=0, description="weight of the distance to prototypes; use 10 with mse, 0.1 with euclidean"
     )
     distance: AlignmentDistance = Field(
-        "mse", description="of the pull: mse as in all published code, euclidean as in the papers, or squared"
+        "mse", description="distance to prototypes: mse as in published code, euclidean as in the papers, or squared"
     )
     inference: Literal["prototype", "head"] = Field(
-        "prototype", description="the rule whose accuracy counts; both are recorded"
+        "prototype", description="inference rule of the reported accuracy; both are recorded"
     )
 
 
 def prototypes_up(_: MethodSettings, shape: ExchangeShape) -> PayloadRules:
-    """A row for each class a client has."""
+    """Returns the rules for prototypes of the classes that a client holds."""
     return PayloadRules(prototypes=PrototypeRule(classes=shape.classes, width=shape.feature_dim))
 
 
 def prototypes_down(_: MethodSettings, shape: ExchangeShape) -> PayloadRules:
-    """A row for each class the server knows, which at first is none."""
+    """Returns the rules for global prototypes, of which there are none in the first round."""
     return PayloadRules(
         prototypes=PrototypeRule(classes=shape.classes, width=shape.feature_dim), prototypes_required=False
     )

@@ -1,4 +1,4 @@
-"""FedTGP: global prototypes are not averaged but trained on the server, and kept a margin apart."""
+"""FedTGP: the server trains global prototypes with a margin between classes instead of averaging them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from feddbp_common.methods.payload_size import GLOBAL_PROTOTYPES, LOCAL_PROTOTYP
 
 
 class FedTGPSettings(FedProtoSettings):
-    """FedProto's on the client, and the training of the prototypes on the server."""
+    """FedProto's settings for the client, and the training of prototypes on the server."""
 
-    tau: float = Field(100.0, ge=0, description="largest margin between prototypes of different classes")
+    tau: float = Field(100.0, ge=0, description="maximum margin between prototypes of different classes")
     server_epochs: int = Field(100, ge=1, description="passes over the uploaded prototypes per round")
     server_batch_size: int | None = Field(
         None, ge=1, description="uploaded prototypes per step; none: the clients' batch size"

@@ -1,6 +1,6 @@
 """FPL: several prototypes per class, one for each cluster of clients, and their mean.
 
-The paper averages model weights as well; across unlike architectures only prototypes travel.
+The paper averages model weights as well; with different architectures only prototypes are exchanged.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from feddbp_common.methods.payload_size import LOCAL_PROTOTYPES, REAL_BYTES, Ima
 from feddbp_common.wire import Dim, PayloadRules, TensorRule, WireType
 
 CLUSTER_PROTOTYPES: Final = "cluster_prototypes"
-"""float32 [rows, d], the clusters of a class next to each other, classes ascending."""
+"""float32 [rows, d], ordered by class."""
 CLUSTER_CLASSES: Final = "cluster_classes"
 """int32 [rows], the class of each row."""
 
 
 class FPLSettings(CollectingSettings):
-    """The temperature, and a choice wherever paper and published code part."""
+    """The temperature, and options where paper and published code differ."""
 
-    tau: float = Field(0.02, gt=0, description="temperature of the contrast with cluster prototypes")
+    tau: float = Field(0.02, gt=0, description="temperature of the contrastive loss with cluster prototypes")
     distance: AlignmentDistance = Field(
-        "mse", description="of a feature to its class's unbiased prototype; mse as in the published code"
+        "mse", description="distance of a feature to the unbiased prototype; mse as in the published code"
     )
     inference: Literal["head", "prototype"] = Field(
         "head",
-        description="the rule whose accuracy counts; both are recorded. The original evaluates the head of an "
-        "averaged model; which rule FedDBP's comparison used is unconfirmed",
+        description="inference rule of the reported accuracy; both are recorded. The original evaluates the head of "
+        "an averaged model; the rule of FedDBP's comparison is unconfirmed",
     )
 
 
 def _most_clusters(shape: ExchangeShape) -> int:
-    """A cluster of more than one vector has at least two."""
+    """Returns the maximum: every cluster has at least two vectors unless there is only one."""
     return shape.classes * max(1, shape.clients // 2)
 
 

@@ -1,4 +1,4 @@
-"""LG-FedAvg: every client keeps its own feature extractor, and all share one head."""
+"""LG-FedAvg: clients have their own feature extractors and share one head."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from feddbp_common.wire import PayloadRules
 
 
 class LGFedAvgSettings(MethodSettings):
-    """The loss has none; there is only the question of who counts how much."""
+    """The weighting of clients."""
 
     weighted: bool = Field(
-        True, description="heads count by the client's training samples; false: all alike, as in the authors' code"
+        True, description="average heads by training samples; false: equally, as in the authors' code"
     )
 
 

@@ -1,4 +1,4 @@
-"""A linear head as something that travels: its tensors by name, and what they may look like."""
+"""A linear head in a payload: the names of its tensors, their rules and their size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every client alone: the same daemon and rounds, and nothing exchanged. What any federation has to beat."""
+"""Local training: the same rounds without any exchange; the baseline for all other methods."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from feddbp_common.methods.payload_size import NO_PAYLOAD
 
 
 class LocalSettings(MethodSettings):
-    """Training alone has no settings of its own."""
+    """Local training has no settings."""
 
 
 LOCAL = Method(
     name="local",
     title="Local training",
-    reference="no exchange; the lower bound a federation has to beat",
+    reference="no exchange; the baseline for all other methods",
     settings=LocalSettings,
     upload_rules=nothing,
     download_rules=nothing,

@@ -1,4 +1,4 @@
-"""What a method's tensors weigh: told before a run, in bytes without framing, and compared with what was measured."""
+"""Sizes of a method's payloads, computed before a run, in bytes of tensors without framing."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any, Final, TypeAlias
 from feddbp_common.methods.contract import ExchangeShape
 
 ImageShape: TypeAlias = tuple[int, int, int]
-"""Channels, height and width; the server never sees an image, but some networks that travel depend on its size."""
+"""Channels, height and width. Some methods exchange networks whose size depends on it."""
 
 REAL_BYTES: Final = 4
-"""Of a float32, or an int32."""
+"""Size of a float32 or an int32."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PayloadSize:
-    """What travels in one direction in a round."""
+    """The payload of one direction in a round."""
 
     content: str
     formula: str
-    """C classes, d channels, m classes that a client holds, K clients."""
+    """For people: C classes, d channels, m classes that a client holds, K clients."""
     size: Callable[[Any, ExchangeShape, ImageShape], int]
-    """Bytes by the method's settings, at most: for a client that holds every class."""
+    """Returns the bytes for a client that holds every class, which is the maximum."""
 
 
 def prototype_rows(_: Any, shape: ExchangeShape, __: ImageShape) -> int:

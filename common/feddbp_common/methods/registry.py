@@ -1,4 +1,4 @@
-"""Where methods are found by name: ours, and those that installed packages bring."""
+"""The registry of methods: built-in ones and those of installed packages."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from feddbp_common.errors import ConfigurationError
 from feddbp_common.methods.contract import Method
 
 ENTRY_POINTS: Final = "feddbp.methods"
-"""The group under which a package names its methods: `name = "module:METHOD"`."""
+"""The entry-point group in which a package declares its methods: `name = "module:METHOD"`."""
 
 
 class MethodRegistry(Mapping[str, Method]):
-    """Ours in their order, then those of other packages by name.
+    """Built-in methods in their order, then those of other packages by name.
 
-    Packages are only looked through for a name that is not one of ours, and for a list of all: it takes longer than a
-    server should need to start. A name of ours cannot be taken over.
+    Entry points are only read for a name that is not built-in and to list all methods, because reading them is slow
+    compared with the start of a server. A package cannot replace a built-in method.
     """
 
-    def __init__(self, own: Iterable[Method]) -> None:
-        self._own = {method.name: method for method in own}
+    def __init__(self, builtin: Iterable[Method]) -> None:
+        self._builtin = {method.name: method for method in builtin}
         self._loaded: dict[str, Method] = {}
 
     def __getitem__(self, name: str) -> Method:
-        if name in self._own:
-            return self._own[name]
+        if name in self._builtin:
+            return self._builtin[name]
         if name not in self._loaded:
             self._loaded[name] = _load(_entries()[name])
         return self._loaded[name]
 
     def __iter__(self) -> Iterator[str]:
-        yield from self._own
-        yield from sorted(_entries().keys() - self._own.keys())
+        yield from self._builtin
+        yield from sorted(_entries().keys() - self._builtin.keys())
 
     def __len__(self) -> int:
         return len(list(iter(self)))
@@ -44,7 +44,7 @@ def _entries() -> dict[str, EntryPoint]:
     for entry in entry_points(group=ENTRY_POINTS):
         before = found.setdefault(entry.name, entry)
         if before.value != entry.value:
-            raise ConfigurationError(f"{_origin(before)} and {_origin(entry)} both bring a method {entry.name!r}")
+            raise ConfigurationError(f"{_origin(before)} and {_origin(entry)} both define a method {entry.name!r}")
     return found
 
 

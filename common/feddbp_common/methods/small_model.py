@@ -1,7 +1,7 @@
-"""The small network some methods share between unlike clients: HtFLlib's four-layer CNN, as it travels.
+"""The tensors of HtFLlib's four-layer CNN, which some methods share between clients with different models.
 
-How large it is depends on the images. Where a run leaves their size to its clients, rules can only bound the tensors,
-and all clients have to agree on the rest.
+Its size depends on the images. If a run leaves the image size to the clients, the rules only bound the tensors, and the
+clients must agree on their exact shapes.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ SMALL_MODEL: Final = (
     "head.weight",
     "head.bias",
 )
-"""Its tensors in the order of the layers."""
+"""Names of its tensors in the order of the layers."""
 
 _MOST_CHANNELS: Final = 16
-"""Of an image; satellites have a dozen."""
+"""Upper bound on the channels of an image; satellite images have about a dozen."""
 _LARGEST_SIDE: Final = 53
-"""Of the last feature map, for images of 224 x 224."""
+"""Side of the last feature map for images of 224 x 224."""
 SMALLEST_IMAGE: Final = 16
-"""Of smaller ones nothing is left after its two blocks."""
+"""The last feature map of smaller images would be empty."""
 _KERNEL: Final = Dim.exactly(5)
 
 
 def small_model_rules(shape: ExchangeShape, *, feature_dim: int) -> tuple[TensorRule, ...]:
-    """Bounds on the network whose feature is pooled to a width and followed by a linear head."""
+    """Returns the rules for the network with a feature of this width and a linear head."""
     maps, features, outputs = Dim.exactly(64), Dim.exactly(512), Dim.exactly(shape.classes)
     channels = Dim(1, _MOST_CHANNELS) if shape.channels is None else Dim.exactly(shape.channels)
     shapes = {
@@ -56,24 +56,24 @@ def _flattened(maps: Dim, image_size: int | None) -> Dim:
         return Dim(maps.low, maps.high * _LARGEST_SIDE**2)
     if image_size < SMALLEST_IMAGE:
         raise ConfigurationError(
-            f"the network this method shares needs images with a side of {SMALLEST_IMAGE} at least, not {image_size}"
+            f"the network this method shares needs images with a side of at least {SMALLEST_IMAGE}, not {image_size}"
         )
     return Dim.exactly(flattened_width((1, image_size, image_size)))
 
 
 def small_model_bytes(image: ImageShape, *, feature_dim: int, classes: int) -> int:
-    """Of the whole network as it is; compression may make less of it."""
+    """Returns the bytes of the uncompressed network."""
     channels, *_ = image
     body = (channels * 25 + 1) * 32 + (32 * 25 + 1) * 64 + (flattened_width(image) + 1) * 512
     return REAL_BYTES * (body + classes * (feature_dim + 1))
 
 
 def flattened_width(image: ImageShape) -> int:
-    """Numbers in the last feature map."""
+    """Returns the number of values in the last feature map."""
     _, height, width = image
     return 64 * _after_two_blocks(height) * _after_two_blocks(width)
 
 
 def _after_two_blocks(size: int) -> int:
-    """Two times a 5x5 convolution without padding, then halved."""
+    """Returns the side after two blocks of a 5x5 convolution without padding and 2x2 pooling."""
     return ((size - 4) // 2 - 4) // 2

@@ -1,1 +1,1 @@
-"""What both ends of a gRPC channel share: credentials, keepalive, refusals."""
+"""Shared by both ends of a gRPC channel: credentials, keepalive, refusals."""

@@ -1,7 +1,7 @@
-"""Certificates and tokens as files: what a directory of them must hold, and credentials for gRPC made of it.
+"""Certificates and tokens in files, and the gRPC credentials made from them.
 
-A directory made by `feddbp certs` holds `ca.pem` and, for each party, `NAME.pem` and `NAME.key`; the name is also the
-subject of the certificate, so that a certificate says whose it is and a server can hold a client to it.
+A directory made by `feddbp certs` has `ca.pem` and, for each party, `NAME.pem` and `NAME.key`. NAME is also the subject
+of the certificate: the server compares it with the client id that a caller claims.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ CA: Final = "ca"
 SERVER: Final = "server"
 OPERATOR: Final = "operator"
 PROBE: Final = "probe"
-"""Whoever asks after the server's health: passes the handshake, and is nobody to every other service."""
+"""Subject of health probes: passes the TLS handshake, but is authorised for the health service only."""
 AUTHORIZATION_KEY: Final = "authorization"
 BEARER: Final = "Bearer "
 _CLIENT: Final = re.compile("client-[0-9]+")
 
 
 def client_subject(client_id: int) -> str:
-    """The name under which a client's certificate is made and checked."""
+    """Returns the subject of a client's certificate."""
     return f"client-{client_id}"
 
 
 def is_party(subject: str) -> bool:
-    """Whether it is the name of somebody who has to do with a run: a client or the operator."""
+    """Whether the subject is a client's or the operator's."""
     return subject == OPERATOR or _CLIENT.fullmatch(subject) is not None
 
 
 @dataclass(frozen=True)
 class CertificateDirectory:
-    """Where a party finds its certificate, its key and the authority it trusts."""
+    """Reads a party's certificate and key and the CA certificate."""
 
     path: Path
 
@@ -54,21 +54,21 @@ class CertificateDirectory:
         return self._read(f"{subject}.key", _how_to_make(subject))
 
     def server_credentials(self, *, clients_have_certificates: bool) -> grpc.ServerCredentials:
-        """TLS; in both directions where clients have certificates, and then nobody else passes the handshake."""
+        """Returns TLS credentials; mutual TLS, which requires a client certificate, if clients have certificates."""
         pair = (self.key(SERVER), self.certificate(SERVER))
         if not clients_have_certificates:
             return grpc.ssl_server_credentials([pair])
         return grpc.ssl_server_credentials([pair], root_certificates=self.authority(), require_client_auth=True)
 
     def channel_credentials(self, subject: str | None) -> grpc.ChannelCredentials:
-        """TLS to the server, under a certificate of one's own unless a token takes its place."""
+        """Returns TLS credentials with the subject's certificate, or without one if the caller uses a token."""
         if subject is None:
             return grpc.ssl_channel_credentials(self.authority())
         return grpc.ssl_channel_credentials(self.authority(), self.key(subject), self.certificate(subject))
 
     def _certificate(self, name: str, command: str) -> bytes:
-        """Read and looked at: the other side of a failed handshake only ever sees a socket that closes."""
-        from cryptography import x509  # takes a while to load, and only TLS needs it
+        """Reads and checks a certificate here, because after a failed handshake the peer only sees a closed socket."""
+        from cryptography import x509  # slow to import, and only TLS needs it
 
         pem = self._read(name, command)
         try:
@@ -79,7 +79,7 @@ class CertificateDirectory:
             ) from None
         if last_day <= datetime.now(UTC):
             raise ConfigurationError(
-                f"--certs {self.path}: {name} has expired on {last_day:%Y-%m-%d}; `{command}` makes a new one"
+                f"--certs {self.path}: {name} expired on {last_day:%Y-%m-%d}; `{command}` makes a new one"
             )
         return pem
 
@@ -94,7 +94,7 @@ class CertificateDirectory:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientCredentials:
-    """How a party reaches a server and shows who it is: by certificate, by token, or not at all."""
+    """How a caller connects and authenticates: by certificate, by token, or not at all."""
 
     certs: Path | None = None
     token_file: Path | None = None
@@ -106,25 +106,25 @@ class ClientCredentials:
         return grpc.aio.secure_channel(address, credentials, options=list(options))
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What a call carries besides its message."""
+        """Returns the metadata that authenticates a call."""
         if self.token_file is None:
             return ()
         return ((AUTHORIZATION_KEY, f"{BEARER}{read_token(self.token_file)}"),)
 
 
 def check_address(address: str) -> None:
-    """Refuses what is not HOST:PORT, before anybody tries to reach it."""
+    """Raises ConfigurationError if the address is not HOST:PORT."""
     host, colon, port = address.rpartition(":")
     if not (host and colon and port.isdecimal() and 0 < int(port) < 1 << 16):
         raise ConfigurationError(f"{address!r} is not an address of the form HOST:PORT, such as 127.0.0.1:50051")
 
 
 def check_exposure(address: str, *, certs: Path | None, insecure: bool) -> None:
-    """Refuses to send anything unencrypted to where others can listen, unless that was asked for."""
+    """Raises ConfigurationError for an unencrypted connection beyond loopback without --insecure."""
     host = address if is_loopback(address) else address.rpartition(":")[0] or address
     if certs is None and not insecure and not is_loopback(host):
         raise ConfigurationError(
-            f"{host} is not this machine and the connection would not be encrypted; give --certs, or say --insecure"
+            f"{host} is not this machine and the connection would not be encrypted; use --certs or --insecure"
         )
 
 
@@ -138,13 +138,13 @@ def is_loopback(host: str) -> bool:
 
 
 def read_token(path: Path) -> str:
-    """A party's own token: one line in a file of its own."""
+    """Reads a party's token from a file with nothing else in it."""
     try:
         token = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"--token-file {path}: {getattr(error, 'strerror', None) or error}") from None
     if not token or len(token.split()) != 1:
-        raise ConfigurationError(f"--token-file {path}: must hold one token and nothing else")
+        raise ConfigurationError(f"--token-file {path}: must contain one token and nothing else")
     return token
 
 

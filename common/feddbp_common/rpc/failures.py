@@ -1,4 +1,4 @@
-"""How failed calls are read: the refusal a server attached, or why there was no answer at all."""
+"""Reads failed calls: the refusal that the server attached, or the cause of a connection failure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from feddbp.v1 import federation_pb2 as pb
 
 REFUSAL_METADATA_KEY: Final = "feddbp-refusal-bin"
 TRANSIENT_REASONS: Final = (pb.REFUSAL_REASON_BUSY, pb.REFUSAL_REASON_STORAGE)
-"""Reasons that say nothing about the caller: the same call may do later."""
+"""Refusals that do not depend on the caller: the call may be retried."""
 
 
 def refusal_in(error: grpc.aio.AioRpcError) -> pb.Refusal | None:
-    """The refusal behind a failed call, if the server put one there."""
+    """Returns the refusal in the trailing metadata; None if there is none or it cannot be parsed."""
     for key, value in error.trailing_metadata() or ():
         if key == REFUSAL_METADATA_KEY and isinstance(value, bytes):
             try:
@@ -26,14 +26,14 @@ def refusal_in(error: grpc.aio.AioRpcError) -> pb.Refusal | None:
 
 
 def describe_failure(error: grpc.aio.AioRpcError, *, with_certificate: bool) -> str:
-    """GRPC's text is a chain of causes, of which the last one that says anything is meant."""
+    """Returns the innermost cause: gRPC's text is a chain of causes, from the outermost to a status."""
     text = status_text(error)
     cause = text.removesuffix(": OK").rpartition(": ")[2]
     if with_certificate and text.startswith("failed to connect") and cause == "Socket closed":
-        return "it hangs up, as if it did not accept our certificate"
+        return "it closes the connection, perhaps because it does not accept our certificate"
     return cause
 
 
 def status_text(error: grpc.aio.AioRpcError) -> str:
-    """What the status says, in one line; its code where it says nothing."""
+    """Returns the first line of the status message, or the name of its code if the message is empty."""
     return next(iter((error.details() or "").strip().splitlines()), error.code().name)

@@ -1,4 +1,4 @@
-"""Payloads: what they are, how they travel, and what is let in. Knows neither rounds nor methods."""
+"""Payloads: their content, their encoding and the rules that check them. Independent of rounds and methods."""
 
 from feddbp_common.wire.chunks import CHUNK_BYTES, BodyAssembler, chunked
 from feddbp_common.wire.codec import (

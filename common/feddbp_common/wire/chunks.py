@@ -1,4 +1,4 @@
-"""Bodies in pieces: out in chunks of a size gRPC likes, in again into one buffer of the declared size."""
+"""Cuts the body of a payload into chunks and assembles received chunks into a body of the declared size."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from feddbp_common.errors import refuse
 
 CHUNK_BYTES: Final = 256 * 1024
 _SMALL_PIECE: Final = 4096
-"""Pieces up to this size are gathered: an object for each would take many times the memory of the bytes in it."""
+"""Chunks up to this size are merged, because an object for each would take many times the memory of its bytes."""
 
 
 def chunked(segments: Iterable[memoryview], size: int = CHUNK_BYTES) -> Iterator[bytes]:
-    """The segments' bytes, end to end, in pieces of `size`; only the last may be shorter."""
+    """Yields the concatenated segments in chunks of `size` bytes; only the last may be shorter."""
     pending = bytearray()
     for segment in segments:
         start = 0
@@ -33,7 +33,7 @@ def chunked(segments: Iterable[memoryview], size: int = CHUNK_BYTES) -> Iterator
 
 
 class BodyAssembler:
-    """Collects the chunks of one body; holds no more than was declared, and only as it arrives."""
+    """Assembles a body from chunks; memory grows with the bytes received, up to the declared size."""
 
     def __init__(self, total_bytes: int) -> None:
         self._total = total_bytes
@@ -45,7 +45,7 @@ class BodyAssembler:
             refuse("chunk", "is empty")
         self._received += len(piece)
         if self._received > self._total:
-            refuse("chunk", f"brings {self._received} bytes where {self._total} were declared")
+            refuse("chunk", f"has {self._received} bytes where {self._total} were declared")
         last = self._pieces[-1] if self._pieces else b""
         if len(piece) > _SMALL_PIECE or not last:
             self._pieces.append(piece)
@@ -63,5 +63,5 @@ class BodyAssembler:
             refuse("chunk", f"the stream ended after {self._received} of {self._total} declared bytes")
         first = self._pieces[0] if len(self._pieces) == 1 else None
         body = first if isinstance(first, bytes) else b"".join(self._pieces)
-        self._pieces = [body]  # whoever checks the body should not hold its pieces as well
+        self._pieces = [body]  # so that body and chunks are not in memory together while the body is checked
         return body

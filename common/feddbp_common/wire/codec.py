@@ -1,4 +1,4 @@
-"""Protobuf and raw little-endian bytes on one side, numpy arrays on the other, without needless copies."""
+"""Encodes payloads of numpy arrays as a protobuf manifest and raw little-endian bytes, and decodes them."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ _TO_PROTO: Final[dict[WireType, pb.DType.ValueType]] = {
 }
 _FROM_PROTO: Final = {number: wire_type for wire_type, number in _TO_PROTO.items()}
 _FLOAT16_OVERFLOW: Final = 65_520.0
-"""From here on infinity is nearest; what is less rounds to the largest value, be it a bit beyond it."""
+"""Values from here on round to infinity; smaller ones round to a finite value."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Encoded:
-    """A payload ready to travel: what it contains, and the bytes of each tensor in turn."""
+    """An encoded payload: its manifest, and the bytes of each tensor in the manifest's order."""
 
     manifest: pb.Manifest
     segments: tuple[memoryview, ...]
@@ -80,7 +80,7 @@ class Encoded:
 
 
 def encode(payload: Payload, *, real_type: WireType = WireType.FLOAT32) -> Encoded:
-    """Describes a payload and views its arrays as bytes; float32 arrays are not copied."""
+    """Encodes a payload; float32 arrays are viewed, not copied."""
     manifest = pb.Manifest()
     if payload.prototypes is not None:
         manifest.prototypes.class_ids.extend(payload.prototypes.class_ids.tolist())
@@ -99,9 +99,9 @@ def encode(payload: Payload, *, real_type: WireType = WireType.FLOAT32) -> Encod
 
 
 def decode(manifest: pb.Manifest, body: Buffer, *, prototypes_only: bool = False) -> Payload:
-    """The payload behind a manifest whose body has arrived in full; real types become float32.
+    """Decodes a complete body; real types become float32.
 
-    Arrays view `body` where the types allow. With `prototypes_only`, `body` may stop where the prototypes end.
+    Arrays view `body` if their type needs no conversion. With `prototypes_only`, `body` may end after the prototypes.
     """
     view = memoryview(body)
     arrays: dict[str, AnyArray] = {}
@@ -120,7 +120,7 @@ def decode(manifest: pb.Manifest, body: Buffer, *, prototypes_only: bool = False
 
 
 def declarations(manifest: pb.Manifest) -> list[pb.Tensor]:
-    """Every declared tensor in the order in which its bytes travel."""
+    """Returns all declared tensors in the order of their bytes in the body."""
     declared = []
     if manifest.HasField("prototypes"):
         declared.append(_named(manifest.prototypes.matrix, PROTOTYPES))
@@ -137,9 +137,9 @@ def wire_type_of(tensor: pb.Tensor) -> WireType:
     try:
         return _FROM_PROTO[tensor.dtype]
     except KeyError:
-        # no rule has seen the name yet: it must not break out of a line of the log
+        # the name is not checked yet: it must not contain a line break when logged
         name = tensor.name[:64] if tensor.name and tensor.name.isprintable() else repr(tensor.name[:64])
-        raise PayloadError(name, f"dtype {tensor.dtype} is not one this protocol knows") from None
+        raise PayloadError(name, f"dtype {tensor.dtype} is not defined by the protocol") from None
 
 
 def tensor_bytes(tensor: pb.Tensor) -> int:
@@ -147,12 +147,12 @@ def tensor_bytes(tensor: pb.Tensor) -> int:
 
 
 def prototype_bytes(manifest: pb.Manifest) -> int:
-    """How far into the body the prototypes reach; they come first."""
+    """Returns the length of the prototypes, with which the body begins."""
     return tensor_bytes(manifest.prototypes.matrix) if manifest.HasField("prototypes") else 0
 
 
 def digest_of(manifest: pb.Manifest, segments: Iterable[Buffer]) -> bytes:
-    """SHA-256 of a payload, defined by its content and not by how protobuf happens to serialise it."""
+    """Returns the SHA-256 of a payload's content, which does not depend on protobuf's serialisation."""
     digest = hashlib.sha256()
     for tensor in declarations(manifest):
         shape = ",".join(map(str, tensor.shape))
@@ -202,7 +202,7 @@ def _to_bfloat16(_: str, array: FloatArray) -> AnyArray:
     bits = np.ascontiguousarray(array, dtype="<f4").view("<u4")
     # round half to even on the 16 bits that are dropped
     rounded: AnyArray = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
-    # the bits of some NaNs, CUDA's among them, would carry over into the sign and come out as zero
+    # adding to the bits of some NaNs, such as CUDA's, would overflow into the sign and give zero
     return np.where(np.isnan(array), np.uint16(0x7FC0), rounded)
 
 

@@ -1,4 +1,4 @@
-"""What a client and the server tell each other in a round, as numpy arrays."""
+"""The content of an upload or a download, as numpy arrays."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PrototypeSet:
 
 @dataclass(frozen=True, eq=False)
 class FisherScores:
-    """Importance of every channel; row i belongs to row i of the prototypes it travels with."""
+    """Importance of every channel; row i belongs to row i of the prototypes in the same payload."""
 
     scores: FloatArray
 
@@ -46,14 +46,14 @@ class TopChannels:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Payload:
-    """One side's contribution to a round. An empty payload is a valid one: it says only "done"."""
+    """An upload or a download. May be empty: an empty upload reports that the round is done."""
 
     prototypes: PrototypeSet | None = None
     fisher: FisherScores | TopChannels | None = None
     tensors: Mapping[str, AnyArray] = field(default_factory=dict)
 
     def arrays(self) -> Iterator[tuple[str, AnyArray]]:
-        """Every tensor in the order in which its bytes travel."""
+        """Yields all tensors in the order of their bytes in the body."""
         if self.prototypes is not None:
             yield PROTOTYPES, self.prototypes.vectors
         if isinstance(self.fisher, FisherScores):

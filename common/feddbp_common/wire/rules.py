@@ -1,4 +1,4 @@
-"""What is let in: bounds on a payload's shape, checked on its manifest, and on its values, once they are here."""
+"""Rules for payloads: bounds on shapes, checked on the manifest, and on values, checked on the decoded payload."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from feddbp_common.wire.payload import (
 )
 
 MAGNITUDE_BOUND: Final = 1e6
-"""No feature, logit, score or weight of a training that works comes near it; one beyond is garbage or an attack."""
+"""Far above any feature, logit, score or weight of a working training; larger values are errors or attacks."""
 
 _MAX_DIMENSIONS: Final = 8
 _MAX_TENSORS: Final = 1024
@@ -53,7 +53,7 @@ class PrototypeRule:
     classes: int
     width: int
     counts: bool = False
-    """Whether each row must say how many samples are behind it."""
+    """Whether each row must have its number of samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,18 +67,18 @@ class TensorRule:
     low: float = -MAGNITUDE_BOUND
     high: float = MAGNITUDE_BOUND
     rows_as: str | None = None
-    """The tensor whose rows this one's belong to; it must have as many, and be there too."""
+    """Another tensor that must be present and have as many rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PayloadRules:
-    """Everything a payload may contain; what no rule mentions is refused."""
+    """All content that a payload may have; anything else is refused."""
 
     prototypes: PrototypeRule | None = None
     prototypes_required: bool = True
     fisher_scores: bool = False
     top_channels: int | None = None
-    """How many channels a row of top channels names; None where the payload must not have them."""
+    """Channels in each row of top channels; None if the payload must not have top channels."""
     tensors: tuple[TensorRule, ...] = ()
 
 
@@ -89,16 +89,18 @@ def check_manifest(
     max_bytes: int,
     label_counts: Sequence[int] | None = None,
 ) -> None:
-    """Refuses whatever can be refused before a byte of the body is here."""
+    """Raises PayloadError for everything that can be refused before the body is received."""
     if len(manifest.tensors) > _MAX_TENSORS:
         refuse("tensors", f"{len(manifest.tensors)} are declared, at most {_MAX_TENSORS} are admitted")
     declared = declarations(manifest)
     for tensor in declared:
         if len(tensor.shape) > _MAX_DIMENSIONS:
-            refuse(_shown(tensor.name), f"has {len(tensor.shape)} dimensions, at most {_MAX_DIMENSIONS} are admitted")
+            refuse(
+                _printable(tensor.name), f"has {len(tensor.shape)} dimensions, at most {_MAX_DIMENSIONS} are admitted"
+            )
     total = sum(tensor_bytes(tensor) for tensor in declared)
     if manifest.total_bytes != total:
-        refuse("total_bytes", f"says {manifest.total_bytes}, but the declared tensors make {total}")
+        refuse("total_bytes", f"is {manifest.total_bytes}, but the declared tensors have {total}")
     if total > max_bytes:
         raise PayloadTooLargeError("total_bytes", f"{total} bytes, at most {max_bytes} are admitted")
     if len(manifest.sha256) != 32:
@@ -109,14 +111,14 @@ def check_manifest(
 
 
 def value_bound(real_type: WireType) -> float:
-    """How large a real value may be in a run whose tensors travel in this type."""
+    """Returns the largest real value allowed in a run that sends real tensors in this type."""
     return min(MAGNITUDE_BOUND, LARGEST[real_type])
 
 
 def check_values(payload: Payload, rules: PayloadRules, *, real_type: WireType = WireType.FLOAT32) -> None:
-    """Refuses values that would poison an average: not finite, out of bounds, or no such channel.
+    """Raises PayloadError for values that are not finite or out of bounds, and for channels that do not exist.
 
-    Whatever type they came in, averages of them travel on in the run's `real_type`: it has to be able to hold them.
+    `real_type` is the run's, not the payload's: averages of the values are sent in it, so it must be able to hold them.
     """
     if payload.prototypes is not None:
         bound = value_bound(real_type)
@@ -139,7 +141,7 @@ def _check_prototypes(manifest: pb.Manifest, rules: PayloadRules, label_counts: 
             refuse(PROTOTYPES, "is missing")
         return
     if rule is None:
-        refuse(PROTOTYPES, "has no place in this payload")
+        refuse(PROTOTYPES, "is not expected in this payload")
     declared = manifest.prototypes
     class_ids = list(declared.class_ids)
     _check_type(PROTOTYPES, declared.matrix, REAL_TYPES)
@@ -150,12 +152,12 @@ def _check_prototypes(manifest: pb.Manifest, rules: PayloadRules, label_counts: 
     if any(later <= earlier for earlier, later in pairwise(class_ids)):
         refuse("class_ids", "must be ascending without repeats")
     if label_counts is not None:
-        _check_held(class_ids, label_counts)
+        _check_classes_held(class_ids, label_counts)
     _check_counts(class_ids, list(declared.counts), rule, label_counts)
 
 
-def _check_held(class_ids: list[int], label_counts: Sequence[int]) -> None:
-    """With or without counts: nobody has a say in a class it has no samples of."""
+def _check_classes_held(class_ids: list[int], label_counts: Sequence[int]) -> None:
+    """Refuses rows of classes without declared samples, also in payloads without counts."""
     for class_id in class_ids:
         if not label_counts[class_id]:
             refuse("class_ids", f"names class {class_id}, of which no samples were declared at join")
@@ -185,7 +187,7 @@ def _check_fisher(manifest: pb.Manifest, rules: PayloadRules) -> None:
             refuse(FISHER, "is missing")
         return
     if not wanted or rules.prototypes is None:
-        refuse(FISHER, "has no place in this payload")
+        refuse(FISHER, "is not expected in this payload")
     rows = len(manifest.prototypes.class_ids)
     types: tuple[WireType, ...]
     if manifest.fisher.HasField("scores"):
@@ -207,7 +209,7 @@ def _check_tensors(manifest: pb.Manifest, rules: PayloadRules) -> None:
     for tensor in manifest.tensors:
         rule = by_name.get(tensor.name)
         if rule is None:
-            refuse(_shown(tensor.name), "has no place in this payload")
+            refuse(_printable(tensor.name), "is not expected in this payload")
         if tensor.name in seen:
             refuse(tensor.name, "is declared twice")
         seen.add(tensor.name)
@@ -224,13 +226,13 @@ def _check_tensors(manifest: pb.Manifest, rules: PayloadRules) -> None:
 
 
 def _check_rows(manifest: pb.Manifest, rules: PayloadRules) -> None:
-    """Row i of one tensor and row i of another are about the same thing: neither may have more."""
+    """Checks that tensors whose rows correspond have the same number of rows."""
     rows = {tensor.name: tensor.shape[0] for tensor in manifest.tensors if tensor.shape}
     for rule in rules.tensors:
         if rule.rows_as is None or rule.name not in rows:
             continue
         if rule.rows_as not in rows:
-            refuse(rule.rows_as, f"is missing, but {rule.name} is there")
+            refuse(rule.rows_as, f"is missing, but {rule.name} is present")
         if rows[rule.name] != rows[rule.rows_as]:
             refuse(rule.name, f"has {rows[rule.name]} rows, but {rule.rows_as} has {rows[rule.rows_as]}")
 
@@ -245,14 +247,14 @@ def _check_type(name: str, tensor: pb.Tensor, admitted: tuple[WireType, ...]) ->
 def _check_range(name: str, array: AnyArray, low: float, high: float) -> None:
     if not array.size:
         return
-    # NaN makes both extremes NaN and an infinity is an extreme: two passes and no temporary say it all
+    # NaN makes both extremes NaN and an infinity is an extreme: no temporary array is needed to find either
     smallest, largest = float(array.min()), float(array.max())
     if not (np.isfinite(smallest) and np.isfinite(largest)):
         refuse(name, "has a value that is not finite")
     if smallest < low:
-        refuse(name, f"has a value of {smallest:.6g}, the least admitted is {low:g}")
+        refuse(name, f"has a value of {smallest:.6g}, the minimum is {low:g}")
     if largest > high:
-        refuse(name, f"has a value of {largest:.6g}, the most admitted is {high:g}")
+        refuse(name, f"has a value of {largest:.6g}, the maximum is {high:g}")
 
 
 def _check_channels(channels: AnyArray, width: int) -> None:
@@ -265,6 +267,6 @@ def _check_channels(channels: AnyArray, width: int) -> None:
         refuse(FISHER, "names a channel twice in one row")
 
 
-def _shown(name: str) -> str:
-    """A name from the wire, made fit for one line of a log."""
+def _printable(name: str) -> str:
+    """Returns a received name shortened and escaped for a log line."""
     return repr(name[:64])

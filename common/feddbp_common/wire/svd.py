@@ -1,9 +1,9 @@
-"""Weights as truncated singular value decompositions: FedKD's compression, the same on both sides.
+"""Compresses weights by truncated singular value decomposition, as FedKD does on server and clients.
 
-A matrix `w` [a, b] travels as `w.u` [a, r], `w.sigma` [r] and `w.v` [r, b]. A stack of convolution kernels [o, i, k, l]
+A matrix `w` [a, b] is sent as `w.u` [a, r], `w.sigma` [r] and `w.v` [r, b]. A stack of convolution kernels [o, i, k, l]
 is decomposed kernel by kernel with one rank r for all of them, as `w.u` [o, i, k, r], `w.sigma` [o, i, r] and `w.v`
-[o, i, r, l]. Everything else, and whatever its factors would only make larger, travels under its own name as it is: the
-names tell the forms apart, whatever the shapes.
+[o, i, r, l]. Tensors of other shapes, and those whose factors would be larger, are sent unchanged under their own name,
+so that the names alone distinguish the two forms.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from feddbp_common.wire import Dim, TensorRule
 from feddbp_common.wire.payload import AnyArray, FloatArray
 
 Shape: TypeAlias = tuple[int, ...]
-_Wide: TypeAlias = npt.NDArray[np.float64]
+_Float64Array: TypeAlias = npt.NDArray[np.float64]
 
 _U: Final = ".u"
 _SIGMA: Final = ".sigma"
@@ -29,44 +29,44 @@ _V: Final = ".v"
 _FACTORS: Final = (_U, _SIGMA, _V)
 
 SIGMA_BOUND: Final = 1e3
-"""Larger singular values do not travel."""
+"""A tensor with a larger singular value is sent unchanged."""
 _UNIT_BOUND: Final = 1.01
-"""Factors have columns, or rows, of length one; the rest is room for the rounding of half precision."""
+"""Factors have columns, or rows, of length one; the margin is for the rounding of half precision."""
 _PRODUCT_BOUND: Final = SIGMA_BOUND * _UNIT_BOUND**2
-"""No value of a product is beyond the largest singular value, since these columns are at right angles. Made-up factors
-need not be: theirs could add up to hundreds of times as much, and to more than half precision can hold."""
+"""Values of a product do not exceed the largest singular value if the factors are orthogonal. Forged factors need not
+be: their products could be hundreds of times larger and overflow half precision."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Factors:
-    """u * sigma @ v over the last two axes; the axes before them count kernels."""
+    """The product is u * sigma @ v over the last two axes; the axes before them index kernels."""
 
-    u: _Wide
-    sigma: _Wide
-    v: _Wide
+    u: _Float64Array
+    sigma: _Float64Array
+    v: _Float64Array
 
     @property
     def size(self) -> int:
         return self.u.size + self.sigma.size + self.v.size
 
-    def product(self) -> _Wide:
-        wide: _Wide = (self.u * self.sigma[..., None, :]) @ self.v
-        return wide
+    def product(self) -> _Float64Array:
+        product: _Float64Array = (self.u * self.sigma[..., None, :]) @ self.v
+        return product
 
     def transposed(self) -> _Factors:
         return _Factors(u=self.v.swapaxes(-1, -2), sigma=self.sigma, v=self.u.swapaxes(-1, -2))
 
 
 def compress(tensors: Mapping[str, FloatArray], energy: float) -> dict[str, FloatArray]:
-    """Every tensor in the smaller of its two forms; factors keep more than this share of its squared norm.
+    """Returns every tensor in the smaller of its two forms; factors keep more than `energy` of its squared norm.
 
     Raises:
-        PayloadError: a tensor has a value that is not finite, or the name of a factor.
+        PayloadError: a tensor has a value that is not finite, or a name that is reserved for factors.
     """
     compressed: dict[str, FloatArray] = {}
     for name, tensor in tensors.items():
         if _split(name)[1]:
-            refuse(name, "is a name that only a factor may have")
+            refuse(name, "is a name that is reserved for factors")
         if not np.isfinite(tensor).all():
             refuse(name, "has a value that is not finite")
         factors = _truncated(tensor.astype(np.float64), energy) if _decomposes(tensor.shape) else None
@@ -80,10 +80,10 @@ def compress(tensors: Mapping[str, FloatArray], energy: float) -> dict[str, Floa
 
 
 def decompress(tensors: Mapping[str, AnyArray]) -> dict[str, FloatArray]:
-    """The tensors under their own names and in their own shapes again; what no true factors can give is cut off.
+    """Restores the tensors; values beyond what orthogonal factors can give are clipped.
 
     Raises:
-        PayloadError: factors that do not belong together; `dense_shapes` tells it from the shapes alone.
+        PayloadError: factors do not belong together; `dense_shapes` detects this from the shapes alone.
     """
     whole: dict[str, FloatArray] = {}
     for name in dense_shapes({name: tensor.shape for name, tensor in tensors.items()}):
@@ -97,10 +97,10 @@ def decompress(tensors: Mapping[str, AnyArray]) -> dict[str, FloatArray]:
 
 
 def dense_shapes(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
-    """What the shapes of compressed tensors become once these are decompressed, by name.
+    """Returns the shapes that compressed tensors have after decompression, by name.
 
     Raises:
-        PayloadError: a factor without the others, beside the tensor itself, or of a rank that is not theirs.
+        PayloadError: a factor is sent without the others, together with the tensor itself, or with another rank.
     """
     dense: dict[str, Shape] = {}
     for name, shape in shapes.items():
@@ -108,14 +108,14 @@ def dense_shapes(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
         if not suffix:
             dense[name] = shape
         elif whole in shapes:
-            refuse(name, f"comes beside {whole} itself")
+            refuse(name, f"is sent together with {whole} itself")
         elif whole not in dense:
             dense[whole] = _product_shape(whole, shapes)
     return dense
 
 
 def compressed_rules(rules: tuple[TensorRule, ...]) -> tuple[TensorRule, ...]:
-    """Rules that admit each tensor in either form. That one of them is there, `dense_shapes` can tell."""
+    """Returns rules that allow each tensor in either form; `dense_shapes` finds out whether one of them is present."""
     admitted: list[TensorRule] = []
     for rule in rules:
         admitted.append(replace(rule, required=False))
@@ -143,7 +143,7 @@ def _decomposes(shape: tuple[object, ...]) -> bool:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """The tensor a name belongs to, and which factor of it this is: none if it is the tensor."""
+    """Splits a name into that of the tensor and the suffix of the factor, which is empty for the tensor itself."""
     for suffix in _FACTORS:
         if name.endswith(suffix):
             return name.removesuffix(suffix), suffix
@@ -153,18 +153,18 @@ def _split(name: str) -> tuple[str, str]:
 def _product_shape(name: str, shapes: Mapping[str, Shape]) -> Shape:
     for suffix in _FACTORS:
         if name + suffix not in shapes:
-            refuse(name + suffix, "is missing beside its other factors")
+            refuse(name + suffix, "is missing, but other factors are present")
     u, sigma, v = (shapes[name + suffix] for suffix in _FACTORS)
     if not (_decomposes(u) and len(v) == len(u) and sigma == (*u[:-2], u[-1]) == (*v[:-2], v[-2])):
-        refuse(name, f"has factors of shapes {list(u)}, {list(sigma)} and {list(v)}, which make no product")
+        refuse(name, f"has factors of shapes {list(u)}, {list(sigma)} and {list(v)}, which cannot be multiplied")
     return (*u[:-1], v[-1])
 
 
-def _truncated(matrices: _Wide, energy: float) -> _Factors | None:
-    """The factors of the smallest rank that keeps the energy, and of full rank if none does; None without a result.
+def _truncated(matrices: _Float64Array, energy: float) -> _Factors | None:
+    """Returns the factors of the smallest rank that keeps the energy, or else of full rank; None on failure.
 
     Singular vectors of the short side are the eigenvectors of its Gram matrix, which is many times faster than a full
-    decomposition. What this loses is below 1e-8 of the largest singular value, less than float32 can tell.
+    decomposition. The error is below 1e-8 of the largest singular value, less than the resolution of float32.
     """
     if matrices.shape[-2] > matrices.shape[-1]:
         factors = _truncated(matrices.swapaxes(-1, -2), energy)
@@ -176,7 +176,7 @@ def _truncated(matrices: _Wide, energy: float) -> _Factors | None:
     except np.linalg.LinAlgError:
         return None
     vectors = vectors[..., ::-1]  # the largest first
-    # Projected, not taken from the eigenvalues: the energy left out is then exactly that of the rows left out.
+    # from the projection, not the eigenvalues, so that the energy lost is exactly that of the rows left out
     rows = vectors.swapaxes(-1, -2) @ matrices
     sigma = np.sqrt(np.square(rows).sum(axis=-1))
     rank = _rank(sigma, energy)
@@ -187,8 +187,8 @@ def _truncated(matrices: _Wide, energy: float) -> _Factors | None:
     return _Factors(u=vectors[..., :rank], sigma=kept, v=v)
 
 
-def _rank(sigma: _Wide, energy: float) -> int:
-    """One for all kernels, from their energy taken together."""
+def _rank(sigma: _Float64Array, energy: float) -> int:
+    """Returns one rank for all kernels, from the sum of their energies."""
     energies = np.square(sigma).reshape(-1, sigma.shape[-1]).sum(axis=0)
     enough = np.flatnonzero(np.cumsum(energies) > energy * energies.sum())
     return int(enough[0]) + 1 if len(enough) else len(energies)

@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
+from feddbp_common.artifacts import TOKENS_NAME
 from feddbp_common.config.command_line import Parser
 from feddbp_common.config.types import parse_duration, parse_ids
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.rpc.credentials import OPERATOR, PROBE, client_subject
 from feddbp_lab.pki.certificates import PARTY_LIFETIME, Authority, new_token, write_secret
 from feddbp_lab.pki.parties import make_parties
-
-TOKENS_NAME = "tokens.txt"
 
 
 def command(argv: Sequence[str]) -> int:

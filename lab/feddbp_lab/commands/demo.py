@@ -14,14 +14,14 @@ from typing import Final
 
 from rich.console import Console
 
+from feddbp_common.artifacts import CURVES_NAME, METRICS_NAME, SUMMARY_NAME
 from feddbp_common.config.command_line import settings_from, settings_parser
 from feddbp_common.errors import ConfigurationError, ExitCode
-from feddbp_common.optional_deps import require_lab
 from feddbp_lab.commands.options import DemoConfig
-from feddbp_lab.processes.local_federation import FederationOptions, LocalFederation, ProcessFailedError
+from feddbp_lab.processes.local_federation import FederationOptions, LocalFederation, ProcessFailedError, require_lab
 from feddbp_lab.processes.signals import handle_stop_signals
 from feddbp_lab.results.curves import draw_curves
-from feddbp_lab.results.run_results import CURVES_NAME, METRICS_NAME, SUMMARY_NAME, MetricsTail, RunResults
+from feddbp_lab.results.run_results import MetricsTail, RunResults
 from feddbp_lab.terminal.lines import PlainDisplay, SilentDisplay
 from feddbp_lab.terminal.live import LiveDisplay
 from feddbp_lab.terminal.run_table import run_table

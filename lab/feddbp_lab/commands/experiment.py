@@ -13,7 +13,6 @@ from rich.text import Text
 
 from feddbp_common.config.command_line import Parser, add_settings, settings_from
 from feddbp_common.errors import ExitCode
-from feddbp_common.optional_deps import require_lab
 from feddbp_lab.experiments.config import ExperimentConfig
 from feddbp_lab.experiments.expansion import expand, seeds_of
 from feddbp_lab.experiments.profiles import PROFILES
@@ -22,6 +21,7 @@ from feddbp_lab.experiments.run.campaign import run_campaign
 from feddbp_lab.experiments.run.cell_table import as_dict, print_status, watch_status
 from feddbp_lab.experiments.run.output_dir import OutputDir
 from feddbp_lab.experiments.spec import BUILT_IN, load_experiment
+from feddbp_lab.processes.local_federation import require_lab
 from feddbp_lab.terminal.format import plain_table
 
 PROG: Final = "feddbp experiment"

@@ -8,11 +8,12 @@ from typing import Final
 
 from rich.console import Console
 
+from feddbp_common.artifacts import CURVES_NAME, METRICS_NAME, SUMMARY_NAME
 from feddbp_common.config.command_line import Parser
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.optional_deps import require
 from feddbp_lab.results.curves import draw_curves
-from feddbp_lab.results.run_results import CURVES_NAME, METRICS_NAME, SUMMARY_NAME, RunResults
+from feddbp_lab.results.run_results import RunResults
 from feddbp_lab.terminal.run_table import run_table
 
 PROG: Final = "feddbp report"

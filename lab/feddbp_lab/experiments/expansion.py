@@ -10,7 +10,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from feddbp_common.config.catalog import CUSTOM_DATASET
-from feddbp_common.config.diagnostics import Problem, did_you_mean
+from feddbp_common.config.diagnostics import FieldError, did_you_mean
 from feddbp_common.config.nested import dotted, undotted
 from feddbp_common.config.run import RunConfig
 from feddbp_common.config.sources import options_of
@@ -244,8 +244,8 @@ def _run_config(options: Mapping[str, Any]) -> RunConfig:
     try:
         run = RunConfig.model_validate(undotted(options))
     except ValidationError as error:
-        first = Problem.first_of(error)
-        raise ConfigurationError(f"{first} (got {first.given!r})") from None
+        first = FieldError.first_in(error)
+        raise ConfigurationError(f"{first} (got {first.value!r})") from None
     if run.data.dataset == CUSTOM_DATASET:
         raise ConfigurationError("data.dataset: only public data sets can be split; custom data are a client's own")
     return run

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from feddbp_common.config.diagnostics import Problem, did_you_mean
+from feddbp_common.config.diagnostics import FieldError, did_you_mean
 from feddbp_common.config.nested import dotted
 from feddbp_common.config.types import FrozenModel
 from feddbp_common.errors import ConfigurationError
@@ -161,11 +161,11 @@ def _parse(text: str, *, name: str, origin: str) -> ExperimentSpec:
 
 
 def _describe(error: ValidationError) -> str:
-    first = Problem.first_of(error)
+    first = FieldError.first_in(error)
     # a file with one grid does not mention parts
-    where = first.where.removeprefix("parts.0.")
+    where = first.path.removeprefix("parts.0.")
     if first.kind == "extra_forbidden":
         return f"there is no key {where!r}"
     if first.kind == "missing":
         return f"{where!r} is missing"
-    return f"{where}: {first.as_clause}"
+    return f"{where}: {first.clause}"

@@ -20,12 +20,13 @@ from typing import Any, Final, Self, TypeVar
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.config import ClientConfig, ComputeConfig, IdentityConfig, SourceConfig
+from feddbp_common.artifacts import ENDPOINT_NAME, SUMMARY_NAME
 from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import ExitCode, FedDBPError
+from feddbp_common.optional_deps import require
 from feddbp_lab.control_client import watch_status
 from feddbp_lab.processes.flags import arguments_for, clean_environment
 from feddbp_lab.processes.supervisor import ChildProcess, ProcessSupervisor
-from feddbp_lab.results.run_results import SUMMARY_NAME
 from feddbp_server.config import ListenConfig, RoundsConfig, ServerConfig
 
 T = TypeVar("T")
@@ -35,6 +36,12 @@ _RUN_ENDED_CODES: Final = (ExitCode.OK, ExitCode.RUN_FAILED)
 """Exit codes of a process whose run has ended, finished or not; the server's summary has the outcome."""
 _CLIENT_EXIT_SECONDS: Final = 10.0
 _POLL_SECONDS: Final = 0.02
+_REQUIRED: Final = ("torch", "torchvision", "sklearn", "safetensors", "matplotlib", "jinja2")
+
+
+def require_lab(feature: str) -> None:
+    """Raises ConfigurationError unless everything is installed that running clients and writing reports needs."""
+    require(feature, _REQUIRED, extra="lab")
 
 
 class RunInterruptedError(FedDBPError):
@@ -162,7 +169,7 @@ class LocalFederation:
 
     @property
     def _endpoint_path(self) -> Path:
-        return self.options.server_dir / "endpoint.json"
+        return self.options.server_dir / ENDPOINT_NAME
 
     @property
     def _summary_path(self) -> Path:

@@ -6,11 +6,9 @@ import json
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-SUMMARY_NAME: Final = "summary.json"
-METRICS_NAME: Final = "metrics.jsonl"
-CURVES_NAME: Final = "curves.png"
+from feddbp_common.artifacts import METRICS_NAME, SUMMARY_NAME
 
 
 @dataclass(frozen=True, kw_only=True)

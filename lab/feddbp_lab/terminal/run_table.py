@@ -9,8 +9,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from feddbp_common.artifacts import CURVES_NAME, METRICS_NAME, SUMMARY_NAME
 from feddbp_common.methods import method_named
-from feddbp_lab.results.run_results import CURVES_NAME, METRICS_NAME, SUMMARY_NAME, RunResults
+from feddbp_lab.results.run_results import RunResults
 from feddbp_lab.terminal.format import NO_VALUE, human_bytes, human_seconds, percent, plain_table
 
 

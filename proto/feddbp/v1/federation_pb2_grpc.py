@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class FederationStub:
-    """What a client calls.
+    """Calls of clients.
     """
 
     def __init__(self, channel):
@@ -73,56 +73,57 @@ class FederationStub:
 
 
 class FederationServicer:
-    """What a client calls.
+    """Calls of clients.
     """
 
     def GetRun(self, request, context):
-        """The run's configuration. Needs no session: a client has to know the data set and the split before it can say,
-        in Join, which classes it holds.
+        """Returns the run's configuration. Needs no session: a client must load its data, which depends on the
+        configuration, before it can declare its classes in Join.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Join(self, request, context):
-        """Claims a client id and opens a session. A daemon that comes back presents its last session and takes its place at
-        once; anyone else is refused while the id is in use.
+        """Claims a client id and opens a session. A daemon that restarts presents its previous session and gets the id at
+        once; other callers are refused while the id is in use.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Follow(self, request, context):
-        """The server's pushes: first where the run stands now, then every change. The open stream is the client's sign of life.
+        """Streams events: first the current state of the run, then every change. While the stream is open, the client is
+        considered alive.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Download(self, request, context):
-        """This client's own state at the start of a round, e.g. its personalised global prototypes.
+        """Streams the client's state for the start of a round, such as its personalised global prototypes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Upload(self, request_iterator, context):
-        """What the client learnt in a round. The receipt is sent only once the contribution is durable. Sending the same
-        contribution again gets the same receipt.
+        """Uploads the client's result of a round. The receipt is sent once the upload is durable. Idempotent: the same upload
+        gets the same receipt again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Report(self, request, context):
-        """Evaluation results, progress, or a failure with its cause.
+        """Reports evaluation results, progress, or a failure with its cause.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Leave(self, request, context):
-        """Gives up the session. The client may join again later.
+        """Ends the session. The client may join again later.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -175,7 +176,7 @@ def add_FederationServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Federation:
-    """What a client calls.
+    """Calls of clients.
     """
 
     @staticmethod
@@ -369,7 +370,7 @@ class Federation:
 
 
 class ControlStub:
-    """What an operator calls.
+    """Calls of operators.
     """
 
     def __init__(self, channel):
@@ -406,39 +407,39 @@ class ControlStub:
 
 
 class ControlServicer:
-    """What an operator calls.
+    """Calls of operators.
     """
 
     def GetStatus(self, request, context):
-        """Where the run stands now.
+        """Returns the state of the run.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchStatus(self, request, context):
-        """Where the run stands now, and again whenever that changes.
+        """Streams the state of the run: now, and after every change.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Pause(self, request, context):
-        """Holds the run: uploads of the open round are still taken, but no round closes and none opens.
+        """Pauses the run: uploads for the open round are still accepted, but no round closes or opens.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Resume(self, request, context):
-        """Goes on after Pause.
+        """Resumes a paused run.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Stop(self, request, context):
-        """Ends the run before its last round; clients are told and exit.
+        """Ends the run before its last round; clients are notified and exit.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -481,7 +482,7 @@ def add_ControlServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Control:
-    """What an operator calls.
+    """Calls of operators.
     """
 
     @staticmethod

@@ -1,1 +1,1 @@
-"""From the uploads of a round to the global state, and from it to each client's own."""
+"""Aggregates the uploads of a round into the global state, and personalises it for each client."""

@@ -1,4 +1,4 @@
-"""Closing a round: the strategy in a thread of its own, fed with uploads one by one, from memory or the store."""
+"""Aggregation: the strategy runs in a thread of its own and reads uploads one by one, from the cache or the store."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import refuse
 from feddbp_common.wire import Encoded, Payload, decode, encode
 from feddbp_common.wire.codec import prototype_bytes
-from feddbp_server.aggregation.upload_cache import UploadCache
+from feddbp_server.run.limits import DEFAULT_LIMITS
 from feddbp_server.store import AggregateRecord, Jobs, Store, UploadRecord
 from feddbp_server.strategies import RunFacts, Shapes, Strategy, Upload
 
 LabelCounts = Callable[[int], Sequence[int]]
 """A client's training samples per class, by client id."""
 
-_GROUP: Final = 16
-"""Uploads fetched from the store at a time; two groups bound the memory of closing a round."""
+_GROUP_UPLOADS: Final = 16
+"""Uploads read from the store at a time; two groups bound the memory of closing a round."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GlobalState:
-    """What the server knows after a round, in every form in which it is needed."""
+    """The result of aggregation after a round, in every form in which it is needed."""
 
     payload: Payload
     encoded: Encoded
-    """As it is stored."""
+    """As stored."""
     reply: Encoded
-    """As it is sent to clients of which nothing is known; where replies are not personal, to all."""
+    """As sent to clients without an upload so far; to every client where replies are not personalised."""
 
     def record(self, *, completed_rounds: int) -> AggregateRecord:
         return AggregateRecord(
@@ -44,36 +44,41 @@ class GlobalState:
 
 
 class Aggregator:
-    """What the server knows, and how it comes to know more."""
+    """Owns the global state, the strategy that advances it, and the cache of uploads."""
 
-    def __init__(self, config: RunConfig, store: Jobs) -> None:
+    def __init__(
+        self, config: RunConfig, store: Jobs, *, cache_bytes: int = DEFAULT_LIMITS.cached_upload_bytes
+    ) -> None:
         self._store = store
         self._config = config
+        self.upload_rules = config.method_spec.upload_rules(config.settings, config.exchange_shape)
         strategy_type = config.method_spec.load_strategy()
         self._strategy: Strategy = strategy_type(  # type: ignore[type-arg]
             config.settings, RunFacts.of(config)
         )
-        self._known = self._knowledge(self._strategy.initial())
+        self._state = self._encoded_state(self._strategy.initial())
         self._layout: Shapes | None = None
-        self._kept = UploadCache()
+        self._cache = UploadCache(cache_bytes)
 
     @property
     def sha256(self) -> str:
-        """Digest of everything the server knows; for prototype methods, of the global prototypes.
+        """Digest of the global state; for prototype methods, of the global prototypes.
 
-        Empty as long as that is nothing, which for a method that exchanges nothing it is for ever.
+        Empty while the state is, which it always is for a method that exchanges nothing.
         """
-        manifest = self._known.encoded.manifest
+        manifest = self._state.encoded.manifest
         return manifest.sha256.hex() if manifest.total_bytes else ""
 
     async def restore(self) -> None:
         record = await self._store.run(lambda store: store.aggregate())
         if record is not None:
-            self.adopt(self._knowledge(decode(pb.Manifest.FromString(record.manifest), record.body)))
+            self.adopt(self._encoded_state(decode(pb.Manifest.FromString(record.manifest), record.body)))
         await self._restore_layout(0 if record is None else record.completed_rounds)
 
     def check_layout(self, manifest: pb.Manifest) -> Shapes:
         """Refuses an upload whose tensors cannot be averaged with those of the clients before it."""
+        if not self.upload_rules.tensors:
+            return {}
         layout = self._strategy.layout({tensor.name: tuple(tensor.shape) for tensor in manifest.tensors})
         expected = layout if self._layout is None else self._layout
         for name in sorted(expected.keys() | layout.keys()):
@@ -82,35 +87,35 @@ class Aggregator:
         return layout
 
     def settle_layout(self, manifest: pb.Manifest) -> None:
-        """The first upload that is accepted decides for the run."""
+        """Fixes the layout of the run by its first accepted upload."""
         self._layout = self.check_layout(manifest)
 
     async def _restore_layout(self, open_round: int) -> None:
-        """From any upload: there is always one to the open round or the one before it, once there are any."""
+        """Restores it from any upload: the open round or the one before has one, as soon as there are any."""
         records = await self._store.run(lambda store: store.uploads(open_round) or store.uploads(open_round - 1))
         if records:
             self.settle_layout(pb.Manifest.FromString(records[0].manifest))
 
-    def keep(self, round_number: int, client_id: int, payload: Payload) -> None:
-        """Remembers what aggregation will look at of an upload that is in the store."""
+    def cache(self, round_number: int, client_id: int, payload: Payload) -> None:
+        """Caches the part of a stored upload that aggregation reads."""
         prototypes = payload.prototypes
         if self._strategy.aggregates_prototypes_only and prototypes is not None:
-            # a copy: a view would hold on to all that was received
+            # a copy: a view would keep the whole body alive
             payload = Payload(prototypes=replace(prototypes, vectors=prototypes.vectors.copy()))
-        self._kept.add(round_number, client_id, payload)
+        self._cache.add(round_number, client_id, payload)
 
     async def close_round(self, round_number: int, label_counts: LabelCounts) -> GlobalState:
-        """What the server will know after the round; in force only once `adopt` is called."""
+        """The global state after the round; in force only after `adopt`."""
         records = await self._store.run(lambda store: store.uploads(round_number))
-        groups = [records[start : start + _GROUP] for start in range(0, len(records), _GROUP)]
+        groups = [records[start : start + _GROUP_UPLOADS] for start in range(0, len(records), _GROUP_UPLOADS)]
         loop = asyncio.get_running_loop()
 
         def fetch(group: list[UploadRecord]) -> Future[list[tuple[int, Payload]]]:
-            found = ((record.client_id, self._kept.get(round_number, record.client_id)) for record in group)
-            kept = {client_id: payload for client_id, payload in found if payload is not None}
-            if len(kept) == len(group):
-                return _done(list(kept.items()))
-            return asyncio.run_coroutine_threadsafe(self._store.run(functools.partial(self._read, group, kept)), loop)
+            found = ((record.client_id, self._cache.get(round_number, record.client_id)) for record in group)
+            cached = {client_id: payload for client_id, payload in found if payload is not None}
+            if len(cached) == len(group):
+                return _done(list(cached.items()))
+            return asyncio.run_coroutine_threadsafe(self._store.run(functools.partial(self._read, group, cached)), loop)
 
         def uploads() -> Iterator[Upload]:
             fetched = fetch(groups[0]) if groups else _done([])
@@ -120,33 +125,33 @@ class Aggregator:
                 for client_id, payload in arrived:
                     yield Upload(client_id=client_id, payload=payload, label_counts=label_counts(client_id))
 
-        known = self._known.payload
+        state = self._state.payload
         return await asyncio.to_thread(
-            lambda: self._knowledge(self._strategy.aggregate(known, uploads(), round_number=round_number))
+            lambda: self._encoded_state(self._strategy.aggregate(state, uploads(), round_number=round_number))
         )
 
-    def adopt(self, learnt: GlobalState) -> None:
-        self._known = learnt
+    def adopt(self, state: GlobalState) -> None:
+        self._state = state
 
-    async def reply(self, client_id: int, round_number: int) -> Encoded:
-        """What a client receives at the start of a round, computed when it asks: there are no copies per client."""
-        known = self._known  # before anything is awaited: a round may close meanwhile
+    async def download(self, client_id: int, round_number: int) -> Encoded:
+        """What a client receives at the start of a round, computed on request: there are no copies per client."""
+        state = self._state  # before anything is awaited: a round may close meanwhile
         if not self._strategy.personalises:
-            return known.reply
+            return state.reply
         own = await self._store.run(lambda store: self._last_upload(store, client_id, round_number))
-        return known.reply if own is None else self._encoded_reply(known.payload, own)
+        return state.reply if own is None else self._encoded_reply(state.payload, own)
 
-    def _knowledge(self, payload: Payload) -> GlobalState:
-        """What cannot be encoded fails the round here, and not the clients that ask for it."""
+    def _encoded_state(self, payload: Payload) -> GlobalState:
+        """Encodes a state once: what cannot be encoded fails the round here instead of every download."""
         return GlobalState(payload=payload, encoded=encode(payload), reply=self._encoded_reply(payload, None))
 
-    def _encoded_reply(self, known: Payload, own_upload: Payload | None) -> Encoded:
-        return encode(self._strategy.reply(known, own_upload), real_type=self._config.wire_type)
+    def _encoded_reply(self, state: Payload, own_upload: Payload | None) -> Encoded:
+        return encode(self._strategy.reply(state, own_upload), real_type=self._config.wire_type)
 
     def _read(
-        self, records: list[UploadRecord], kept: Mapping[int, Payload], store: Store
+        self, records: list[UploadRecord], cached: Mapping[int, Payload], store: Store
     ) -> list[tuple[int, Payload]]:
-        return [(record.client_id, kept.get(record.client_id) or self._payload(store, record)) for record in records]
+        return [(record.client_id, cached.get(record.client_id) or self._payload(store, record)) for record in records]
 
     def _payload(self, store: Store, record: UploadRecord) -> Payload:
         manifest = pb.Manifest.FromString(record.manifest)
@@ -170,3 +175,41 @@ def _done(result: list[tuple[int, Payload]]) -> Future[list[tuple[int, Payload]]
 
 def _shown(shape: tuple[int, ...] | None) -> str:
     return "none" if shape is None else str(list(shape))
+
+
+class UploadCache:
+    """The last upload of as many clients as there is room for, so that closing a round need not read it back.
+
+    A client's upload stays until its next one replaces it: memory that is freed and allocated again in every round
+    would make the server's size swing by as much as it caches.
+    """
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self._payloads: dict[int, tuple[int, Payload]] = {}
+
+    def add(self, round_number: int, client_id: int, payload: Payload) -> None:
+        self._forget(client_id)
+        size = _bytes_of(payload)
+        if size > self._room:
+            self._forget_all_but(round_number)
+        if size <= self._room:
+            self._room -= size
+            self._payloads[client_id] = round_number, payload
+
+    def get(self, round_number: int, client_id: int) -> Payload | None:
+        of_round, payload = self._payloads.get(client_id, (None, None))
+        return payload if of_round == round_number else None
+
+    def _forget_all_but(self, round_number: int) -> None:
+        for client_id in [number for number, (of_round, _) in self._payloads.items() if of_round != round_number]:
+            self._forget(client_id)
+
+    def _forget(self, client_id: int) -> None:
+        if client_id in self._payloads:
+            _, payload = self._payloads.pop(client_id)
+            self._room += _bytes_of(payload)
+
+
+def _bytes_of(payload: Payload) -> int:
+    return sum(array.nbytes for _, array in payload.arrays())

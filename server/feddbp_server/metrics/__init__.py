@@ -1,6 +1,6 @@
-"""What Prometheus is told: the run as the coordinator knows it, and the calls as they end.
+"""Prometheus metrics of the run and of gRPC calls.
 
-Loaded only when somebody asks for metrics; a server without them has neither the interceptor nor the thread.
+Imported only with --metrics-port; a server without it has neither the interceptor nor the thread.
 """
 
 from feddbp_server.metrics.monitor import Monitor

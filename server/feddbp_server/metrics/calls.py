@@ -1,4 +1,4 @@
-"""Counts gRPC calls of all four kinds, and measures each until it is over, not until a handler returned an iterator."""
+"""Counts gRPC calls of all four kinds, and times each to its end, not to the return of an iterator."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any, Final
 
 import grpc
 
+from feddbp_server.rpc.auth import Context
 from feddbp_server.rpc.interceptors import Handler
-from feddbp_server.rpc.status_codes import Context
 from feddbp_server.run.timing import Durations
 
 BOUNDS: Final = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 7200.0),
 )
-"""From a report's millisecond over an upload's seconds to an event stream's hours."""
+"""A report takes milliseconds, an upload seconds, an event stream hours."""
 RECEIVED: Final = "received"
 SENT: Final = "sent"
 _KINDS: Final = (
@@ -36,37 +36,37 @@ class MethodCalls:
     def __init__(self) -> None:
         self.started = 0
         self.handled: Counter[str] = Counter()
-        """Calls that are over, by status code."""
+        """Finished calls, by status code."""
         self.seconds = Durations(BOUNDS)
         self.messages: Counter[str] = Counter()
-        """Messages, by whether they were received or sent."""
+        """Messages, by direction."""
 
 
 class _Call:
-    """One call, from the moment its handler is entered to the moment gRPC has nothing more to do for it."""
+    """One call, from entering its handler to the end of the RPC."""
 
     def __init__(self, calls: MethodCalls, context: Context) -> None:
         self._calls = calls
         self._began = time.perf_counter()
         self.code = grpc.StatusCode.CANCELLED
-        """Whatever neither returns nor raises was given up by one of the two sides."""
+        """A handler that neither returns nor raises was cancelled."""
         calls.started += 1
-        over: Any = self._over  # the type stubs know of no callback but their own class
+        over: Any = self._over  # the type stubs accept only their own callback class
         context.add_done_callback(over)
 
     def _over(self, context: Context) -> None:
-        # a code that was set or aborted with is what the caller sees; how it ended otherwise only its handler knows
+        # the caller sees the code that was set or aborted with; otherwise only the handler knows how the call ended
         code = context.code() or self.code
         self._calls.handled[code.name] += 1
         self._calls.seconds.add(time.perf_counter() - self._began)
 
 
 class CallMeter(grpc.aio.ServerInterceptor):
-    """Put before every other interceptor, so that what those refuse is counted, too."""
+    """Counts and times calls; comes before every other interceptor, so that calls those refuse are counted, too."""
 
     def __init__(self) -> None:
         self.methods: dict[str, MethodCalls] = {}
-        """By full name; only methods that exist, so that no caller can make up more of them."""
+        """By full name; only methods that exist, so that callers cannot create series."""
 
     async def intercept_service(
         self,
@@ -121,7 +121,7 @@ def _measured_stream(behaviour: Any, calls: MethodCalls) -> Any:
 
 
 def _counted(convert: Any, calls: MethodCalls, way: str) -> Any:
-    """Messages are counted where bytes become one and the other way round: there all kinds of handlers are alike."""
+    """Counts messages in the serializers, which all kinds of handlers have in common."""
 
     def counted(message: Any) -> Any:
         calls.messages[way] += 1

@@ -1,6 +1,6 @@
-"""Serves metrics over HTTP from a thread of its own: a slow scraper costs the event loop nothing.
+"""Serves metrics over HTTP from threads of its own, so that a slow scraper does not block the event loop.
 
-The numbers themselves are taken on the event loop, where they change; text and compression are the thread's business.
+Values are collected on the event loop, where they change; formatting and compression happen in the thread.
 """
 
 from __future__ import annotations
@@ -21,29 +21,31 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from feddbp_common.errors import ConfigurationError
+from feddbp_server.run.limits import DEFAULT_LIMITS, Limits
 
 log = logging.getLogger("feddbp.server")
 
 PATH: Final = "/metrics"
-_LOOP_SECONDS: Final = 5.0
-"""How long a scrape waits for the event loop; one that is busy for longer has other worries."""
-_SOCKET_SECONDS: Final = 10.0
-_MAX_SCRAPES: Final = 8
-"""At a time. Nobody has to show who they are here, so nobody gets more threads than that."""
 _STOP_SECONDS: Final = 0.1
-"""Between two looks whether to stop, and so how long that may take."""
+"""Interval at which the HTTP server checks whether to stop."""
 
 
 class LoopIsBusyError(Exception):
-    """The event loop did not answer in time, or is gone."""
+    """The event loop did not answer in time, or is closed."""
 
 
 class OnLoop(Collector):
-    """Collects on the event loop on behalf of another thread."""
+    """Collects on the event loop for another thread."""
 
-    def __init__(self, families: Callable[[], Iterable[Metric]], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        families: Callable[[], Iterable[Metric]],
+        loop: asyncio.AbstractEventLoop,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
         self._families = families
         self._loop = loop
+        self._wait = limits.collect_wait.total_seconds()
 
     def collect(self) -> list[Metric]:
         answer: Future[list[Metric]] = Future()
@@ -59,7 +61,7 @@ class OnLoop(Collector):
         except RuntimeError as error:
             raise LoopIsBusyError("the event loop is closed") from error
         try:
-            return answer.result(_LOOP_SECONDS)
+            return answer.result(self._wait)
         except TimeoutError as error:
             raise LoopIsBusyError from error
 
@@ -67,7 +69,6 @@ class OnLoop(Collector):
 class _Scrape(MetricsHandler):
     """One request."""
 
-    timeout = _SOCKET_SECONDS
     server_version = "feddbp"
     sys_version = ""
 
@@ -79,7 +80,7 @@ class _Scrape(MetricsHandler):
             super().do_GET()
         except LoopIsBusyError:
             self.send_error(503, "the server is too busy to answer")
-        except OSError:  # whoever asked went away
+        except OSError:  # the scraper disconnected
             self.close_connection = True
         except Exception:
             log.exception("a scrape failed")
@@ -87,16 +88,16 @@ class _Scrape(MetricsHandler):
 
 
 class _Listener(ThreadingHTTPServer):
-    """A thread per request, a few at a time; none of them keeps the process alive."""
+    """A daemon thread per request, up to a limit."""
 
-    def __init__(self, address: tuple[str, int], handler: type[MetricsHandler]) -> None:
+    def __init__(self, address: tuple[str, int], handler: type[MetricsHandler], limits: Limits) -> None:
         family, _, _, _, found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         self.address_family = family
-        self._free = threading.Semaphore(_MAX_SCRAPES)
+        self._free = threading.Semaphore(limits.scrapes)
         super().__init__((str(found[0]), int(found[1])), handler)
 
     def server_bind(self) -> None:
-        # not HTTPServer's, which asks a name server for the host's name and may wait for it long
+        # not HTTPServer's, which resolves the host's name and may wait for that
         socketserver.TCPServer.server_bind(self)
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -116,18 +117,20 @@ class _Listener(ThreadingHTTPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Connections that break while they are read are not worth a traceback on the server's terminal."""
-        log.debug("a scrape broke off", exc_info=True)
+        """A broken connection is not worth a traceback on the server's terminal."""
+        log.debug("a scrape was aborted", exc_info=True)
 
 
 class Exporter:
-    """Listens from the start to `close`, on a port of the system's choice if it is given 0."""
+    """The HTTP endpoint; listens until `close`, on a free port if `port` is 0."""
 
-    def __init__(self, registry: CollectorRegistry, *, host: str, port: int) -> None:
+    def __init__(self, registry: CollectorRegistry, *, host: str, port: int, limits: Limits = DEFAULT_LIMITS) -> None:
+        handler: Any = _Scrape.factory(registry)
+        handler.timeout = limits.scrape_wait.total_seconds()
         try:
-            self._http = _Listener((host, port), _Scrape.factory(registry))
-        except (OSError, UnicodeError) as error:  # UnicodeError: no host can have such a name
-            cause = getattr(error, "strerror", None) or "this is no name of a host"
+            self._http = _Listener((host, port), handler, limits)
+        except (OSError, UnicodeError) as error:  # UnicodeError: not a valid host name
+            cause = getattr(error, "strerror", None) or "not a valid host name"
             raise ConfigurationError(f"cannot serve metrics on {host}:{port}: {cause}") from None
         self.port: int = self._http.server_address[1]
         self._thread = threading.Thread(

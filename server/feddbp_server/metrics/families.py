@@ -1,4 +1,4 @@
-"""The metrics, each made of what the coordinator and the call meter know at this moment. Call on the event loop."""
+"""The metric families, made of the run and the call meter at the moment of a scrape. Call on the event loop."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from prometheus_client.utils import floatToGoString
 
 from feddbp_common.version import VERSION
 from feddbp_server.metrics.calls import RECEIVED, SENT, MethodCalls
-from feddbp_server.rpc.status_reply import ACTIVITY_NAMES, activity_of, mean_accuracy
-from feddbp_server.run.coordinator import Coordinator
+from feddbp_server.rpc.status_reply import ACTIVITY_NAMES
 from feddbp_server.run.refusals import REASON_NAMES
 from feddbp_server.run.state_machine import Phase
 from feddbp_server.run.timing import Durations
+from feddbp_server.run.view import RunView
 
 NAMESPACE: Final = "feddbp"
 _UPLOAD: Final = "Upload"
 
 
-def run_families(coordinator: Coordinator) -> Iterator[Metric]:
-    """Where the run stands. No metric is per client: there may be a hundred thousand, and the status tells of each."""
-    state, policy, results = coordinator.state, coordinator.policy, coordinator.results
-    info = {"run_id": coordinator.run_id, "method": coordinator.config.method, "version": VERSION}
+def run_families(run: RunView) -> Iterator[Metric]:
+    """The state of the run. No metric is per client: there may be a hundred thousand, and the status lists each."""
+    state, policy = run.state, run.policy
+    info = {"run_id": run.run_id, "method": run.method, "version": VERSION}
     yield InfoMetricFamily("feddbp_run", "The run and the software that runs it.", info)
     yield GaugeMetricFamily(
         "feddbp_round", "The open round counted from 0, or the number of completed ones when none is open.", state.round
@@ -43,11 +43,11 @@ def run_families(coordinator: Coordinator) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "feddbp_phase_age_seconds",
         "Seconds in the present phase, since this server's start at most.",
-        coordinator.phase_times.age,
+        run.phase_times.age,
     )
-    activities = Counter(activity_of(client, coordinator) for client in coordinator.sessions.all())
+    activities = Counter(run.activity_of(session) for session in run.sessions())
     yield _labelled(
-        GaugeMetricFamily("feddbp_clients", "Clients that ever joined, by what they are doing.", labels=["state"]),
+        GaugeMetricFamily("feddbp_clients", "Clients that ever joined, by activity.", labels=["state"]),
         {(name,): activities[activity] for activity, name in ACTIVITY_NAMES.items()},
     )
     yield GaugeMetricFamily("feddbp_clients_missing", "Clients the phase still waits for.", len(state.missing))
@@ -55,44 +55,43 @@ def run_families(coordinator: Coordinator) -> Iterator[Metric]:
         "feddbp_mean_accuracy",
         "Accuracy over all test samples in the newest round all its clients have reported on, or that is over, 0 to 1.",
     )
-    newest = mean_accuracy(coordinator)
+    newest = run.mean_accuracy()
     if newest is not None:
         accuracy.add_metric([], newest)
     yield accuracy
     yield CounterMetricFamily(
-        "feddbp_bytes_up", "Bytes of uploads since the run began, as clients report them.", results.traffic.up
+        "feddbp_bytes_up", "Bytes of uploads since the run began, as clients report them.", run.traffic.up
     )
     yield CounterMetricFamily(
-        "feddbp_bytes_down", "Bytes of downloads since the run began, as clients report them.", results.traffic.down
+        "feddbp_bytes_down", "Bytes of downloads since the run began, as clients report them.", run.traffic.down
     )
     yield GaugeMetricFamily(
         "feddbp_storage_trouble",
         "1 while the state directory cannot be used.",
-        float(bool(coordinator.storage_trouble)),
+        float(bool(run.storage_trouble)),
     )
-    yield from _event_families(coordinator)
+    yield from _event_families(run)
 
 
-def _event_families(coordinator: Coordinator) -> Iterator[Metric]:
-    """What happened since this server started."""
-    audit = coordinator.event_log.audit
-    yield CounterMetricFamily(
-        "feddbp_uploads_accepted", "Contributions that were made durable.", audit.noted["accepted"]
-    )
-    # reasons that did not occur are told, too: only what was 0 before can be seen to rise
-    known = {(_UPLOAD, reason) for reason in REASON_NAMES} | audit.refused.keys()
+def _event_families(run: RunView) -> Iterator[Metric]:
+    """Events since this server started."""
+    yield CounterMetricFamily("feddbp_uploads_accepted", "Uploads that were made durable.", run.audited("accepted"))
+    # also reasons that did not occur: a rate needs a sample of 0 before the first increase
+    known = {(_UPLOAD, reason) for reason in REASON_NAMES} | run.refused_calls.keys()
     yield _labelled(
-        CounterMetricFamily("feddbp_calls_refused", "Calls that were turned away.", labels=["method", "reason"]),
-        {labels: audit.refused[labels] for labels in sorted(known)},
+        CounterMetricFamily("feddbp_calls_refused", "Calls that were refused.", labels=["method", "reason"]),
+        {labels: run.refused_calls[labels] for labels in sorted(known)},
     )
-    yield CounterMetricFamily("feddbp_client_failures", "Rounds a client said it could not do.", audit.noted["failed"])
+    yield CounterMetricFamily(
+        "feddbp_client_failures", "Rounds in which a client reported a failure.", run.audited("failed")
+    )
     yield _durations(
         HistogramMetricFamily("feddbp_phase_seconds", "Seconds a phase lasted, once it is over.", labels=["phase"]),
-        {(phase.value,): times for phase, times in coordinator.phase_times.by_phase.items() if not phase.is_final},
+        {(phase.value,): times for phase, times in run.phase_times.by_phase.items() if not phase.is_final},
     )
     yield _durations(
-        HistogramMetricFamily("feddbp_aggregation_seconds", "Seconds to compute what a round teaches.", labels=[]),
-        {(): coordinator.aggregation_times},
+        HistogramMetricFamily("feddbp_aggregation_seconds", "Seconds to aggregate a round.", labels=[]),
+        {(): run.aggregation_times},
     )
 
 
@@ -105,11 +104,11 @@ def call_families(methods: Mapping[str, MethodCalls]) -> Iterator[Metric]:
         {name: counts.started for name, counts in calls.items()},
     )
     yield _labelled(
-        CounterMetricFamily("feddbp_grpc_calls_handled", "Calls that are over.", labels=[*labels, "code"]),
+        CounterMetricFamily("feddbp_grpc_calls_handled", "Calls that have ended.", labels=[*labels, "code"]),
         {(*name, code): times for name, counts in calls.items() for code, times in counts.handled.items()},
     )
     yield _durations(
-        HistogramMetricFamily("feddbp_grpc_call_seconds", "Seconds from a call's begin to its end.", labels=labels),
+        HistogramMetricFamily("feddbp_grpc_call_seconds", "Seconds from a call's start to its end.", labels=labels),
         {name: counts.seconds for name, counts in calls.items()},
     )
     yield _labelled(

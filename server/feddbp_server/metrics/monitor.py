@@ -1,4 +1,4 @@
-"""All there is to the metrics of one server: a meter for its calls, a registry of its own, and a place to scrape it."""
+"""The metrics of one server: its call meter, its registry and its HTTP endpoint."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ from prometheus_client.metrics_core import Metric
 from feddbp_server.metrics.calls import CallMeter
 from feddbp_server.metrics.exporter import Exporter, OnLoop
 from feddbp_server.metrics.families import NAMESPACE, call_families, run_families
-from feddbp_server.run.coordinator import Coordinator
+from feddbp_server.run.limits import Limits
+from feddbp_server.run.view import RunView
 
 
 class Monitor:
-    """Nothing global: several servers in one process do not see each other's numbers."""
+    """Owns the metrics of one server; nothing is global, so that servers in one process have separate numbers."""
 
-    def __init__(self, coordinator: Coordinator) -> None:
+    def __init__(self, run: RunView, limits: Limits) -> None:
         self.meter = CallMeter()
-        self._coordinator = coordinator
+        self._run = run
+        self._limits = limits
         self._exporter: Exporter | None = None
 
     def listen(self, host: str, port: int) -> int:
-        """Begins to answer scrapes; returns the port. To be called on the event loop the server runs on."""
-        # scrapes may ask for single metrics by name, and ours have names only while they are collected
+        """Starts to answer scrapes; returns the port. To be called on the server's event loop."""
+        # scrapes may ask for metrics by name, and ours have names only once they are collected
         registry = CollectorRegistry(support_collectors_without_names=True)
-        registry.register(OnLoop(self._families, asyncio.get_running_loop()))
+        registry.register(OnLoop(self._families, asyncio.get_running_loop(), self._limits))
         ProcessCollector(namespace=NAMESPACE, registry=registry)
-        self._exporter = Exporter(registry, host=host, port=port)
+        self._exporter = Exporter(registry, host=host, port=port, limits=self._limits)
         return self._exporter.port
 
     async def close(self) -> None:
@@ -37,5 +39,5 @@ class Monitor:
             self._exporter = None
 
     def _families(self) -> Iterator[Metric]:
-        yield from run_families(self._coordinator)
+        yield from run_families(self._run)
         yield from call_families(self.meter.methods)

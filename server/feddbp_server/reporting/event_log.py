@@ -1,18 +1,26 @@
-"""What happens in a run, told to people: in the log, in the audit log, and as incidents in the status."""
+"""Reports the events of a run: as log lines, as entries of the audit log, and as incidents in the status."""
 
 from __future__ import annotations
 
+import errno
+import io
+import json
 import logging
+import os
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_server.reporting.audit import Audit
+from feddbp_common.artifacts import AUDIT_NAME
+from feddbp_server.run.limits import DEFAULT_LIMITS, Limits
 from feddbp_server.run.refusals import RefusedError
-from feddbp_server.run.sessions import Client
+from feddbp_server.run.sessions import Session
 from feddbp_server.run.state_machine import (
     CloseRound,
     DeadlineExtended,
@@ -25,19 +33,133 @@ from feddbp_server.run.state_machine import (
     RunEnded,
 )
 from feddbp_server.run.validation import one_line
+from feddbp_server.store import StoreError
 
 log = logging.getLogger("feddbp.server")
 
-_KEPT_INCIDENTS: Final = 20
-_KEPT_OF_A_CLIENT: Final = 3
-"""The newest ones: no client can push everything else out of sight."""
-_MAX_WORDS: Final = 500
-"""Characters of what a client says, as far as anyone is told of it."""
+
+class RateLimit:
+    """A token bucket: events that callers can repeat at will must not fill the disk."""
+
+    def __init__(self, burst: int, *, per_second: float, clock: Callable[[], float]) -> None:
+        self._burst = float(burst)
+        self._per_second = per_second
+        self._clock = clock
+        self._left, self._counted_at = self._burst, clock()
+        self._withheld = 0
+
+    def take(self) -> bool:
+        """Whether one more is allowed; if not, it is counted as withheld."""
+        now = self._clock()
+        self._left = min(self._left + (now - self._counted_at) * self._per_second, self._burst)
+        self._counted_at = now
+        if self._left < 1:
+            self._withheld += 1
+            return False
+        self._left -= 1
+        return True
+
+    def take_withheld(self) -> int:
+        """How many were withheld since the last call."""
+        withheld, self._withheld = self._withheld, 0
+        return withheld
+
+
+class Audit:
+    """The audit log: joins, uploads, refusals and their reasons, one JSON object a line, append only.
+
+    A call never fails because its entry cannot be written.
+    """
+
+    def __init__(
+        self, directory: Path, *, limits: Limits = DEFAULT_LIMITS, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._file = (directory / AUDIT_NAME).open("ab", buffering=0)
+        except OSError as error:
+            raise StoreError(f"the state directory {directory} cannot be used: {error.strerror}") from error
+        self._lost = 0
+        self._limits = limits
+        self._clock = clock
+        self._refusals = RateLimit(limits.audited_refusals, per_second=limits.audited_refusals_per_second, clock=clock)
+        self._of_clients: dict[tuple[int, str], RateLimit] = {}
+        self.recorded: Counter[str] = Counter()
+        """Entries since the server started, by kind, whether or not they could be written."""
+        self.refused: Counter[tuple[str, str]] = Counter()
+        """Refused calls since the server started, by method and reason."""
+
+    @property
+    def refusals(self) -> Counter[str]:
+        """Refused calls since the server started, by reason."""
+        by_reason: Counter[str] = Counter()
+        for (_, reason), times in self.refused.items():
+            by_reason[reason] += times
+        return by_reason
+
+    def record(self, what: str, *, client: int | None = None, **facts: Any) -> None:
+        self.recorded[what] += 1
+        entry = {"at": datetime.now(UTC).isoformat(timespec="milliseconds"), "what": what, "client": client, **facts}
+        try:
+            append_line(self._file, json.dumps(entry))
+        except OSError as error:
+            if not self._lost:
+                log.error("the audit log cannot be written: %s", error.strerror)
+            self._lost += 1
+            return
+        if self._lost:
+            log.warning("the audit log can be written again; %d entries are missing", self._lost)
+            self._lost = 0
+
+    def record_client_event(self, what: str, *, client: int, **facts: Any) -> bool:
+        """Counts an event of a client, and writes it unless there is a flood of them; returns whether it did."""
+        rate_limit = self._of_clients.get((client, what))
+        if rate_limit is None:
+            rate_limit = RateLimit(
+                self._limits.audited_client_events,
+                per_second=self._limits.audited_client_events_per_second,
+                clock=self._clock,
+            )
+            self._of_clients[client, what] = rate_limit
+        if not rate_limit.take():
+            self.recorded[what] += 1
+            return False
+        self._record_flood(rate_limit, what, client)
+        self.record(what, client=client, **facts)
+        return True
+
+    def record_refusal(self, call: str, refusal: RefusedError, *, client: int | None, peer: str) -> bool:
+        """Counts a refusal, and writes it unless there is a flood of them; returns whether it did."""
+        self.refused[call, refusal.reason_name] += 1
+        if not self._refusals.take():
+            return False
+        self._record_flood(self._refusals, "refusals")
+        self.record(
+            "refused",
+            client=client,
+            call=call,
+            peer=peer,
+            reason=refusal.reason_name,
+            field=refusal.details.field or None,
+            message=str(refusal),
+        )
+        return True
+
+    def close(self) -> None:
+        self._record_flood(self._refusals, "refusals")
+        for (client, what), rate_limit in self._of_clients.items():
+            self._record_flood(rate_limit, what, client)
+        self._file.close()
+
+    def _record_flood(self, rate_limit: RateLimit, of_what: str, client: int | None = None) -> None:
+        withheld = rate_limit.take_withheld()
+        if withheld:
+            self.record("flood", client=client, **{of_what: withheld})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Incident:
-    """Something that went wrong and was dealt with."""
+    """A problem the run survived, shown in the status."""
 
     at: float
     client_id: int | None
@@ -45,71 +167,72 @@ class Incident:
 
 
 class EventLog:
-    """Decides nothing: whoever calls has done so, and made it durable where it has to be."""
+    """Owns where events are reported; decides nothing, and is called once an event is durable."""
 
-    def __init__(self, audit: Audit, *, changed: Callable[[], None]) -> None:
+    def __init__(self, audit: Audit, *, limits: Limits, changed: Callable[[], None]) -> None:
         self.audit = audit
-        self.incidents: deque[Incident] = deque(maxlen=_KEPT_INCIDENTS)
+        self.incidents: deque[Incident] = deque(maxlen=limits.incidents)
+        self._limits = limits
         self._changed = changed
-        """Called when there is another incident."""
+        """Called after a new incident."""
 
     def incident(self, client_id: int | None, message: str) -> None:
         of_client = [known for known in self.incidents if client_id is not None and known.client_id == client_id]
-        if len(of_client) >= _KEPT_OF_A_CLIENT:
+        if len(of_client) >= self._limits.incidents_per_client:
             self.incidents.remove(of_client[0])
         self.incidents.append(Incident(at=time.time(), client_id=client_id, message=message))
         self._changed()
 
-    def joined(self, client: Client) -> None:
-        if self.audit.note_of_client("joined", client=client.client_id, epoch=client.epoch):
+    def joined(self, session: Session) -> None:
+        if self.audit.record_client_event("joined", client=session.client_id, epoch=session.epoch):
             log.info(
                 "client %d joins with %s on %s (session %d)",
-                client.client_id,
-                client.capabilities.architecture or "an unnamed model",
-                client.capabilities.device or "an unnamed device",
-                client.epoch,
+                session.client_id,
+                session.capabilities.architecture or "an unnamed model",
+                session.capabilities.device or "an unnamed device",
+                session.epoch,
             )
 
-    def left(self, client: Client, reason: str) -> None:
-        shown = one_line(reason, _MAX_WORDS)
-        if self.audit.note_of_client("left", client=client.client_id, reason=shown):
-            log.info("client %d left: %s", client.client_id, shown or "no reason given")
+    def left(self, session: Session, reason: str) -> None:
+        shown = one_line(reason, self._limits.text_characters)
+        if self.audit.record_client_event("left", client=session.client_id, reason=shown):
+            log.info("client %d left: %s", session.client_id, shown or "no reason given")
 
-    def accepted(self, client: Client, round_number: int, manifest: pb.Manifest) -> None:
-        self.audit.note(
+    def accepted(self, session: Session, round_number: int, manifest: pb.Manifest) -> None:
+        self.audit.record(
             "accepted",
-            client=client.client_id,
+            client=session.client_id,
             round=round_number,
             sha256=manifest.sha256.hex(),
             bytes=manifest.total_bytes,
         )
 
-    def failed(self, client: Client, round_number: int, cause: str) -> None:
-        shown = one_line(cause, _MAX_WORDS) or "no cause given"
-        if self.audit.note_of_client("failed", client=client.client_id, round=round_number, cause=shown):
-            log.warning("client %d could not do round %d: %s", client.client_id, round_number, shown)
-            self.incident(client.client_id, f"could not do round {round_number}: {shown}")
+    def failed(self, session: Session, round_number: int, cause: str) -> None:
+        shown = one_line(cause, self._limits.text_characters) or "no cause given"
+        if self.audit.record_client_event("failed", client=session.client_id, round=round_number, cause=shown):
+            log.warning("client %d failed in round %d: %s", session.client_id, round_number, shown)
+            self.incident(session.client_id, f"failed in round {round_number}: {shown}")
 
     def refused(self, call: str, refusal: RefusedError, *, peer: str) -> None:
-        """A flood of refusals is only counted: it must push nothing else out of sight."""
-        if self.audit.note_refusal(call, refusal, client=refusal.client_id, peer=peer):
+        """A flood of refusals is only counted: it must not displace other incidents."""
+        if self.audit.record_refusal(call, refusal, client=refusal.client_id, peer=peer):
             log.warning("refused %s (%s): %s", call, refusal.reason_name, refusal)
             self.incident(refusal.client_id, f"refused {call} ({refusal.reason_name}): {refusal}")
 
     def storage(self, trouble: str) -> None:
-        """Nothing can be kept because of a trouble; without one it can again."""
+        """The store is not writable because of `trouble`, or is writable again if that is empty."""
         if trouble:
-            log.error("%s; nothing is accepted until it can be", trouble)
+            log.error("%s; nothing is accepted until it can be written", trouble)
             self.incident(None, trouble)
         else:
             log.warning("the state directory can be used again")
 
     def phase(self, before: Phase, now: Phase) -> None:
-        """Only an operator takes a run in or out of a pause."""
+        """A run enters and leaves a pause only on an operator's request."""
         if (before is Phase.PAUSED) == (now is Phase.PAUSED) or now.is_final:
             return
         what = "paused" if now is Phase.PAUSED else "resumed"
-        self.audit.note(what)
+        self.audit.record(what)
         log.info("an operator has %s the run", what)
 
     def effect(self, effect: Effect) -> None:
@@ -119,27 +242,41 @@ class EventLog:
             case CloseRound(number, missing):
                 if missing:
                     log.warning("round %d closes without %s", number, _listed(missing))
-                    self.audit.note("closed_without", round=number, clients=sorted(missing))
+                    self.audit.record("closed_without", round=number, clients=sorted(missing))
                     self.incident(None, f"round {number} closed without {_listed(missing)}")
             case DeadlineExtended(number, extension, missing):
                 log.warning("round %d: extension %d, waiting for %s", number, extension, _listed(missing))
                 self.incident(None, f"round {number} extended; missing: {_listed(missing)}")
             case MembersDropped(clients):
                 log.warning("dropped until they join again: %s", _listed(clients))
-                self.audit.note("dropped", clients=sorted(clients))
+                self.audit.record("dropped", clients=sorted(clients))
                 self.incident(None, f"dropped until they join again: {_listed(clients)}")
             case RoundAbandoned(number):
                 log.warning(
-                    "round %d: everyone who was to train has left; it begins anew with whoever is there", number
+                    "round %d: every client selected for it has left; it opens again as soon as enough have joined",
+                    number,
                 )
-                self.incident(None, f"round {number} begins anew: everyone who was to train has left")
+                self.incident(None, f"round {number} opens again: every client selected for it has left")
             case FinalEvaluationOpened(_):
-                log.info("all rounds are done; clients evaluate once more")
+                log.info("all rounds are done; clients evaluate the final state")
             case RunEnded(phase, reason):
-                self.audit.note("ended", phase=phase.value, reason=reason)
+                self.audit.record("ended", phase=phase.value, reason=reason)
                 level = logging.INFO if phase is Phase.FINISHED else logging.ERROR
                 log.log(level, "the run %s: %s", phase.value, reason)
 
 
 def _listed(clients: frozenset[int]) -> str:
     return ", ".join(f"client {client}" for client in sorted(clients))
+
+
+def append_line(file: io.FileIO, line: str) -> None:
+    """Adds a line to an unbuffered file, or nothing at all where there is no room for all of it."""
+    end = file.seek(0, os.SEEK_END)
+    encoded = f"{line}\n".encode()
+    try:
+        if file.write(encoded) != len(encoded):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError:
+        with suppress(OSError):
+            file.truncate(end)
+        raise

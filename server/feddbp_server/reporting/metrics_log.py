@@ -1,23 +1,25 @@
-"""What a run leaves behind for people: `metrics.jsonl` as reports come in, `summary.json` at the end."""
+"""The results of a run: `metrics.jsonl` as reports arrive, `summary.json` at the end."""
 
 from __future__ import annotations
 
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_common.atomic_files import append_line, replace_lines, replace_text
-from feddbp_server.store import ReportRecord
+from feddbp_common.artifacts import METRICS_NAME, SUMMARY_NAME
+from feddbp_common.atomic_files import replace_lines, replace_text
+from feddbp_server.reporting.event_log import append_line
+from feddbp_server.store import ReportRecord, Store
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The results of one client in one round."""
+    """One client's results in one round."""
 
     client_id: int
     round: int
@@ -30,7 +32,7 @@ class Report:
 
     @property
     def correct(self) -> int:
-        """Test samples it got right under the rule that counts."""
+        """Correctly classified test samples, under the client's own inference rule."""
         return next((entry.correct for entry in self.metrics.accuracies if entry.rule == self.metrics.inference), 0)
 
     @property
@@ -59,13 +61,10 @@ class Report:
 
 log = logging.getLogger("feddbp.server")
 
-METRICS_NAME: Final = "metrics.jsonl"
-SUMMARY_NAME: Final = "summary.json"
-
 
 @dataclass
 class Traffic:
-    """Bytes a client has sent and received, as it reported them."""
+    """Bytes sent and received, as clients report them."""
 
     up: int = 0
     down: int = 0
@@ -77,17 +76,17 @@ class Traffic:
 
 @dataclass
 class _Tally:
-    """A round's reports so far, in whole numbers: they add up the same in any order."""
+    """Sums over a round's reports so far; integers, so that the order of reports does not matter."""
 
     correct: int = 0
     samples: int = 0
 
 
-class Results:
-    """The run's reports as far as the running server needs them, and the files made of them.
+class MetricsLog:
+    """Owns `metrics.jsonl` and `summary.json`, and what status needs of the reports.
 
-    The store is the truth: the files are rewritten from it on every start, and here only tallies and each client's
-    newest report stay in memory.
+    The reports themselves are in the store: the files are rewritten from it on every start, and only sums and each
+    client's newest report stay in memory.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -97,27 +96,29 @@ class Results:
         self._tallies: dict[int, _Tally] = defaultdict(_Tally)
         self._traffic: dict[int, Traffic] = defaultdict(Traffic)
         self.traffic = Traffic()
-        """Of all clients together."""
+        """Of all clients."""
         self._behind = False
-        """A line could not be written: the file has to be made anew."""
+        """A line could not be written: the file has to be rewritten."""
 
     def restore(self, reports: Iterable[Report]) -> None:
-        """Goes through them once; as a store's reports are many, in the store's thread."""
+        """Rewrites the file and the sums from all reports, which it reads once."""
         self._write_metrics(self._counted(report) for report in reports)
 
     def add(self, report: Report) -> None:
-        """Counts a report and adds its line. A line that cannot be written is not lost: the store has the report."""
+        """Counts a report and appends its line; if that fails, the line is written at the end, from the store."""
         self._counted(report)
         try:
             with self._metrics.open("ab", buffering=0) as file:
                 append_line(file, _line(report))
         except OSError as error:
             if not self._behind:
-                log.error("%s cannot be written: %s; it will be completed later", METRICS_NAME, error.strerror)
+                log.error(
+                    "%s cannot be written: %s; it will be completed at the end of the run", METRICS_NAME, error.strerror
+                )
             self._behind = True
 
     def complete(self, reports: Iterable[Report]) -> None:
-        """Writes what could not be written when it came in."""
+        """Writes the lines that could not be written when their reports arrived."""
         if self._behind:
             self._write_metrics(reports)
             self._behind = False
@@ -129,14 +130,14 @@ class Results:
         return self._traffic.get(client_id) or Traffic()
 
     def accuracy_of(self, round_number: int) -> float | None:
-        """Sample-weighted accuracy over the reports on a round so far; none if there are none."""
+        """Sample-weighted accuracy over the reports on a round so far; none without reports."""
         tally = self._tallies.get(round_number)
         if tally is None:
             return None
         return tally.correct / tally.samples if tally.samples else 0.0
 
     def reporters_of(self, round_number: int) -> frozenset[int]:
-        """Whose newest report is on this round."""
+        """Clients whose newest report is on this round."""
         return frozenset(client for client, report in self._newest.items() if report.round == round_number)
 
     @property
@@ -163,6 +164,11 @@ class Results:
         self.traffic.add(report.metrics)
         self._traffic[report.client_id].add(report.metrics)
         return report
+
+
+def reports_in(store: Store) -> Iterator[Report]:
+    """All reports of a run; to be read in the store's thread, since there may be a million of them."""
+    return map(Report.from_record, store.reports())
 
 
 def _line(report: Report) -> str:

@@ -1,7 +1,8 @@
-"""A run in numbers once it is over: accuracies by round and by client, and what it took."""
+"""The summary of a run: accuracies by round and by client, traffic and time."""
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -9,9 +10,13 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from feddbp_common.config.run import RunConfig
-from feddbp_server.reporting.metrics_log import Report
-from feddbp_server.run.sessions import Client
+from feddbp_common.fault_injection import fault_point
+from feddbp_server.reporting.metrics_log import MetricsLog, Report, reports_in
+from feddbp_server.run.sessions import Session
 from feddbp_server.run.state_machine import Phase
+from feddbp_server.store import Jobs
+
+log = logging.getLogger("feddbp.server")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,14 +64,14 @@ class _RoundTally:
 
 
 class Tally:
-    """What a summary takes from all reports. Their order plays no part: mean and deviation are computed exactly."""
+    """Sums over all reports of a run. Their order does not matter: mean and deviation are computed exactly."""
 
     def __init__(self) -> None:
         self.bytes_up = 0
         self.bytes_down = 0
         self._rounds: dict[int, _RoundTally] = defaultdict(_RoundTally)
         self._newest: dict[int, tuple[int, float]] = {}
-        """By client: the round of its newest report, and its accuracy then."""
+        """By client: the round of its newest report, and its accuracy in it."""
 
     def add(self, report: Report) -> None:
         self.bytes_up += report.metrics.bytes_up
@@ -82,20 +87,34 @@ class Tally:
         return self._newest[client_id][1] if client_id in self._newest else None
 
 
-def summarise(
-    *,
-    config: RunConfig,
-    run_id: str,
-    reports: Iterable[Report],
-    clients: list[Client],
-    outcome: Phase,
-    reason: str,
-    completed_rounds: int,
-    seconds: float,
-    prototypes_sha256: str,
-) -> dict[str, Any]:
-    """Goes through the reports once, and keeps none: a long run has more of them than should be in memory at once."""
-    tally = Tally()
+@dataclass(frozen=True, kw_only=True)
+class RunOutcome:
+    """What a summary needs of a run besides its reports."""
+
+    config: RunConfig
+    run_id: str
+    sessions: list[Session]
+    phase: Phase
+    reason: str
+    completed_rounds: int
+    seconds: float
+    prototypes_sha256: str
+
+
+async def write_summary(outcome: RunOutcome, store: Jobs, metrics_log: MetricsLog) -> None:
+    """Writes `summary.json`, and the lines `metrics.jsonl` is missing."""
+    summary = await store.run(lambda store: summarise(outcome, reports_in(store)))
+    await store.run(lambda store: metrics_log.complete(reports_in(store)))
+    metrics_log.write_summary(summary)
+    last = summary["accuracy"]["last"]
+    accuracy = f"accuracy {100 * last['weighted']:.1f} % after {last['round']} rounds; " if last else ""
+    log.info("%sthe summary is %s", accuracy, metrics_log.summary_path)
+    fault_point("server.end.summarised")
+
+
+def summarise(outcome: RunOutcome, reports: Iterable[Report]) -> dict[str, Any]:
+    """Reads the reports once and keeps none: a long run has more of them than fit in memory."""
+    config, tally = outcome.config, Tally()
     for report in reports:
         tally.add(report)
     curve = tally.curve()
@@ -106,38 +125,38 @@ def summarise(
         "clients": config.clients,
         "rounds": config.rounds,
         "seed": config.seed,
-        "outcome": outcome.value,
-        "reason": reason,
-        "completed_rounds": completed_rounds,
+        "outcome": outcome.phase.value,
+        "reason": outcome.reason,
+        "completed_rounds": outcome.completed_rounds,
         "accuracy": {
             "best": best.as_dict() if best else None,
             "last": curve[-1].as_dict() if curve else None,
         },
         "bytes_up": tally.bytes_up,
         "bytes_down": tally.bytes_down,
-        "seconds": seconds,
-        "prototypes_sha256": prototypes_sha256,
-        "run_id": run_id,
-        "per_client": [_client_entry(client, tally.newest_accuracy(client.client_id)) for client in clients],
+        "seconds": outcome.seconds,
+        "prototypes_sha256": outcome.prototypes_sha256,
+        "run_id": outcome.run_id,
+        "per_client": [_client_entry(session, tally) for session in outcome.sessions],
         "curve": [point.as_dict() for point in curve],
         "config": config.model_dump(mode="json"),
     }
 
 
 def _best(curve: list[RoundAccuracy]) -> RoundAccuracy | None:
-    """Of the rounds that most clients reported: what a few of them reached is no accuracy of the federation."""
+    """The best of the rounds that most clients reported on: a few clients' accuracy is not the federation's."""
     most = max((point.clients for point in curve), default=0)
     complete = (point for point in curve if point.clients == most)
     return max(complete, key=lambda point: point.weighted, default=None)
 
 
-def _client_entry(client: Client, accuracy: float | None) -> dict[str, Any]:
+def _client_entry(session: Session, tally: Tally) -> dict[str, Any]:
     return {
-        "client": client.client_id,
-        "architecture": client.capabilities.architecture,
-        "parameters": client.capabilities.parameters,
-        "classes_held": sum(count > 0 for count in client.data.label_counts),
-        "train_samples": sum(client.data.label_counts),
-        "test_samples": client.data.test_samples,
-        "accuracy": accuracy,
+        "client": session.client_id,
+        "architecture": session.capabilities.architecture,
+        "parameters": session.capabilities.parameters,
+        "classes_held": sum(count > 0 for count in session.data.label_counts),
+        "train_samples": sum(session.data.label_counts),
+        "test_samples": session.data.test_samples,
+        "accuracy": tally.newest_accuracy(session.client_id),
     }

@@ -1,11 +1,12 @@
-"""Who a caller is allowed to be, by the certificate of its connection or the token of its call."""
+"""Authentication: by the certificate of a connection or the token of a call."""
 
 from __future__ import annotations
 
 import hmac
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import grpc
 
@@ -14,50 +15,72 @@ from feddbp_common.errors import ConfigurationError
 from feddbp_common.rpc.credentials import AUTHORIZATION_KEY, BEARER, OPERATOR, client_subject, is_party
 from feddbp_server.run.refusals import RefusedError
 
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
 
 class Identity(Protocol):
-    """Holds a caller to the name it claims."""
+    """Authenticates callers."""
 
-    def check(self, context: grpc.aio.ServicerContext[Any, Any], subject: str) -> None:
-        """Refuses a caller that may not act as `subject`."""
+    def check_client(self, context: Context, client_id: int) -> None:
+        """Refuses a caller that may not act as this client."""
 
-    def check_is_known(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        """Refuses a caller that is no party of this federation."""
+    def check_operator(self, context: Context) -> None:
+        """Refuses a caller that is not the operator."""
+
+    def check_party(self, context: Context) -> None:
+        """Refuses a caller that is neither a client nor the operator."""
 
 
 class NoAuth:
-    """No check: for loopback, and where somebody said --insecure."""
+    """No check: for loopback, and for --insecure."""
 
-    def check(self, context: grpc.aio.ServicerContext[Any, Any], subject: str) -> None:
+    def check_client(self, context: Context, client_id: int) -> None:
         pass
 
-    def check_is_known(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    def check_operator(self, context: Context) -> None:
+        pass
+
+    def check_party(self, context: Context) -> None:
         pass
 
 
-class CertificateAuth:
-    """The subject of the caller's certificate must be the name it acts under."""
+class _SubjectAuth(ABC):
+    """Authenticates a caller by the name it acts under."""
 
-    def check(self, context: grpc.aio.ServicerContext[Any, Any], subject: str) -> None:
+    @abstractmethod
+    def _check(self, context: Context, subject: str) -> None:
+        """Refuses a caller that may not act as `subject`."""
+
+    def check_client(self, context: Context, client_id: int) -> None:
+        self._check(context, client_subject(client_id))
+
+    def check_operator(self, context: Context) -> None:
+        self._check(context, OPERATOR)
+
+
+class CertificateAuth(_SubjectAuth):
+    """Requires the subject of the caller's certificate to be the name it acts under."""
+
+    def _check(self, context: Context, subject: str) -> None:
         names = _names_of(context)
         if names != [subject]:
             raise _not_authorised("certificate", f"{_shown(names)} may not act as {subject!r}")
 
-    def check_is_known(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    def check_party(self, context: Context) -> None:
         names = _names_of(context)
         if len(names) != 1 or not is_party(names[0]):
             raise _not_authorised("certificate", f"{_shown(names)} names neither a client nor the operator")
 
 
-class TokenAuth:
-    """Every party has a token of its own; the server has the list of them."""
+class TokenAuth(_SubjectAuth):
+    """Requires the token of the name a caller acts under; the server has the list of all tokens."""
 
     def __init__(self, tokens: Mapping[str, str]) -> None:
         self._tokens = tokens
 
     @classmethod
     def from_file(cls, path: Path) -> TokenAuth:
-        """Reads lines of `NAME TOKEN`, e.g. `client-3 6f1c...`; empty lines and # comments are passed over."""
+        """Reads lines of `NAME TOKEN`, e.g. `client-3 6f1c...`; empty lines and # comments are ignored."""
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
@@ -66,25 +89,27 @@ class TokenAuth:
         for number, line in enumerate(lines, start=1):
             words = line.split("#")[0].split()
             if words and (len(words) != 2 or words[0] in tokens):
-                raise ConfigurationError(f"--token-file {path}: line {number} is not a new NAME and its TOKEN")
+                raise ConfigurationError(
+                    f"--token-file {path}: line {number} is not a NAME, new in this file, and its TOKEN"
+                )
             if words:
                 tokens[words[0]] = words[1]
         if not tokens:
             raise ConfigurationError(f"--token-file {path}: holds no tokens")
         return cls(tokens)
 
-    def check(self, context: grpc.aio.ServicerContext[Any, Any], subject: str) -> None:
+    def _check(self, context: Context, subject: str) -> None:
         expected = self._tokens.get(subject)
         if expected is None or not hmac.compare_digest(_token_of(context), expected.encode()):
             raise _not_authorised("token", f"the token is not that of {subject!r}")
 
-    def check_is_known(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    def check_party(self, context: Context) -> None:
         token = _token_of(context)
         if not any(hmac.compare_digest(token, known.encode()) for known in self._tokens.values()):
-            raise _not_authorised("token", "the token is nobody's")
+            raise _not_authorised("token", "unknown token")
 
 
-def _names_of(context: grpc.aio.ServicerContext[Any, Any]) -> list[str]:
+def _names_of(context: Context) -> list[str]:
     return [name.decode(errors="replace") for name in context.auth_context().get("x509_common_name", ())]
 
 
@@ -92,17 +117,9 @@ def _shown(names: list[str]) -> str:
     return f"the certificate of {names[0][:64]!r}" if names else "a caller without a certificate"
 
 
-def _token_of(context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+def _token_of(context: Context) -> bytes:
     given = dict(context.invocation_metadata() or ()).get(AUTHORIZATION_KEY, "")
     return str(given).removeprefix(BEARER).encode()
-
-
-def client_may(identity: Identity, context: grpc.aio.ServicerContext[Any, Any], client_id: int) -> None:
-    identity.check(context, client_subject(client_id))
-
-
-def operator_may(identity: Identity, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    identity.check(context, OPERATOR)
 
 
 def _not_authorised(field: str, message: str) -> RefusedError:

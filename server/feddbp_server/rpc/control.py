@@ -1,75 +1,63 @@
-"""The Control service: where the run stands, and holding, resuming or ending it."""
+"""The Control service: the status of the run, and pausing, resuming or stopping it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any, Final
-
-import grpc
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
-from feddbp_server.rpc.auth import Identity, operator_may
-from feddbp_server.rpc.status_codes import answers, streams
+from feddbp_server.rpc.auth import Context, Identity
 from feddbp_server.rpc.status_reply import status_of
 from feddbp_server.run.coordinator import Coordinator
+from feddbp_server.run.limits import Limits
 from feddbp_server.run.refusals import RefusedError
-from feddbp_server.run.state_machine import PauseRequested, ResumeRequested, StopRequested
-from feddbp_server.run.validation import one_line
-
-Context = grpc.aio.ServicerContext[Any, Any]
-_MAX_REASON: Final = 500
-_MAX_WATCHERS: Final = 64
-"""Each of them is sent everything known of every client, again and again."""
-_LEAST_INTERVAL: Final = 0.1
-"""Seconds between two pushes of the status; changes in between are told together."""
 
 
 class ControlService(pb_grpc.ControlServicer):
-    """What operators call."""
+    """Owns the status streams of operators, and leaves every decision to the coordinator."""
 
-    def __init__(self, coordinator: Coordinator, *, identity: Identity) -> None:
-        self.coordinator = coordinator
+    def __init__(self, coordinator: Coordinator, *, identity: Identity, limits: Limits) -> None:
+        self._coordinator = coordinator
         self._identity = identity
+        self._limits = limits
         self._watchers = 0
 
-    @answers
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.RunStatus:
-        operator_may(self._identity, context)
-        return status_of(self.coordinator)
+        self._identity.check_operator(context)
+        return self._status()
 
-    @streams
     async def WatchStatus(self, request: pb.WatchStatusRequest, context: Context) -> AsyncIterator[pb.RunStatus]:
-        operator_may(self._identity, context)
-        if self._watchers >= _MAX_WATCHERS:
+        self._identity.check_operator(context)
+        if self._watchers >= self._limits.status_watchers:
             raise RefusedError(pb.REFUSAL_REASON_BUSY, f"the status is watched {self._watchers} times already")
+        run = self._coordinator.view
         self._watchers += 1
         try:
             while True:
-                changed = self.coordinator.status_changed.upcoming()
-                yield status_of(self.coordinator)
-                if self.coordinator.state.phase.is_final or self.coordinator.draining:
+                changed = run.upcoming_change()
+                yield self._status()
+                if run.state.phase.is_final or run.draining:
                     return
                 await changed.wait()
-                await asyncio.sleep(_LEAST_INTERVAL)
+                await asyncio.sleep(self._limits.status_interval.total_seconds())
         finally:
             self._watchers -= 1
 
-    @answers
     async def Pause(self, request: pb.PauseRequest, context: Context) -> pb.RunStatus:
-        operator_may(self._identity, context)
-        await self.coordinator.operate(PauseRequested())
-        return status_of(self.coordinator)
+        self._identity.check_operator(context)
+        await self._coordinator.pause()
+        return self._status()
 
-    @answers
     async def Resume(self, request: pb.ResumeRequest, context: Context) -> pb.RunStatus:
-        operator_may(self._identity, context)
-        await self.coordinator.operate(ResumeRequested())
-        return status_of(self.coordinator)
+        self._identity.check_operator(context)
+        await self._coordinator.resume()
+        return self._status()
 
-    @answers
     async def Stop(self, request: pb.StopRequest, context: Context) -> pb.RunStatus:
-        operator_may(self._identity, context)
-        await self.coordinator.operate(StopRequested(one_line(request.reason, _MAX_REASON) or "stopped by an operator"))
-        return status_of(self.coordinator)
+        self._identity.check_operator(context)
+        await self._coordinator.stop(request.reason)
+        return self._status()
+
+    def _status(self) -> pb.RunStatus:
+        return status_of(self._coordinator.view)

@@ -1,30 +1,55 @@
-"""Stands before every service: a request that is no message is refused, and one that does not come is not waited for.
+"""The guard before every call: decodes its request, bounds the wait for it, and maps its errors to status codes.
 
-gRPC itself would answer the one with UNKNOWN and a traceback in the log, and wait for the other for ever. So that the
-wait can be bounded, calls with a single request are served as streams of one: on the wire there is no difference.
+gRPC itself would answer an undecodable request with UNKNOWN and a traceback in the log, and wait for a missing one for
+ever. So that the wait can be bounded, calls with a single request are served as streams of one: on the wire there is no
+difference.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
-from typing import Any, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_server.rpc.status_codes import Context, refuse_call
-from feddbp_server.run.coordinator import Coordinator
-from feddbp_server.run.refusals import RefusedError
+from feddbp_common.errors import PayloadError
+from feddbp_common.rpc.failures import REFUSAL_METADATA_KEY
+from feddbp_server.reporting.event_log import EventLog
+from feddbp_server.rpc.auth import Context
+from feddbp_server.run.refusals import RefusedError, as_refusal
+from feddbp_server.store import StoreError
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
+STATUS_OF: Final = {
+    pb.REFUSAL_REASON_OTHER_RUN: grpc.StatusCode.FAILED_PRECONDITION,
+    pb.REFUSAL_REASON_UNKNOWN_CLIENT: grpc.StatusCode.INVALID_ARGUMENT,
+    pb.REFUSAL_REASON_ID_IN_USE: grpc.StatusCode.ALREADY_EXISTS,
+    pb.REFUSAL_REASON_STALE_SESSION: grpc.StatusCode.UNAUTHENTICATED,
+    pb.REFUSAL_REASON_WRONG_ROUND: grpc.StatusCode.FAILED_PRECONDITION,
+    pb.REFUSAL_REASON_NOT_SELECTED: grpc.StatusCode.FAILED_PRECONDITION,
+    pb.REFUSAL_REASON_ALREADY_UPLOADED: grpc.StatusCode.ALREADY_EXISTS,
+    pb.REFUSAL_REASON_INVALID_PAYLOAD: grpc.StatusCode.INVALID_ARGUMENT,
+    pb.REFUSAL_REASON_TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    pb.REFUSAL_REASON_BUSY: grpc.StatusCode.UNAVAILABLE,
+    pb.REFUSAL_REASON_RUN_ENDED: grpc.StatusCode.FAILED_PRECONDITION,
+    pb.REFUSAL_REASON_INVALID_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
+    pb.REFUSAL_REASON_NOT_AUTHORISED: grpc.StatusCode.PERMISSION_DENIED,
+    pb.REFUSAL_REASON_STORAGE: grpc.StatusCode.UNAVAILABLE,
+}
+"""The one table from refusals to status codes."""
 
-class Undecodable:
-    """Takes the place of a request that is none."""
+log = logging.getLogger("feddbp.server")
+
+
+class _Undecodable:
+    """Takes the place of a request that could not be decoded: a deserializer must not raise."""
 
     def __init__(self, error: DecodeError) -> None:
         self._error = error
@@ -35,12 +60,12 @@ class Undecodable:
         )
 
 
-class RequestGuard(grpc.aio.ServerInterceptor):
-    """Lets requests through that are whole and came in time."""
+class CallGuard(grpc.aio.ServerInterceptor):
+    """Owns how calls fail: what cannot be decoded, does not arrive or is refused ends with a status and is logged."""
 
-    def __init__(self, coordinator: Coordinator, *, patience: timedelta) -> None:
-        self._coordinator = coordinator
-        self._patience = patience
+    def __init__(self, event_log: EventLog, *, request_wait: timedelta) -> None:
+        self._event_log = event_log
+        self._request_wait = request_wait
 
     async def intercept_service(
         self,
@@ -48,74 +73,91 @@ class RequestGuard(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
         handler = await continuation(handler_call_details)
-        if handler is None:  # no such method: gRPC says so itself
+        if handler is None:  # no such method: gRPC answers this itself
             return handler
-        decode, encode = _safe(handler.request_deserializer), handler.response_serializer
+        decode, encode = _decoder(handler.request_deserializer), handler.response_serializer
         call = handler_call_details.method.rpartition("/")[2]
         if handler.unary_unary is not None:
             return grpc.stream_unary_rpc_method_handler(self._unary(call, handler.unary_unary), decode, encode)
         if handler.unary_stream is not None:
             return grpc.stream_stream_rpc_method_handler(self._stream(call, handler.unary_stream), decode, encode)
         if handler.stream_unary is not None:
-            return grpc.stream_unary_rpc_method_handler(_of_decoded(handler.stream_unary), decode, encode)
+            return grpc.stream_unary_rpc_method_handler(self._upload(call, handler.stream_unary), decode, encode)
         return handler
 
     def _unary(self, call: str, method: Any) -> Any:
         async def guarded(requests: AsyncIterator[Any], context: Context) -> Any:
-            return await method(await self._only(requests, call, context), context)
+            try:
+                return await method(await self._only(requests), context)
+            except Exception as error:
+                await self._fail(call, error, context)
 
         return guarded
 
     def _stream(self, call: str, method: Any) -> Any:
-        if not inspect.isasyncgenfunction(method):  # it writes its answers itself
+        if not inspect.isasyncgenfunction(method):  # it writes its responses itself
             return self._unary(call, method)
 
         async def guarded(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
-            async for response in method(await self._only(requests, call, context), context):
-                yield response
+            try:
+                async for response in method(await self._only(requests), context):
+                    yield response
+            except Exception as error:
+                await self._fail(call, error, context)
 
         return guarded
 
-    async def _only(self, requests: AsyncIterator[Any], call: str, context: Context) -> Any:
-        try:
-            return await self._next(requests)
-        except RefusedError as refusal:
-            await refuse_call(self._coordinator, call, refusal, None, context)
+    def _upload(self, call: str, method: Any) -> Any:
+        """The method itself bounds the wait for each part, and refuses it: it knows whose it is."""
 
-    async def _next(self, requests: AsyncIterator[Any]) -> Any:
+        async def guarded(requests: AsyncIterator[Any], context: Context) -> Any:
+            try:
+                return await method(_decoded(requests), context)
+            except Exception as error:
+                await self._fail(call, error, context)
+
+        return guarded
+
+    async def _only(self, requests: AsyncIterator[Any]) -> Any:
+        """The single request of a call."""
         try:
-            async with asyncio.timeout(self._patience.total_seconds()):
+            async with asyncio.timeout(self._request_wait.total_seconds()):
                 request = await anext(requests, None)
         except TimeoutError:
-            seconds = self._patience.total_seconds()
+            seconds = self._request_wait.total_seconds()
             raise RefusedError(pb.REFUSAL_REASON_BUSY, f"no request arrived for {seconds:g}s") from None
         if request is None:
             raise RefusedError(pb.REFUSAL_REASON_INVALID_REQUEST, "there is no request in the call", field="request")
-        if isinstance(request, Undecodable):
+        if isinstance(request, _Undecodable):
             raise request.refusal()
         return request
 
+    async def _fail(self, call: str, error: Exception, context: Context) -> NoReturn:
+        """Ends a call with the status its error stands for, and logs it."""
+        if isinstance(error, grpc.aio.AbortError):
+            raise error
+        if not isinstance(error, RefusedError | PayloadError | StoreError):
+            log.error("%s failed", call, exc_info=error)
+            self._event_log.incident(None, f"{call} failed: {type(error).__name__}")
+            await context.abort(grpc.StatusCode.INTERNAL, f"the server failed to answer {call}; its log says why")
+        refusal = as_refusal(error)
+        self._event_log.refused(call, refusal, peer=context.peer())
+        details: Any = ((REFUSAL_METADATA_KEY, refusal.details.SerializeToString()),)
+        await context.abort(STATUS_OF[refusal.details.reason], str(refusal), trailing_metadata=details)
 
-def _safe(decode: Any) -> Any:
+
+def _decoder(decode: Any) -> Any:
     def decoded(data: bytes) -> Any:
         try:
             return decode(data)
         except DecodeError as error:
-            return Undecodable(error)
+            return _Undecodable(error)
 
     return decoded
 
 
-def _of_decoded(method: Any) -> Any:
-    """The method itself waits for what the stream brings, and refuses it: it knows whose it is."""
-
-    async def parts(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        async for request in requests:
-            if isinstance(request, Undecodable):
-                raise request.refusal()
-            yield request
-
-    async def guarded(requests: AsyncIterator[Any], context: Context) -> Any:
-        return await method(parts(requests), context)
-
-    return guarded
+async def _decoded(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for request in requests:
+        if isinstance(request, _Undecodable):
+            raise request.refusal()
+        yield request

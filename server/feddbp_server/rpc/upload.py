@@ -1,12 +1,11 @@
-"""One upload stream, from its header to its receipt. Nothing is buffered that the header did not announce."""
+"""Uploads: admitted on their header, received within limits, committed before the receipt is sent."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
@@ -14,116 +13,59 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.errors import PayloadError
 from feddbp_common.fault_injection import fault_point
 from feddbp_common.wire import BodyAssembler, Payload, check_manifest, check_values, decode, digest_of
-from feddbp_server.run.coordinator import Coordinator
-from feddbp_server.run.refusals import RefusedError, as_refusal
-from feddbp_server.run.sessions import Client
-from feddbp_server.store import StoreError
+from feddbp_server.run.engine import RunEngine
+from feddbp_server.run.limits import Limits
+from feddbp_server.run.refusals import RefusedError
+from feddbp_server.run.sessions import Session
+from feddbp_server.run.state_machine import Phase, RunState, Uploaded
+from feddbp_server.run.validation import wrong_round
+from feddbp_server.store import Store, UploadRecord
+
+Parts = AsyncIterator[pb.UploadPart]
 
 _CHECK_INLINE_BYTES: Final = 1 << 20
 """Bodies up to this size are checked on the event loop: a thread would cost more than the check."""
 _LOSS_SECONDS: Final = 0.02
-"""A connection that was lost ends a stream, too; this long after, the call is cancelled and nobody is to blame."""
+"""A lost connection ends a stream, too; this long after, gRPC cancels the call and the client is not to blame."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class UploadLimits:
-    """How much of the server uploads may take."""
-
-    max_bytes: int = 64 << 20
-    """Of one upload."""
-    bytes_in_flight: int = 512 << 20
-    """Of all uploads that are being received; bounds what they can make the server hold in memory.
-
-    An upload takes up to three times its bytes: as pieces and as their join, or as that and widened to float32.
-    """
-    header_wait: timedelta = timedelta(seconds=10)
-    """For the header: until it is here, nobody knows who is calling."""
-    idle: timedelta = timedelta(seconds=30)
-    """Between two chunks."""
-
-
-class _Arriving:
+class _Incoming:
     """An upload that is being received; it can be given up while it waits for its next part."""
 
-    def __init__(self, client: Client) -> None:
-        self.client = client
+    def __init__(self, session: Session) -> None:
+        self.session = session
         self._wait: asyncio.Timeout | None = None
-        self._given_up = False
+        self._superseded = False
 
     def give_up(self) -> None:
-        self._given_up = True
+        """Ends the upload of a session that was superseded."""
+        self._superseded = True
         if self._wait is not None:
             self._wait.reschedule(asyncio.get_running_loop().time())
 
-    async def next_of(self, parts: AsyncIterator[pb.UploadPart], patience: timedelta) -> pb.UploadPart | None:
+    async def next_of(self, parts: Parts, wait: timedelta) -> pb.UploadPart | None:
         try:
-            async with asyncio.timeout(0 if self._given_up else patience.total_seconds()) as self._wait:
+            async with asyncio.timeout(0 if self._superseded else wait.total_seconds()) as self._wait:
                 return await anext(parts, None)
         except TimeoutError:
-            if not self._given_up:
-                raise _stalled(patience) from None
-            raise RefusedError(
-                pb.REFUSAL_REASON_STALE_SESSION, "this session was superseded while it uploaded"
-            ) from None
+            raise _superseded() if self._superseded else _stalled(wait) from None
         finally:
             self._wait = None
 
 
-class UploadReceiver:
-    """Receives uploads, within limits."""
+class Uploads:
+    """Owns the uploads that are being received and the bytes they may take; the engine owns them once committed."""
 
-    def __init__(self, coordinator: Coordinator, limits: UploadLimits) -> None:
-        self._coordinator = coordinator
+    def __init__(self, engine: RunEngine, limits: Limits) -> None:
+        self._engine = engine
         self._limits = limits
+        self._rules = engine.aggregator.upload_rules
+        self._wire_type = engine.config.wire_type
         self._bytes_in_flight = 0
-        self._arriving: dict[int, _Arriving] = {}
+        self._incoming: dict[int, _Incoming] = {}
 
-    async def receive(self, parts: AsyncIterator[pb.UploadPart], caller: Callable[[str], Client]) -> pb.UploadReceipt:
-        """`caller` finds whose session it is, or refuses."""
-        header = await self._header(parts)
-        client = caller(header.session)
-        try:
-            return await self._receive_from(client, header, parts)
-        except (PayloadError, StoreError) as error:
-            raise as_refusal(error).of(client.client_id) from error
-        except RefusedError as error:
-            raise error.of(client.client_id) from None
-
-    async def _receive_from(
-        self, client: Client, header: pb.UploadHeader, parts: AsyncIterator[pb.UploadPart]
-    ) -> pb.UploadReceipt:
-        coordinator, manifest = self._coordinator, header.manifest
-        earlier = await coordinator.earlier_receipt(client, header.round, manifest.sha256)
-        if earlier is not None:
-            return earlier
-        coordinator.admit_upload(client, header.round)
-        check_manifest(
-            manifest, coordinator.upload_rules, max_bytes=self._limits.max_bytes, label_counts=client.data.label_counts
-        )
-        coordinator.aggregator.check_layout(manifest)
-        with self._room_for(client, manifest.total_bytes) as arriving:
-            body, payload = await self._body(arriving, parts, manifest)
-            return await coordinator.accept_upload(client, header.round, manifest, body, payload)
-
-    @contextmanager
-    def _room_for(self, client: Client, size: int) -> Iterator[_Arriving]:
-        before = self._arriving.get(client.client_id)
-        if before is not None and before.client is client:
-            raise RefusedError(pb.REFUSAL_REASON_BUSY, f"client {client.client_id} is uploading already")
-        if before is not None:
-            before.give_up()  # of a session this one has followed: nothing would come of it
-        if self._bytes_in_flight + size > self._limits.bytes_in_flight:
-            raise RefusedError(pb.REFUSAL_REASON_BUSY, "too many uploads at once; try again in a moment")
-        arriving = self._arriving[client.client_id] = _Arriving(client)
-        self._bytes_in_flight += size
-        try:
-            yield arriving
-        finally:
-            if self._arriving.get(client.client_id) is arriving:
-                del self._arriving[client.client_id]
-            self._bytes_in_flight -= size
-
-    async def _header(self, parts: AsyncIterator[pb.UploadPart]) -> pb.UploadHeader:
+    async def header(self, parts: Parts) -> pb.UploadHeader:
+        """The first part of an upload, which says whose it is."""
         try:
             async with asyncio.timeout(self._limits.header_wait.total_seconds()):
                 first = await anext(parts, None)
@@ -135,11 +77,67 @@ class UploadReceiver:
             )
         return first.header
 
-    async def _body(
-        self, arriving: _Arriving, parts: AsyncIterator[pb.UploadPart], manifest: pb.Manifest
-    ) -> tuple[bytes, Payload]:
+    async def upload(self, session: Session, header: pb.UploadHeader, parts: Parts) -> pb.UploadReceipt:
+        """Admits, receives and commits an upload; one that was committed before only gets its receipt again."""
+        earlier = await self._earlier_receipt(session, header)
+        if earlier is not None:
+            return earlier
+        with self._admit(session, header) as incoming:
+            body, payload = await self._receive(incoming, header.manifest, parts)
+            return await self.commit(session, header, body, payload)
+
+    async def _earlier_receipt(self, session: Session, header: pb.UploadHeader) -> pb.UploadReceipt | None:
+        state = self._engine.state
+        may_be_stored = session.client_id in state.uploaded or header.round < state.round
+        if not may_be_stored:
+            return None
+        record = await self._engine.store.run(lambda store: store.upload(session.client_id, header.round))
+        return None if record is None else self._receipt_again(record, header.manifest.sha256)
+
+    # --- admit ---
+
+    @contextmanager
+    def _admit(self, session: Session, header: pb.UploadHeader) -> Iterator[_Incoming]:
+        """Refuses on the header what has no chance, and holds room for the rest; nothing else was read by then."""
+        self._check_open(session, header)
+        check_manifest(
+            header.manifest,
+            self._rules,
+            max_bytes=self._limits.upload_bytes,
+            label_counts=session.data.label_counts,
+        )
+        self._engine.aggregator.check_layout(header.manifest)
+        with self._room_for(session, header.manifest.total_bytes) as incoming:
+            yield incoming
+
+    def _check_open(self, session: Session, header: pb.UploadHeader) -> None:
+        check_upload(session.client_id, header.round, self._engine.state)
+        self._engine.store.check()
+
+    @contextmanager
+    def _room_for(self, session: Session, size: int) -> Iterator[_Incoming]:
+        before = self._incoming.get(session.client_id)
+        if before is not None and before.session is session:
+            raise RefusedError(pb.REFUSAL_REASON_BUSY, f"client {session.client_id} is uploading already")
+        if before is not None:
+            before.give_up()  # of an earlier session: its commit would be refused
+        if self._bytes_in_flight + size > self._limits.bytes_in_flight:
+            raise RefusedError(pb.REFUSAL_REASON_BUSY, "too many uploads at once; try again in a moment")
+        incoming = self._incoming[session.client_id] = _Incoming(session)
+        self._bytes_in_flight += size
+        try:
+            yield incoming
+        finally:
+            if self._incoming.get(session.client_id) is incoming:
+                del self._incoming[session.client_id]
+            self._bytes_in_flight -= size
+
+    # --- receive ---
+
+    async def _receive(self, incoming: _Incoming, manifest: pb.Manifest, parts: Parts) -> tuple[bytes, Payload]:
+        """The body, assembled from its chunks, and the payload in it, once digest and values are checked."""
         assembler = BodyAssembler(manifest.total_bytes)
-        while (part := await arriving.next_of(parts, self._limits.idle)) is not None:
+        while (part := await incoming.next_of(parts, self._limits.chunk_wait)) is not None:
             if part.WhichOneof("part") != "chunk":
                 raise PayloadError("chunk", "only chunks may follow the header")
             assembler.add(part.chunk.data)
@@ -155,10 +153,80 @@ class UploadReceiver:
         if not hmac.compare_digest(digest_of(manifest, [body]), manifest.sha256):
             raise PayloadError("sha256", "does not match what was received")
         payload = decode(manifest, body)
-        check_values(payload, self._coordinator.upload_rules, real_type=self._coordinator.config.wire_type)
+        check_values(payload, self._rules, real_type=self._wire_type)
         return payload
 
+    # --- commit ---
 
-def _stalled(patience: timedelta) -> RefusedError:
-    """Not the client's fault as far as one can tell: on a slow network it may try again."""
-    return RefusedError(pb.REFUSAL_REASON_BUSY, f"nothing arrived for {patience.total_seconds():g}s", field="chunk")
+    async def commit(
+        self, session: Session, header: pb.UploadHeader, body: bytes, payload: Payload
+    ) -> pb.UploadReceipt:
+        """Makes a checked upload durable. What is given to the store before the round closes counts in it."""
+        if not self._engine.sessions.is_current(session):
+            raise _superseded()
+        self._check_open(session, header)
+        self._engine.aggregator.settle_layout(header.manifest)
+        return await self._engine.run_shielded(self._commit(session, header, body, payload))
+
+    async def _commit(
+        self, session: Session, header: pb.UploadHeader, body: bytes, payload: Payload
+    ) -> pb.UploadReceipt:
+        engine, manifest = self._engine, header.manifest
+        record = UploadRecord(
+            client_id=session.client_id,
+            round=header.round,
+            sha256=manifest.sha256,
+            manifest=manifest.SerializeToString(),
+        )
+        fault_point("server.upload.received")
+        before = await engine.store.run(lambda store: _save_once(store, record, body))
+        fault_point("server.upload.committed")
+        session.last_seen = engine.clock()
+        if before is None:
+            engine.aggregator.cache(header.round, session.client_id, payload)
+            engine.event_log.accepted(session, header.round, manifest)
+        await engine.apply(Uploaded(session.client_id, header.round))
+        if before is not None:
+            return self._receipt_again(before, manifest.sha256)
+        return pb.UploadReceipt(round=header.round, sha256=manifest.sha256)
+
+    def _receipt_again(self, record: UploadRecord, sha256: bytes) -> pb.UploadReceipt:
+        """The receipt of an upload that is stored already; another one for the same round is refused."""
+        if record.sha256 != sha256:
+            raise RefusedError(
+                pb.REFUSAL_REASON_ALREADY_UPLOADED,
+                f"another upload of client {record.client_id} to round {record.round} was accepted before",
+                field="round",
+                current_round=self._engine.state.round,
+            )
+        return pb.UploadReceipt(round=record.round, sha256=sha256, duplicate=True)
+
+
+def check_upload(client_id: int, round_number: int, state: RunState) -> None:
+    """Admits uploads of selected clients to the open round, also while the run is paused."""
+    if Phase.COLLECTING not in (state.phase, state.held_phase) or round_number != state.round:
+        raise wrong_round(round_number, state)
+    if client_id not in state.selected:
+        raise RefusedError(
+            pb.REFUSAL_REASON_NOT_SELECTED,
+            f"client {client_id} was not selected for round {round_number}",
+            field="round",
+            current_round=state.round,
+        )
+
+
+def _save_once(store: Store, record: UploadRecord, body: bytes) -> UploadRecord | None:
+    """Saves an upload unless its client has one in this round already, which it returns."""
+    before = store.upload(record.client_id, record.round)
+    if before is None:
+        store.save_upload(record, body)
+    return before
+
+
+def _superseded() -> RefusedError:
+    return RefusedError(pb.REFUSAL_REASON_STALE_SESSION, "this session was superseded while it uploaded")
+
+
+def _stalled(wait: timedelta) -> RefusedError:
+    """Busy, not invalid: a client on a slow network may try again."""
+    return RefusedError(pb.REFUSAL_REASON_BUSY, f"nothing arrived for {wait.total_seconds():g}s", field="chunk")

@@ -1,4 +1,4 @@
-"""What a client is told, as a function of the run's state: the same state gives the same event, whoever asks when."""
+"""The event a client receives, as a pure function of the run's state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def event_for(client_id: int, state: RunState, policy: RoundPolicy, *, draining:
     if state.phase is Phase.EVALUATING and client_id in state.observers:
         return pb.RoundEvent(final_evaluation=pb.FinalEvaluation(round=state.round))
     selected = client_id in state.selected
-    # a round that is being closed still is the newest there is: no message for a moment's change
+    # a round that is being closed stays open for clients: no event for a change that lasts a moment
     if state.phase in (Phase.COLLECTING, Phase.AGGREGATING) and (selected or client_id in state.observers):
         opened = pb.RoundOpened(round=state.round, selected=selected)
         if policy.deadline is not None:
@@ -31,20 +31,10 @@ def event_for(client_id: int, state: RunState, policy: RoundPolicy, *, draining:
     return pb.RoundEvent(waiting=pb.Waiting(reason=_why_wait(state, policy)))
 
 
-def changes_client_events(before: RunState, after: RunState) -> bool:
-    """Whether anyone has to be told anything; members who come and go concern only themselves."""
-    return (before.phase, before.round, before.selected, before.observers) != (
-        after.phase,
-        after.round,
-        after.selected,
-        after.observers,
-    )
-
-
 def _why_wait(state: RunState, policy: RoundPolicy) -> str:
     if state.phase is Phase.WAITING:
-        # no count: telling everyone of everyone who joins would be a million messages for a thousand clients
-        return f"the run goes on as soon as {policy.min_clients} clients have joined"
+        # no count: an event to every client for every join would be a million messages for a thousand clients
+        return f"the run continues as soon as {policy.min_clients} clients have joined"
     if state.phase is Phase.PAUSED:
         return "the run is paused"
-    return f"round {state.round} is under way"
+    return f"round {state.round} is in progress"

@@ -1,8 +1,8 @@
-"""Refusals: a call that the server turns away, with the reason for a program and the text for a person."""
+"""Refusals: why a call is refused, as a reason for programs and a message for people."""
 
 from __future__ import annotations
 
-from typing import Final, Self
+from typing import Final
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.errors import FedDBPError, PayloadError, PayloadTooLargeError
@@ -16,33 +16,32 @@ def reason_name(reason: pb.RefusalReason.ValueType) -> str:
 REASON_NAMES: Final = tuple(
     reason_name(reason) for reason in pb.RefusalReason.values() if reason != pb.REFUSAL_REASON_UNSPECIFIED
 )
-"""As they are counted and written down."""
+"""As counted in metrics and written to the audit log."""
 
 
 class RefusedError(FedDBPError):
-    """A call the server turns away; the text says why to a person, the reason to a program."""
+    """A call that is refused; becomes a status code and a `Refusal` in its metadata."""
 
     def __init__(
         self, reason: pb.RefusalReason.ValueType, message: str, *, field: str = "", current_round: int | None = None
     ) -> None:
         super().__init__(message)
         self.client_id: int | None = None
+        """The caller, where known."""
         self.details = pb.Refusal(reason=reason, field=field, current_round=current_round)
-
-    def of(self, client_id: int) -> Self:
-        """The same refusal, with whose call it was."""
-        self.client_id = client_id
-        return self
 
     @property
     def reason_name(self) -> str:
         return reason_name(self.details.reason)
 
 
-def as_refusal(error: PayloadError | StoreError) -> RefusedError:
-    if isinstance(error, StoreError):
-        return RefusedError(pb.REFUSAL_REASON_STORAGE, f"{error}; try again later")
-    reason = (
-        pb.REFUSAL_REASON_TOO_LARGE if isinstance(error, PayloadTooLargeError) else pb.REFUSAL_REASON_INVALID_PAYLOAD
-    )
-    return RefusedError(reason, str(error), field=error.field)
+def as_refusal(error: RefusedError | PayloadError | StoreError) -> RefusedError:
+    match error:
+        case RefusedError():
+            return error
+        case StoreError():
+            return RefusedError(pb.REFUSAL_REASON_STORAGE, f"{error}; try again later")
+        case PayloadTooLargeError():
+            return RefusedError(pb.REFUSAL_REASON_TOO_LARGE, str(error), field=error.field)
+        case PayloadError():
+            return RefusedError(pb.REFUSAL_REASON_INVALID_PAYLOAD, str(error), field=error.field)

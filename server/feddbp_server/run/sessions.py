@@ -1,4 +1,4 @@
-"""Who is who: sessions, their epochs, and the rule that an id has one live daemon."""
+"""Sessions of clients: secrets, epochs, leases, and the rule that a client id has one live daemon."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 import hashlib
 import hmac
 import secrets
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from feddbp.v1 import federation_pb2 as pb
@@ -16,20 +16,21 @@ from feddbp_server.store import ClientRecord
 
 
 @dataclass(kw_only=True)
-class Client:
-    """A client as the running server knows it."""
+class Session:
+    """A client from one join to the next; its fields beyond the record are lost with the server."""
 
     client_id: int
     epoch: int
+    """Which join of the client it is, counted from 1."""
     session_sha256: bytes
     data: pb.DataSummary
     capabilities: pb.Capabilities
     last_seen: float
     """On the server's monotonic clock."""
     streams: int = 0
-    """Open Follow streams of the current session."""
+    """Open event streams."""
     downloads: int = 0
-    """Downloads of the current session that are being sent."""
+    """Downloads that are being sent."""
     progress: pb.Progress = field(default_factory=pb.Progress)
 
     def record(self) -> ClientRecord:
@@ -42,28 +43,25 @@ class Client:
         )
 
     def closed_record(self) -> ClientRecord:
-        """As it is kept once it has left: no secret opens the session again."""
-        return replace(self.record(), session_sha256=b"")
+        """The record of a client that has left: no secret opens the session again."""
+        return self.record()._replace(session_sha256=b"")
 
 
 class Sessions:
-    """All clients that have joined, by id and by session."""
+    """The newest session of every client that ever joined, by client id and by secret."""
 
     def __init__(self, *, lease: timedelta) -> None:
         self.lease = lease
-        self.entrance = asyncio.Lock()
-        """Held while an id changes hands: of two that claim it at once, one comes first."""
-        self._by_id: dict[int, Client] = {}
-        self._by_session: dict[bytes, Client] = {}
+        self.lock = asyncio.Lock()
+        """Held from checking an id to joining or leaving under it, so that concurrent joins are serialised."""
+        self._by_id: dict[int, Session] = {}
+        self._by_secret: dict[bytes, Session] = {}
 
     def restore(self, records: Iterable[ClientRecord], now: float) -> None:
-        """Takes back the sessions of before a restart: their holders may go on, nobody else may take the id yet.
-
-        Whoever had left by then is known, but has no session.
-        """
+        """Restores sessions after a restart with a new lease; clients that had left are known without a session."""
         for record in records:
-            self._put(
-                Client(
+            self.join(
+                Session(
                     client_id=record.client_id,
                     epoch=record.epoch,
                     session_sha256=record.session_sha256,
@@ -73,18 +71,18 @@ class Sessions:
                 )
             )
 
-    def open(self, request: pb.JoinRequest, now: float) -> tuple[Client, str]:
-        """A new session for an id, or a refusal while someone else is using it. Not in force until `enter`."""
+    def prepare_join(self, request: pb.JoinRequest, now: float) -> tuple[Session, str]:
+        """A new session and its secret, or a refusal while another daemon uses the id. In force after `join`."""
         holder = self._by_id.get(request.client_id)
         if holder is not None and not self._may_take_over(holder, request.previous_session, now):
             raise RefusedError(
                 pb.REFUSAL_REASON_ID_IN_USE,
                 f"client {request.client_id} is in use by another daemon; its lease ends "
-                f"{self.lease.total_seconds():g}s after it was last heard of",
+                f"{self.lease.total_seconds():g}s after its last sign of life",
                 field="client_id",
             )
         secret = secrets.token_urlsafe(24)
-        client = Client(
+        session = Session(
             client_id=request.client_id,
             epoch=holder.epoch + 1 if holder is not None else 1,
             session_sha256=_fingerprint(secret),
@@ -92,53 +90,54 @@ class Sessions:
             capabilities=request.capabilities,
             last_seen=now,
         )
-        return client, secret
+        return session, secret
 
-    def enter(self, client: Client) -> Client | None:
-        """Puts a session in force; returns the one it fences off, if the id had one."""
-        superseded = self._by_id.get(client.client_id)
-        self._put(client)
+    def join(self, session: Session) -> Session | None:
+        """Puts a session in force; returns the one it supersedes, if the client had one."""
+        superseded = self._by_id.get(session.client_id)
+        if superseded is not None:
+            self._by_secret.pop(superseded.session_sha256, None)
+        self._by_id[session.client_id] = session
+        if session.session_sha256:
+            self._by_secret[session.session_sha256] = session
         return superseded
 
-    def by_session(self, secret: str) -> Client:
-        client = self._by_session.get(_fingerprint(secret))
-        if client is None:
+    def leave(self, session: Session) -> None:
+        """Ends a session; its client id is free at once."""
+        if self.is_current(session):
+            self._by_secret.pop(session.session_sha256, None)
+
+    def resolve(self, secret: str) -> Session:
+        """The session of a secret."""
+        session = self._by_secret.get(_fingerprint(secret))
+        if session is None:
             raise RefusedError(
                 pb.REFUSAL_REASON_STALE_SESSION,
                 "this session is unknown or was superseded; join again",
                 field="session",
             )
-        return client
+        return session
 
-    def close(self, client: Client) -> None:
-        """Ends a session; its id is free at once."""
-        if self.is_current(client):
-            self._by_session.pop(client.session_sha256, None)
+    def is_current(self, session: Session) -> bool:
+        """Whether a session is in force: neither superseded nor ended."""
+        return self._by_secret.get(session.session_sha256) is session
 
-    def is_current(self, client: Client) -> bool:
-        """Whether it is the session of its id, neither superseded nor closed."""
-        return self._by_session.get(client.session_sha256) is client
-
-    def get(self, client_id: int) -> Client | None:
+    def get(self, client_id: int) -> Session | None:
         return self._by_id.get(client_id)
 
-    def all(self) -> list[Client]:
+    def all(self) -> list[Session]:
         return [self._by_id[client_id] for client_id in sorted(self._by_id)]
 
-    def _may_take_over(self, holder: Client, previous_session: str, now: float) -> bool:
+    def label_counts(self, client_id: int) -> Sequence[int]:
+        """The training samples per class of a client that has joined."""
+        return self._by_id[client_id].data.label_counts
+
+    def _may_take_over(self, holder: Session, previous_session: str, now: float) -> bool:
         if previous_session and hmac.compare_digest(_fingerprint(previous_session), holder.session_sha256):
             return True
         if not self.is_current(holder):  # it left
             return True
         return holder.streams == 0 and now - holder.last_seen >= self.lease.total_seconds()
-
-    def _put(self, client: Client) -> None:
-        before = self._by_id.get(client.client_id)
-        if before is not None:
-            self._by_session.pop(before.session_sha256, None)
-        self._by_id[client.client_id] = client
-        if client.session_sha256:
-            self._by_session[client.session_sha256] = client
 
 
 def _fingerprint(secret: str) -> bytes:

@@ -1,4 +1,4 @@
-"""The durable part of the run's state, as it is kept in the store."""
+"""The snapshot of a run's state in the store."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from feddbp_server.run.state_machine import Phase, RunState
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
-    """What of a state survives a restart: neither connections nor deadlines, and uploads have a table of their own."""
+class RunSnapshot:
+    """The durable part of a state: without connections and deadlines; uploads have a table of their own."""
 
     state: RunState
     seconds: float
-    """For which the run has been served, by all its servers so far."""
+    """For which all servers so far have served the run."""
 
     def to_json(self) -> str:
         state = self.state
         return json.dumps(
             {
-                # a round that was being closed is collecting again after a restart, with everything in: it closes anew
-                "phase": _durable(state.phase),
-                "held_phase": _durable(state.held_phase) if state.held_phase else None,
+                "phase": state.phase.restored.value,
+                "held_phase": state.held_phase.restored.value if state.held_phase else None,
                 "round": state.round,
                 "members": sorted(state.members),
                 "selected": sorted(state.selected),
@@ -35,7 +34,7 @@ class Progress:
         )
 
     @classmethod
-    def from_json(cls, text: str) -> Progress:
+    def from_json(cls, text: str) -> RunSnapshot:
         stored: dict[str, Any] = json.loads(text)
         state = RunState(
             phase=Phase(stored["phase"]),
@@ -47,27 +46,5 @@ class Progress:
             extensions=stored["extensions"],
             reason=stored["reason"],
         )
-        # a run that an earlier version began is timed from here
+        # snapshots of early versions have no seconds: such a run is timed from here
         return cls(state=state, seconds=stored.get("seconds", 0.0))
-
-
-def differs(before: RunState, after: RunState) -> bool:
-    """Whether a change has to reach the disk; cheap, since most events leave the durable part alone."""
-    return _durable_part(before) != _durable_part(after)
-
-
-def _durable_part(state: RunState) -> tuple[object, ...]:
-    return (
-        _durable(state.phase),
-        state.held_phase,
-        state.round,
-        state.members,
-        state.selected,
-        state.observers,
-        state.extensions,
-        state.reason,
-    )
-
-
-def _durable(phase: Phase) -> str:
-    return (Phase.COLLECTING if phase is Phase.AGGREGATING else phase).value

@@ -1,11 +1,11 @@
-"""The life of a run as a pure state machine: an event and the time go in, a new state and effects come out.
+"""A run as a pure state machine: an event and the time go in, a new state and effects come out.
 
     WAITING --quorum joined--> COLLECTING(r) --all in, or deadline with quorum--> AGGREGATING(r) --> COLLECTING(r+1)
     ... --> EVALUATING --all reported, or deadline--> FINISHED
     any --> PAUSED, FAILED(reason), STOPPED(reason)
 
-Members are the clients a round is dealt to: whoever joined and neither left nor missed a round while away. A client
-that crashes and comes back stays a member, so a short absence changes no result.
+Members are the clients that take part in a round: those that joined and neither left nor missed a deadline while
+disconnected. A client that crashes and reconnects in time stays a member, so a short absence changes no result.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from feddbp_common.seeding import derive_seed
 
 
 class Phase(StrEnum):
-    """Where a run is in its life."""
+    """The phase of a run."""
 
     WAITING = "waiting"
     COLLECTING = "collecting"
@@ -35,6 +35,11 @@ class Phase(StrEnum):
     @property
     def is_final(self) -> bool:
         return self in (Phase.FINISHED, Phase.FAILED, Phase.STOPPED)
+
+    @property
+    def restored(self) -> Phase:
+        """The phase after a restart: a round that was being closed is collecting again, with every upload in it."""
+        return Phase.COLLECTING if self is Phase.AGGREGATING else self
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +56,7 @@ class RoundPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """Where the run stands. `round` is the open round, or the number of completed ones."""
+    """The state of a run. `round` is the open round, or the number of completed ones."""
 
     phase: Phase = Phase.WAITING
     round: int = 0
@@ -60,21 +65,46 @@ class RunState:
     selected: frozenset[int] = frozenset()
     """Members that train in the open round."""
     observers: frozenset[int] = frozenset()
-    """Members that only evaluate and report in this phase. Whoever joins later waits for the next round."""
+    """Members that only evaluate and report in this phase. Clients that join later wait for the next round."""
     uploaded: frozenset[int] = frozenset()
     reported: frozenset[int] = frozenset()
     deadline: float | None = None
     extensions: int = 0
     held_phase: Phase | None = None
-    """The phase to go back to after a pause."""
+    """The phase that a pause interrupted."""
     reason: str = ""
 
     @property
     def missing(self) -> frozenset[int]:
-        """Whom the phase still waits for: selected clients to upload, observers to report; nobody once it is over."""
+        """Clients the phase waits for: selected ones that have not uploaded, observers that have not reported."""
         if self.phase.is_final:
             return frozenset()
         return (self.selected - self.uploaded) | (self.observers - self.reported)
+
+    def new_deadline(self, policy: RoundPolicy, now: float) -> float | None:
+        """The deadline of a phase that begins, or is resumed, now; only phases that wait for clients have one."""
+        if policy.deadline is None or self.phase not in (Phase.COLLECTING, Phase.EVALUATING):
+            return None
+        return now + policy.deadline.total_seconds()
+
+    @property
+    def durable(self) -> tuple[object, ...]:
+        """The part that a snapshot holds; most events leave it alone."""
+        return (
+            self.phase.restored,
+            self.held_phase,
+            self.round,
+            self.members,
+            self.selected,
+            self.observers,
+            self.extensions,
+            self.reason,
+        )
+
+    @property
+    def client_facing(self) -> tuple[object, ...]:
+        """The part that clients' events depend on; members that join or leave concern only themselves."""
+        return self.phase, self.round, self.selected, self.observers
 
 
 # --- events ---
@@ -119,7 +149,7 @@ class Aggregated:
 
 @dataclass(frozen=True)
 class Tick:
-    """The clock moved; only ever needed when a deadline may have come."""
+    """Time has passed; only needed when a deadline may have."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +169,7 @@ class StopRequested:
 
 @dataclass(frozen=True)
 class RunFailed:
-    """Something the run cannot go on without has failed."""
+    """The run cannot continue."""
 
     reason: str
 
@@ -159,7 +189,7 @@ Event: TypeAlias = (
     | RunFailed
 )
 
-# effects
+# --- effects ---
 
 
 @dataclass(frozen=True)
@@ -170,7 +200,7 @@ class RoundOpened:
 
 @dataclass(frozen=True)
 class CloseRound:
-    """Aggregate what is in; answer with `Aggregated`."""
+    """Asks for the aggregation of the round's uploads, to be followed by `Aggregated`."""
 
     round: int
     missing: frozenset[int]
@@ -185,14 +215,14 @@ class DeadlineExtended:
 
 @dataclass(frozen=True)
 class MembersDropped:
-    """Away and past the deadline; they may join again."""
+    """Clients that were disconnected at the deadline; they may join again."""
 
     clients: frozenset[int]
 
 
 @dataclass(frozen=True)
 class RoundAbandoned:
-    """Everyone who was to train in it has left; it opens anew when there are enough clients."""
+    """Every client selected for the round has left; it opens again when there are enough clients."""
 
     round: int
 
@@ -215,17 +245,17 @@ Step: TypeAlias = tuple[RunState, tuple[Effect, ...]]
 
 
 def step(state: RunState, event: Event, policy: RoundPolicy, now: float) -> Step:
-    """What an event does to the run. Events that no longer matter change nothing."""
+    """Applies an event to the run. Events that are out of date change nothing."""
     if state.phase.is_final and not isinstance(event, Connected | Disconnected):
         return state, ()
-    return _advance(*_take_in(state, event, policy, now), policy, now)
+    return _advance(*_record(state, event, policy, now), policy, now)
 
 
-def _take_in(state: RunState, event: Event, policy: RoundPolicy, now: float) -> Step:
-    """Records the event itself; what follows from it is `_advance`'s business."""
+def _record(state: RunState, event: Event, policy: RoundPolicy, now: float) -> Step:
+    """Records the event itself; `_advance` derives what follows from it."""
     match event:
         case Joined(client):
-            # not connected before it follows: the stream of a session that was superseded says nothing of this one
+            # not connected before it follows: an open stream may belong to the superseded session
             return replace(state, members=state.members | {client}, connected=state.connected - {client}), ()
         case Connected(client):
             return replace(state, connected=state.connected | {client}), ()
@@ -240,8 +270,8 @@ def _take_in(state: RunState, event: Event, policy: RoundPolicy, now: float) -> 
         case Aggregated(number) if number == state.round and state.phase is Phase.AGGREGATING:
             return _after_aggregation(state, policy, now)
         case Aggregated(number) if number == state.round and state.held_phase is Phase.AGGREGATING:
-            moved_on, effects = _after_aggregation(state, policy, now)
-            return _hold(moved_on), effects
+            following, effects = _after_aggregation(state, policy, now)
+            return _hold(following), effects
         case Tick() if state.deadline is not None and now >= state.deadline:
             return _at_deadline(state, policy, now)
         case PauseRequested() if state.phase is not Phase.PAUSED:
@@ -256,14 +286,15 @@ def _take_in(state: RunState, event: Event, policy: RoundPolicy, now: float) -> 
 
 
 def _advance(state: RunState, effects: tuple[Effect, ...], policy: RoundPolicy, now: float) -> Step:
-    """Moves on as far as the state allows."""
+    """Advances to the next phase if the state allows it."""
     if state.phase is Phase.WAITING and len(state.members) >= policy.min_clients:
         state, opened = _open_round(state, state.round, policy, now)
         return state, (*effects, *opened)
     if state.phase is Phase.COLLECTING and not state.selected and not state.uploaded:
-        # nobody is left who could contribute, and observers, silent or not, cannot make a round: as before the first
+        # no client is left to upload, and observers alone cannot make a round: wait as before the first
         waiting = replace(state, phase=Phase.WAITING, observers=frozenset(), deadline=None)
-        return _advance(waiting, (*effects, RoundAbandoned(state.round)), policy, now)  # who is there may be enough
+        # the remaining members may be enough
+        return _advance(waiting, (*effects, RoundAbandoned(state.round)), policy, now)
     if state.phase is Phase.COLLECTING and not state.missing:
         state, closing = _close_round(state)
         return state, (*effects, *closing)
@@ -274,13 +305,13 @@ def _advance(state: RunState, effects: tuple[Effect, ...], policy: RoundPolicy, 
 
 
 def select(members: frozenset[int], number: int, policy: RoundPolicy) -> frozenset[int]:
-    """The members that train in a round: a seeded choice that depends on nothing but who they are and the round."""
-    # 0.07 * 100 is a hair above 7 in binary, and must not become 8
-    wanted = max(1, math.ceil(policy.participation * len(members) - 1e-9))
-    if wanted >= len(members):
+    """The members that train in a round: a seeded sample that depends only on the members and the round."""
+    # 0.07 * 100 is slightly above 7 in binary floating point, and must not become 8
+    count = max(1, math.ceil(policy.participation * len(members) - 1e-9))
+    if count >= len(members):
         return members
-    chooser = random.Random(derive_seed(policy.seed, "participation", number))  # noqa: S311 - not a secret
-    return frozenset(chooser.sample(sorted(members), wanted))
+    sampler = random.Random(derive_seed(policy.seed, "participation", number))  # noqa: S311 - not a secret
+    return frozenset(sampler.sample(sorted(members), count))
 
 
 def _open_round(state: RunState, number: int, policy: RoundPolicy, now: float) -> Step:
@@ -292,7 +323,7 @@ def _open_round(state: RunState, number: int, policy: RoundPolicy, now: float) -
         selected=selected,
         observers=state.members - selected,
         uploaded=frozenset(),
-        # a round that opens anew keeps the results it has: nobody is asked for them twice
+        # a round that opens again keeps its reports: clients do not repeat them
         reported=state.reported if number == state.round else frozenset(),
         deadline=_deadline(policy, now),
         extensions=0,
@@ -311,15 +342,9 @@ def _after_aggregation(state: RunState, policy: RoundPolicy, now: float) -> Step
     if completed < policy.rounds:
         if len(state.members) >= policy.min_clients:
             return _open_round(state, completed, policy, now)
-        nobody: frozenset[int] = frozenset()
+        none: frozenset[int] = frozenset()
         waiting = replace(
-            state,
-            phase=Phase.WAITING,
-            round=completed,
-            selected=nobody,
-            observers=nobody,
-            uploaded=nobody,
-            reported=nobody,
+            state, phase=Phase.WAITING, round=completed, selected=none, observers=none, uploaded=none, reported=none
         )
         return waiting, ()
     evaluating = replace(
@@ -343,14 +368,14 @@ def _at_deadline(state: RunState, policy: RoundPolicy, now: float) -> Step:
         return state, ()
     needed = max(1, min(policy.min_clients, len(state.selected)))
     if len(state.uploaded) >= needed:
-        gone = state.missing - state.connected
-        closing, effects = _close_round(_drop(state, gone) if gone else state)
-        return closing, ((MembersDropped(gone), *effects) if gone else effects)
+        dropped = state.missing - state.connected
+        closing, effects = _close_round(_drop(state, dropped) if dropped else state)
+        return closing, ((MembersDropped(dropped), *effects) if dropped else effects)
     if state.extensions >= policy.max_extensions:
         return _end(
             state,
             Phase.FAILED,
-            f"round {state.round} needs {_counted(needed, 'contribution')} and has {len(state.uploaded)} after "
+            f"round {state.round} needs {_counted(needed, 'upload')} and has {len(state.uploaded)} after "
             f"{_counted(state.extensions, 'extension')}; missing: {_names(state.missing)}",
         )
     extended = replace(state, deadline=_deadline(policy, now), extensions=state.extensions + 1)
@@ -363,8 +388,8 @@ def _hold(state: RunState) -> RunState:
 
 def _resume(state: RunState, policy: RoundPolicy, now: float) -> RunState:
     assert state.held_phase is not None
-    timed = state.held_phase in (Phase.COLLECTING, Phase.EVALUATING)
-    return replace(state, phase=state.held_phase, held_phase=None, deadline=_deadline(policy, now) if timed else None)
+    resumed = replace(state, phase=state.held_phase, held_phase=None)
+    return replace(resumed, deadline=resumed.new_deadline(policy, now))
 
 
 def _end(state: RunState, phase: Phase, reason: str) -> Step:
@@ -373,7 +398,7 @@ def _end(state: RunState, phase: Phase, reason: str) -> Step:
 
 
 def _drop(state: RunState, clients: frozenset[int]) -> RunState:
-    """Takes clients out of the run; what one of them has uploaded already still counts."""
+    """Removes clients from the run; an upload that one of them has made still counts."""
     return replace(
         state,
         members=state.members - clients,
@@ -392,4 +417,4 @@ def _counted(number: int, noun: str) -> str:
 
 
 def _names(clients: frozenset[int]) -> str:
-    return ", ".join(f"client {client}" for client in sorted(clients)) or "nobody"
+    return ", ".join(f"client {client}" for client in sorted(clients)) or "no client"

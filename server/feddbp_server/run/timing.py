@@ -1,4 +1,4 @@
-"""How long things took, in memory that does not grow with how often they happened."""
+"""Histograms of durations, in constant memory."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Final
 from feddbp_server.run.state_machine import Phase
 
 PHASE_BOUNDS: Final = (0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 30.0, 60.0, 300.0, 900.0, 1800.0, 3600.0, 14400.0, 86400.0)
-"""A phase lasts from the milliseconds of an aggregation to the day somebody forgot a pause."""
+"""A phase lasts from milliseconds of aggregation to a day of a forgotten pause."""
 AGGREGATION_BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 class Durations:
-    """Durations of one kind, counted in buckets."""
+    """A histogram of durations."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
@@ -28,12 +28,12 @@ class Durations:
 
     @property
     def cumulative(self) -> list[int]:
-        """For every bound how many took no longer, and last how many there were."""
+        """For every bound the number of durations up to it, and last the number of all."""
         return list(accumulate(self._counts))
 
 
 class PhaseTimes:
-    """How long the run was in each phase, as far as this server has seen it come and go."""
+    """Durations of the phases that began and ended in this process."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.by_phase = {phase: Durations(PHASE_BOUNDS) for phase in Phase}
@@ -42,7 +42,7 @@ class PhaseTimes:
         self._since = clock()
 
     def enter(self, phase: Phase) -> None:
-        """Notes where the run is; nothing happens if it was there already."""
+        """Records a change of phase; entering the current phase again does nothing."""
         if phase is self._phase:
             return
         now = self._clock()
@@ -52,5 +52,5 @@ class PhaseTimes:
 
     @property
     def age(self) -> float:
-        """Seconds in the phase the run is in."""
+        """Seconds in the current phase."""
         return self._clock() - self._since

@@ -1,32 +1,24 @@
-"""Who and what is admitted, judged by the run's state alone."""
+"""Checks of what clients send, by the run's configuration, its state and the limits alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from math import isfinite
-from typing import Final
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.run import RunConfig
+from feddbp_server.run.limits import Limits
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.state_machine import Phase, RunState
 
-_MAX_TEXT: Final = 256
-"""Characters of a name: an architecture, a device, a rule of inference, a term of a loss."""
-_MAX_ENTRIES: Final = 64
-"""Accuracies or loss terms in one report."""
-_MAX_SAMPLES: Final = 2**31 - 1
-_MAX_REPORTED_BYTES: Final = 2**40
-"""Of one client in one round: the sums over all clients and rounds stay within what the status can say."""
 
-
-def check_join(request: pb.JoinRequest, run_id: str, config: RunConfig, state: RunState) -> None:
+def check_join(request: pb.JoinRequest, run_id: str, config: RunConfig, state: RunState, limits: Limits) -> None:
     if state.phase.is_final:
         raise RefusedError(pb.REFUSAL_REASON_RUN_ENDED, f"the run is over: {state.reason}")
     if request.run_id != run_id:
         raise RefusedError(
             pb.REFUSAL_REASON_OTHER_RUN,
-            f"this server holds run {run_id}, the client prepared for {request.run_id[:64]!r}; start it again",
+            f"this server holds run {run_id}, the client prepared for {request.run_id[:64]!r}; restart the client",
             field="run_id",
         )
     if request.client_id >= config.clients:
@@ -47,15 +39,17 @@ def check_join(request: pb.JoinRequest, run_id: str, config: RunConfig, state: R
             "label_counts: a client without training samples cannot join",
             field="label_counts",
         )
-    if sum(request.data.label_counts) > _MAX_SAMPLES:
-        raise _invalid("label_counts", f"make {sum(request.data.label_counts)} samples, nobody has that many")
-    if request.data.test_samples > _MAX_SAMPLES:
-        raise _invalid("test_samples", f"is {request.data.test_samples}, nobody has that many")
+    if sum(request.data.label_counts) > limits.samples:
+        raise _invalid(
+            "label_counts", f"add up to {sum(request.data.label_counts)} samples, at most {limits.samples} are admitted"
+        )
+    if request.data.test_samples > limits.samples:
+        raise _invalid("test_samples", f"is {request.data.test_samples}, at most {limits.samples} are admitted")
     capabilities = request.capabilities
-    _check_text("previous_session", request.previous_session)
-    _check_text("architecture", capabilities.architecture)
-    _check_text("device", capabilities.device)
-    _check_text("software_version", capabilities.software_version)
+    _check_text("previous_session", request.previous_session, limits)
+    _check_text("architecture", capabilities.architecture, limits)
+    _check_text("device", capabilities.device, limits)
+    _check_text("software_version", capabilities.software_version, limits)
 
 
 def check_download(round_number: int, state: RunState) -> None:
@@ -64,46 +58,33 @@ def check_download(round_number: int, state: RunState) -> None:
         raise wrong_round(round_number, state)
 
 
-def check_upload(client_id: int, round_number: int, state: RunState) -> None:
-    """Refuses on the header what has no chance: the wrong round, or a client that was not chosen."""
-    if Phase.COLLECTING not in (state.phase, state.held_phase) or round_number != state.round:
-        raise wrong_round(round_number, state)
-    if client_id not in state.selected:
-        raise RefusedError(
-            pb.REFUSAL_REASON_NOT_SELECTED,
-            f"client {client_id} was not chosen for round {round_number}",
-            field="round",
-            current_round=state.round,
-        )
-
-
 def check_reported_round(round_number: int, state: RunState) -> None:
-    """Results may come late, but not early."""
+    """Admits reports on the open round and on earlier ones."""
     if round_number > state.round:
         raise wrong_round(round_number, state)
 
 
-def check_report(round_number: int, metrics: pb.RoundMetrics, state: RunState) -> None:
+def check_report(round_number: int, metrics: pb.RoundMetrics, state: RunState, limits: Limits) -> None:
     check_reported_round(round_number, state)
     if any(entry.correct > metrics.test_samples for entry in metrics.accuracies):
         raise RefusedError(
             pb.REFUSAL_REASON_INVALID_REQUEST,
-            f"accuracies: more samples are right than the {metrics.test_samples} there are",
+            f"accuracies: more correct samples than the {metrics.test_samples} test samples",
             field="accuracies",
         )
-    _check_names("accuracies", [entry.rule for entry in metrics.accuracies])
-    _check_names("losses", [term.name for term in metrics.losses])
-    _check_text("inference", metrics.inference)
-    if metrics.test_samples > _MAX_SAMPLES:
-        raise _invalid("test_samples", f"is {metrics.test_samples}, nobody has that many")
+    _check_names("accuracies", [entry.rule for entry in metrics.accuracies], limits)
+    _check_names("losses", [term.name for term in metrics.losses], limits)
+    _check_text("inference", metrics.inference, limits)
+    if metrics.test_samples > limits.samples:
+        raise _invalid("test_samples", f"is {metrics.test_samples}, at most {limits.samples} are admitted")
     if not all(isfinite(term.value) for term in metrics.losses):
         raise _invalid("losses", "a value is not finite")
     seconds = (metrics.seconds.evaluate, metrics.seconds.train, metrics.seconds.collect)
     if not all(isfinite(taken) and taken >= 0 for taken in seconds):
         raise _invalid("seconds", "a time is negative or not finite")
     for field, count in (("bytes_down", metrics.bytes_down), ("bytes_up", metrics.bytes_up)):
-        if count > _MAX_REPORTED_BYTES:
-            raise _invalid(field, f"is {count}, at most {_MAX_REPORTED_BYTES} are believed")
+        if count > limits.reported_bytes:
+            raise _invalid(field, f"is {count}, at most {limits.reported_bytes} are admitted")
 
 
 def check_progress(progress: pb.Progress) -> None:
@@ -112,7 +93,7 @@ def check_progress(progress: pb.Progress) -> None:
 
 
 def one_line(text: str, limit: int) -> str:
-    """Words from the wire, made fit for a line of the log and for whoever reads it."""
+    """A text from the wire, cut off and made printable, so that it fits on one line of a log."""
     return "".join(letter if letter.isprintable() else " " for letter in text[:limit])
 
 
@@ -125,22 +106,22 @@ def wrong_round(asked: int, state: RunState) -> RefusedError:
     )
 
 
-def _check_names(field: str, names: Iterable[str]) -> None:
+def _check_names(field: str, names: Iterable[str], limits: Limits) -> None:
     seen: set[str] = set()
     for name in names:
-        _check_text(field, name)
+        _check_text(field, name, limits)
         if not name:
             raise _invalid(field, "an entry has no name")
         if name in seen:
-            raise _invalid(field, f"{name!r} is there twice")
+            raise _invalid(field, f"{name!r} occurs twice")
         seen.add(name)
-        if len(seen) > _MAX_ENTRIES:
-            raise _invalid(field, f"there are more than {_MAX_ENTRIES} entries")
+        if len(seen) > limits.report_entries:
+            raise _invalid(field, f"there are more than {limits.report_entries} entries")
 
 
-def _check_text(field: str, text: str) -> None:
-    if len(text) > _MAX_TEXT:
-        raise _invalid(field, f"has {len(text)} characters, at most {_MAX_TEXT} are admitted")
+def _check_text(field: str, text: str, limits: Limits) -> None:
+    if len(text) > limits.name_characters:
+        raise _invalid(field, f"has {len(text)} characters, at most {limits.name_characters} are admitted")
     if not text.isprintable():
         raise _invalid(field, f"{text[:64]!r} does not fit on one line")
 

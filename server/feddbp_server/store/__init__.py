@@ -1,6 +1,5 @@
-"""What outlives the server: one interface, SQLite behind it, and a store without memory for tests."""
+"""Durable state: one interface, a SQLite back end, an in-memory back end for tests, and the thread that owns either."""
 
-from feddbp_server.store.availability import Jobs, MonitoredStore
 from feddbp_server.store.interface import (
     AggregateRecord,
     ClientRecord,
@@ -12,7 +11,7 @@ from feddbp_server.store.interface import (
 )
 from feddbp_server.store.memory import MemoryStore
 from feddbp_server.store.sqlite import SqliteStore
-from feddbp_server.store.writer import StoreWriter
+from feddbp_server.store.writer import Jobs, MonitoredStore, StoreWriter
 
 __all__ = [
     "AggregateRecord",

@@ -1,4 +1,4 @@
-"""What has to outlive the process, as an interface; it knows nothing of methods or of what rounds mean."""
+"""The store interface and its records; it knows neither methods nor what rounds mean."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from feddbp_common.errors import ConfigurationError, FedDBPError
 
@@ -15,30 +14,28 @@ T = TypeVar("T")
 
 
 class StoreError(FedDBPError):
-    """The state directory cannot be used; the text says why and what to do."""
+    """The state directory cannot be used; the message says why and what to do."""
 
 
 class RunMismatchError(ConfigurationError):
     """The state directory holds another run."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClientRecord:
-    """A client that has joined."""
+class ClientRecord(NamedTuple):
+    """The newest session of a client that has joined."""
 
     client_id: int
     epoch: int
     session_sha256: bytes
-    """Only the hash of the session's secret: a copy of the database must not be a set of keys."""
+    """Only a hash of the secret: a copy of the database must not give access. Empty once the client has left."""
     data: bytes
     """A serialised `DataSummary`."""
     capabilities: bytes
     """A serialised `Capabilities`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class UploadRecord:
-    """A contribution as it is kept: its manifest and, on request, its body."""
+class UploadRecord(NamedTuple):
+    """An upload without its body, which is read on request."""
 
     client_id: int
     round: int
@@ -46,18 +43,16 @@ class UploadRecord:
     manifest: bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReportRecord:
-    """The results of a client in a round, as a serialised `RoundMetrics`."""
+class ReportRecord(NamedTuple):
+    """A client's report on a round, as a serialised `RoundMetrics`."""
 
     client_id: int
     round: int
     metrics: bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class AggregateRecord:
-    """What the server has learnt after a number of completed rounds."""
+class AggregateRecord(NamedTuple):
+    """The global state after a number of completed rounds."""
 
     completed_rounds: int
     manifest: bytes
@@ -65,34 +60,34 @@ class AggregateRecord:
 
 
 class Store(ABC):
-    """Not thread-safe: one thread owns it, see `StoreWriter`."""
+    """A back end. Not thread-safe: one thread owns it, see `StoreWriter`."""
 
     @abstractmethod
     def open_run(self, run_id: str, config_json: str) -> str:
-        """Begins a run under this id, or finds the one that is here already; returns the id in force.
+        """Begins a run under this id unless there is one already; returns the id in force.
 
         Raises:
-            RunMismatchError: it holds another run; the text names the differences.
+            RunMismatchError: the store holds another run; the message names the differences.
         """
 
     @abstractmethod
     def transaction(self) -> AbstractContextManager[None]:
-        """All or nothing, durable when the context ends; may be nested."""
+        """A transaction, durable when the context ends; may be nested."""
 
     @abstractmethod
-    def progress(self) -> str | None:
-        """What `save_progress` was last given."""
+    def snapshot(self) -> str | None:
+        """The newest snapshot of the run's state."""
 
     @abstractmethod
-    def save_progress(self, progress: str) -> None: ...
+    def save_snapshot(self, snapshot: str) -> None: ...
 
     @abstractmethod
     def touch(self) -> None:
-        """Writes what changes nothing, to see whether anything can be written."""
+        """Writes without changing anything, to test whether the store is writable."""
 
     @abstractmethod
     def clients(self) -> list[ClientRecord]:
-        """Everyone who ever joined, by id."""
+        """Every client that ever joined, by id."""
 
     @abstractmethod
     def save_client(self, record: ClientRecord) -> None: ...
@@ -102,35 +97,35 @@ class Store(ABC):
 
     @abstractmethod
     def uploads(self, round_number: int) -> list[UploadRecord]:
-        """The contributions to a round, by client id."""
+        """The uploads of a round, by client id."""
 
     @abstractmethod
     def upload(self, client_id: int, round_number: int) -> UploadRecord | None:
-        """A client's contribution to a round, if it is here."""
+        """A client's upload in a round, if there is one."""
 
     @abstractmethod
     def last_upload_before(self, client_id: int, round_number: int) -> UploadRecord | None:
-        """A client's newest contribution to an earlier round."""
+        """A client's newest upload in an earlier round."""
 
     @abstractmethod
     def upload_body(self, record: UploadRecord, limit: int | None = None) -> bytes:
-        """The bytes of a contribution, or the first `limit` of them."""
+        """The body of an upload, or the first `limit` bytes of it."""
 
     @abstractmethod
     def forget_superseded_uploads(self, before_round: int) -> None:
-        """Drops every contribution to a round before this one that its client has followed up by a newer one."""
+        """Deletes every upload of an earlier round whose client has a newer one."""
 
     @abstractmethod
     def tidy(self) -> None:
-        """Housekeeping that nobody waits for; outside of any transaction."""
+        """Housekeeping outside of any transaction, when no job is waiting."""
 
     @abstractmethod
     def save_report(self, record: ReportRecord) -> bool:
-        """Keeps a client's results of a round; the first to arrive stays. Says whether this was the first."""
+        """Keeps a client's report on a round unless there is one already; returns whether it was kept."""
 
     @abstractmethod
     def reports(self) -> Iterator[ReportRecord]:
-        """All results, by round and client."""
+        """All reports, by round and client."""
 
     @abstractmethod
     def aggregate(self) -> AggregateRecord | None: ...

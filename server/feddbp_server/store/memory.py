@@ -1,4 +1,4 @@
-"""A store that forgets everything; for tests and for measuring what durability costs."""
+"""A store in memory; for tests and for measuring what durability costs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from feddbp_server.store.interface import (
 
 
 class MemoryStore(Store):
-    """Dictionaries. A transaction is only a name here: nothing survives a crash anyway."""
+    """Dictionaries. Transactions do nothing: no state survives a crash anyway."""
 
     def __init__(self) -> None:
         self._run: tuple[str, str] | None = None
-        self._progress: str | None = None
+        self._snapshot: str | None = None
         self._clients: dict[int, ClientRecord] = {}
         self._uploads: dict[tuple[int, int], tuple[UploadRecord, bytes]] = {}
         self._reports: dict[tuple[int, int], ReportRecord] = {}
@@ -36,11 +36,11 @@ class MemoryStore(Store):
     def transaction(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def progress(self) -> str | None:
-        return self._progress
+    def snapshot(self) -> str | None:
+        return self._snapshot
 
-    def save_progress(self, progress: str) -> None:
-        self._progress = progress
+    def save_snapshot(self, snapshot: str) -> None:
+        self._snapshot = snapshot
 
     def touch(self) -> None:
         pass

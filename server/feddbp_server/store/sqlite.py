@@ -1,4 +1,4 @@
-"""The durable store: SQLite in WAL mode, one file in the state directory, one owner at a time."""
+"""The SQLite back end: WAL mode, one file in the state directory, one owner at a time."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from feddbp_common.artifacts import DATABASE_NAME, SERVER_LOCK_NAME
 from feddbp_common.file_lock import FileLock, LockHeldError
 from feddbp_server.store.interface import (
     AggregateRecord,
@@ -22,15 +23,13 @@ from feddbp_server.store.interface import (
     refuse_other_run,
 )
 
-DATABASE_NAME: Final = "run.sqlite3"
-_LOCK_NAME: Final = "server.lock"
 _APPLICATION_ID: Final = 0x46444250  # "FDBP": tells our file from any other SQLite database
 _SCHEMA_VERSION: Final = 1
 _ROOM: Final = 4 << 20
-"""Bytes that have to fit on the disk before it counts as usable again."""
+"""Free bytes on the disk before it counts as writable again."""
 _LOG_BYTES: Final = 512 << 20
-"""A log of this size is moved into the database by whoever commits next, tidy or not. A thousand clients of a hundred
-classes do not reach it in a round; a run that is paused, or waits, would go on adding to it with every join."""
+"""A write-ahead log of this size is checkpointed by the next commit. A thousand clients of a hundred classes do not
+reach it in a round; without it, a run that is paused or waiting would grow the log with every join."""
 _SCHEMA: Final = """
 CREATE TABLE run (id INTEGER PRIMARY KEY CHECK (id = 0), run_id TEXT NOT NULL, config TEXT NOT NULL, progress TEXT);
 CREATE TABLE client (
@@ -50,7 +49,7 @@ CREATE TABLE aggregate (
 
 
 class SqliteStore(Store):
-    """Commits reach the disk before they return: WAL with `synchronous=FULL`."""
+    """A store whose commits reach the disk before they return: WAL with `synchronous=FULL`."""
 
     def __init__(self, state_dir: Path, *, log_bytes: int = _LOG_BYTES) -> None:
         self._lock = _lock_directory(state_dir)
@@ -73,14 +72,13 @@ class SqliteStore(Store):
     def _prepare(self, log_bytes: int) -> None:
         fresh = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
         if fresh:
-            # large pages: a contribution is hundreds of kilobytes, and a page chain is walked to read it
+            # large pages: an upload has hundreds of kilobytes, and reading it follows a chain of pages
             self._db.execute("PRAGMA page_size = 16384")
         else:
-            self._check_format()  # before anything is written: the file may be somebody else's
+            self._check_format()  # before anything is written: the file may not be ours
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
-        # moving the log into the database is left to `tidy`: nobody should wait for it in the middle of a round, unless
-        # the log has grown beyond all rounds
+        # checkpoints are left to `tidy`, since a commit in the middle of a round should not wait for one
         pages = max(1, log_bytes // self._pragma("page_size"))
         self._db.execute(f"PRAGMA wal_autocheckpoint = {pages}")
         if fresh:
@@ -122,7 +120,7 @@ class SqliteStore(Store):
                 self._check_in_place()
             self._db.execute("RELEASE step" if nested else "COMMIT")
         except BaseException as error:
-            # also after a commit that failed: left open, it would swallow everything that follows
+            # also after a commit that failed: left open, it would swallow every later write
             if self._db.in_transaction:
                 for statement in ("ROLLBACK TO step", "RELEASE step") if nested else ("ROLLBACK",):
                     self._db.execute(statement)
@@ -135,7 +133,7 @@ class SqliteStore(Store):
                 self._lost = None
 
     def _check_in_place(self) -> None:
-        """A file that was removed or replaced would go on taking writes, and be gone with this process."""
+        """Fails if the file was removed or replaced: it would still accept writes, and be lost with this process."""
         try:
             found = self._path.stat()
         except OSError as error:
@@ -146,19 +144,19 @@ class SqliteStore(Store):
             raise sqlite3.OperationalError(f"{DATABASE_NAME} is another file than at the start")
 
     def _check_not_lost(self) -> None:
-        """On some errors, e.g. a full disk, SQLite gives up the whole transaction: the steps around are lost, too."""
+        """On some errors, e.g. a full disk, SQLite rolls back the whole transaction, the outer one included."""
         if self._lost is not None:
             raise self._lost
 
-    def progress(self) -> str | None:
+    def snapshot(self) -> str | None:
         row = self._db.execute("SELECT progress FROM run").fetchone()
         return None if row is None else row[0]
 
-    def save_progress(self, progress: str) -> None:
-        self._db.execute("UPDATE run SET progress = ?", (progress,))
+    def save_snapshot(self, snapshot: str) -> None:
+        self._db.execute("UPDATE run SET progress = ?", (snapshot,))
 
     def touch(self) -> None:
-        """Not only a page, for which there may be room in the log: enough that an upload has a chance."""
+        """Writes more than a page, for which the log may have room: enough for an upload to have a chance."""
         try:
             with tempfile.TemporaryFile(dir=self._path.parent, buffering=0) as scratch:
                 if scratch.write(bytes(_ROOM)) != _ROOM:
@@ -171,15 +169,12 @@ class SqliteStore(Store):
         rows = self._db.execute(
             "SELECT client_id, epoch, session_sha256, data, capabilities FROM client ORDER BY client_id"
         )
-        return [
-            ClientRecord(client_id=row[0], epoch=row[1], session_sha256=row[2], data=row[3], capabilities=row[4])
-            for row in rows
-        ]
+        return [ClientRecord(*row) for row in rows]
 
     def save_client(self, record: ClientRecord) -> None:
         self._db.execute(
             "INSERT OR REPLACE INTO client VALUES (?, ?, ?, ?, ?)",
-            (record.client_id, record.epoch, record.session_sha256, record.data, record.capabilities),
+            record,
         )
 
     def save_upload(self, record: UploadRecord, body: bytes) -> None:
@@ -224,17 +219,17 @@ class SqliteStore(Store):
         return cursor.rowcount == 1
 
     def reports(self) -> Iterator[ReportRecord]:
-        for row in self._db.execute("SELECT round, client_id, metrics FROM report ORDER BY round, client_id"):
-            yield ReportRecord(round=row[0], client_id=row[1], metrics=row[2])
+        for row in self._db.execute("SELECT client_id, round, metrics FROM report ORDER BY round, client_id"):
+            yield ReportRecord(*row)
 
     def aggregate(self) -> AggregateRecord | None:
         row = self._db.execute("SELECT completed_rounds, manifest, body FROM aggregate").fetchone()
-        return None if row is None else AggregateRecord(completed_rounds=row[0], manifest=row[1], body=row[2])
+        return None if row is None else AggregateRecord(*row)
 
     def save_aggregate(self, record: AggregateRecord) -> None:
         self._db.execute(
             "INSERT OR REPLACE INTO aggregate VALUES (0, ?, ?, ?)",
-            (record.completed_rounds, record.manifest, record.body),
+            record,
         )
 
     def close(self) -> None:
@@ -246,14 +241,14 @@ class SqliteStore(Store):
 
     def _select_uploads(self, clause: str, parameters: tuple[int, ...]) -> list[UploadRecord]:
         rows = self._db.execute(f"SELECT client_id, round, sha256, manifest FROM upload {clause}", parameters)  # noqa: S608 - fixed clauses
-        return [UploadRecord(client_id=row[0], round=row[1], sha256=row[2], manifest=row[3]) for row in rows]
+        return [UploadRecord(*row) for row in rows]
 
 
 def _lock_directory(state_dir: Path) -> FileLock:
-    """Two servers on one directory would each close rounds the other knows nothing of."""
+    """Locks the state directory: two servers on it would each close rounds unknown to the other."""
     try:
         state_dir.mkdir(parents=True, exist_ok=True)
-        return FileLock(state_dir / _LOCK_NAME, mode=0o600)
+        return FileLock(state_dir / SERVER_LOCK_NAME, mode=0o600)
     except LockHeldError:
         raise StoreError(f"another server is using the state directory {state_dir}") from None
     except OSError as error:

@@ -1,7 +1,7 @@
-"""The one thread that owns the store, and commits in groups.
+"""The one thread that owns the store: it commits jobs in groups, and its failures are monitored.
 
-Every write is a job; whatever jobs are waiting when the thread comes round share one transaction and so one wait
-for the disk. A job's future is done only once that transaction is: what it wrote is durable by then.
+Every write is a job; all jobs that are waiting when the thread is free share one transaction and so one wait for the
+disk. A job's future is done only when that transaction is: what it wrote is durable by then.
 """
 
 from __future__ import annotations
@@ -9,16 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import queue
+import sqlite3
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from datetime import timedelta
+from typing import Any, Final, Protocol, TypeVar
 
 from feddbp_server.store.interface import Store, StoreError
 
 T = TypeVar("T")
 log = logging.getLogger("feddbp.server")
-_MAX_GROUP: Final = 64
+_GROUP_JOBS: Final = 64
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,12 @@ class StoreWriter:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._closing = False
         self._tidy_up = threading.Event()
-        # a server that fails before it serves must not be kept alive by it; nothing is accepted by then
+        # daemon: must not keep a server alive that failed before it served; nothing was accepted by then
         self._thread = threading.Thread(target=self._work, name="store", daemon=True)
         self._thread.start()
 
     async def run(self, work: Callable[[Store], T]) -> T:
-        """Does `work` in the store's thread; returns once it is durable."""
+        """Runs a job in the store's thread; returns once it is durable."""
         if self._closing:
             raise StoreError("the store is closed")
         loop = asyncio.get_running_loop()
@@ -61,12 +63,12 @@ class StoreWriter:
         return await future
 
     async def tidy(self, work: Callable[[Store], None]) -> None:
-        """Does `work`, then the store's housekeeping, which cannot be part of a transaction."""
+        """Runs a job, then the store's housekeeping, which cannot be part of a transaction."""
         self._tidy_up.set()
         await self.run(work)
 
     async def close(self) -> None:
-        """Finishes what was given, then closes the store."""
+        """Runs the jobs that are waiting, then closes the store."""
         self._closing = True
         self._jobs.put(None)
         await asyncio.to_thread(self._thread.join)
@@ -81,8 +83,8 @@ class StoreWriter:
                 self._tidy_up.clear()
                 try:
                     self._store.tidy()
-                except Exception as error:  # whoever has jobs must not suffer for it; the next round tries again
-                    log.warning("the store could not be tidied up: %s", error)
+                except Exception as error:  # no job depends on it, and the next round tries again
+                    log.warning("housekeeping of the store failed: %s", error)
         self._store.close()
 
     def _next_group(self) -> tuple[list[_Job], bool]:
@@ -90,7 +92,7 @@ class StoreWriter:
         group: list[_Job] = []
         while job is not None:
             group.append(job)
-            if len(group) == _MAX_GROUP:
+            if len(group) == _GROUP_JOBS:
                 return group, False
             try:
                 job = self._jobs.get_nowait()
@@ -107,12 +109,95 @@ class StoreWriter:
                     try:
                         with self._store.transaction():
                             results.append((job, job.work(self._store)))
-                    except Exception as error:  # one job's failure is its own; the rest of the group stands
+                    except Exception as error:  # only this job fails; the rest of the group commits
                         failures.append((job, error))
-        except Exception as error:  # nothing of the group is on disk
+        except Exception as error:  # the whole group was rolled back
             failures.extend((job, error) for job, _ in results)
             results.clear()
         for job, result in results:
             job.settle(result)
         for job, cause in failures:
             job.settle(error=cause)
+
+
+class Jobs(Protocol):
+    """Runs jobs in the store's thread."""
+
+    async def run(self, work: Callable[[Store], T]) -> T:
+        """Runs a job; returns once it is durable."""
+
+
+class MonitoredStore:
+    """A store's thread that raises `StoreError` when the disk fails, and notices when it is writable again.
+
+    While it is not, calls are refused with a request to retry, events of the run itself wait, and no accepted upload is
+    lost.
+    """
+
+    def __init__(
+        self, thread: StoreWriter, *, changed: Callable[[], None], pause: timedelta = timedelta(seconds=2)
+    ) -> None:
+        self.trouble = ""
+        """Why the store is not writable; empty while it is."""
+        self._thread = thread
+        self._changed = changed
+        self._pause = pause
+        self._writable = asyncio.Event()
+        self._watching: asyncio.Task[None] | None = None
+
+    async def run(self, work: Callable[[Store], T]) -> T:
+        try:
+            return await self._thread.run(work)
+        except sqlite3.Error as error:
+            raise self._translated(error) from error
+
+    async def tidy(self, work: Callable[[Store], None]) -> None:
+        try:
+            await self._thread.tidy(work)
+        except sqlite3.Error as error:
+            raise self._translated(error) from error
+
+    def check(self) -> None:
+        """Raises while the store is not writable, before a caller sends bytes that could not be stored."""
+        if self.trouble:
+            raise StoreError(self.trouble)
+
+    async def wait_until_writable(self) -> None:
+        """Returns once the store is writable, or no longer watched."""
+        await self._writable.wait()
+
+    async def stop_watching(self) -> None:
+        """Stops probing the store, and wakes tasks waiting for it to become writable."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+            self._watching = None
+        self._writable.set()
+
+    def _translated(self, error: sqlite3.Error) -> Exception:
+        """A failure as the caller sees it; the first storage failure starts probing."""
+        if not _is_storage_failure(error):
+            return error
+        if not self.trouble:
+            self.trouble = f"the state directory cannot be used: {error}"
+            self._writable.clear()
+            self._watching = asyncio.create_task(self._watch())
+            self._changed()
+        return StoreError(f"the state directory cannot be used: {error}")
+
+    async def _watch(self) -> None:
+        while self.trouble:
+            await asyncio.sleep(self._pause.total_seconds())
+            try:
+                await self._thread.run(lambda store: store.touch())
+            except sqlite3.Error:
+                continue
+            self.trouble = ""
+            self._watching = None
+            self._writable.set()
+            self._changed()
+
+
+def _is_storage_failure(error: sqlite3.Error) -> bool:
+    """A full or broken disk or a damaged file; not a wrong statement or a violated constraint."""
+    return isinstance(error, sqlite3.OperationalError) or type(error) is sqlite3.DatabaseError

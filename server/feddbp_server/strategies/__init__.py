@@ -1,4 +1,4 @@
-"""The server's half of every method, one file each."""
+"""The server's half of every method, one file a method."""
 
 from feddbp_server.strategies.base import RunFacts, Shapes, Strategy, Upload
 

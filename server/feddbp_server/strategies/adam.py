@@ -13,7 +13,7 @@ from feddbp_common.wire.payload import AnyArray
 Wide = npt.NDArray[np.float64]
 
 ADAM: Final = "adam."
-"""Begins the names of what the optimiser keeps from round to round; clients have no use for it."""
+"""Prefix of the optimiser's tensors, which are stored between rounds and not sent to clients."""
 
 _STEPS: Final = ADAM + "steps"
 _MEAN: Final = ADAM + "mean."
@@ -24,7 +24,7 @@ _EPSILON: Final = 1e-8
 
 
 class Adam:
-    """Steps scaled by running means of gradients and of their squares."""
+    """The Adam optimiser."""
 
     def __init__(self, learning_rate: float) -> None:
         self._learning_rate = learning_rate
@@ -34,7 +34,7 @@ class Adam:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, AnyArray], learning_rate: float) -> Self:
-        """As it was when `tensors` was taken; new where there is nothing of it."""
+        """Restores the state that `tensors` returned; a new optimiser where there is none."""
         adam = cls(learning_rate)
         for name, tensor in tensors.items():
             if name == _STEPS:
@@ -46,10 +46,10 @@ class Adam:
         return adam
 
     def tensors(self) -> dict[str, AnyArray]:
-        kept: dict[str, AnyArray] = {_STEPS: np.array([self._steps], dtype=np.int32)}
-        kept |= {_MEAN + name: mean.astype(np.float32) for name, mean in self._means.items()}
-        kept |= {_SQUARE + name: square.astype(np.float32) for name, square in self._squares.items()}
-        return kept
+        state: dict[str, AnyArray] = {_STEPS: np.array([self._steps], dtype=np.int32)}
+        state |= {_MEAN + name: mean.astype(np.float32) for name, mean in self._means.items()}
+        state |= {_SQUARE + name: square.astype(np.float32) for name, square in self._squares.items()}
+        return state
 
     def step(self, parameters: Mapping[str, Wide], gradients: Mapping[str, Wide]) -> None:
         """Changes the parameters in place."""
@@ -59,7 +59,7 @@ class Adam:
             square = self._squares.setdefault(name, np.zeros_like(gradient))
             mean += (1 - _MEAN_DECAY) * (gradient - mean)
             square += (1 - _SQUARE_DECAY) * (np.square(gradient) - square)
-            # both begin at zero, which biases them until they have seen enough
+            # both start at zero, which biases them in the first steps
             unbiased_mean = mean / (1 - _MEAN_DECAY**self._steps)
             unbiased_square = square / (1 - _SQUARE_DECAY**self._steps)
             parameter = parameters[name]

@@ -1,4 +1,4 @@
-"""Averages of prototypes over clients, the same bits whatever the order of arrival."""
+"""Averages of prototypes over clients; the result does not depend on the order of arrival."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from feddbp_server.strategies.base import SettingsT, Strategy, Upload
 class PrototypeMean:
     """A running mean per class. Sums are float64 and rounded once, in the order in which sets are added.
 
-    Clients count equally, or each class of a client by its number of samples.
+    Clients have equal weight, or each class of a client is weighted by its number of samples.
     """
 
     def __init__(self, classes: int, width: int, *, by_samples: bool = False) -> None:
@@ -24,7 +24,7 @@ class PrototypeMean:
     def add(self, prototypes: PrototypeSet) -> None:
         rows = _rows(prototypes)
         if self._by_samples and len(prototypes):
-            assert prototypes.counts is not None  # the rules at the door ask for them
+            assert prototypes.counts is not None  # required by the upload rules
             self._sums[rows] += prototypes.vectors * prototypes.counts[:, None].astype(np.float64)
             self._weights[rows] += prototypes.counts
         else:
@@ -32,7 +32,7 @@ class PrototypeMean:
             self._weights[rows] += 1.0
 
     def result(self, previous: PrototypeSet | None) -> PrototypeSet:
-        """The means; a class nobody sent keeps its previous prototype."""
+        """The means; a class without uploads keeps its previous prototype."""
         sent = self._weights > 0
         known = sent.copy()
         vectors = np.zeros(self._sums.shape, dtype=np.float32)
@@ -45,7 +45,7 @@ class PrototypeMean:
 
 
 class PrototypeAveraging(Strategy[SettingsT]):
-    """Knows one average per class and tells it to everyone."""
+    """Sends every client one average per class."""
 
     aggregates_prototypes_only = True
 
@@ -55,7 +55,7 @@ class PrototypeAveraging(Strategy[SettingsT]):
 
     @property
     def by_samples(self) -> bool:
-        """Whether a client counts by its samples of the class."""
+        """Whether a client is weighted by its samples of the class."""
         return False
 
     def aggregate(self, known: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
@@ -70,12 +70,12 @@ class PrototypeAveraging(Strategy[SettingsT]):
 
 def uploaded_prototypes(uploads: Iterable[Upload]) -> Iterator[PrototypeSet]:
     for upload in uploads:
-        assert upload.payload.prototypes is not None  # the rules at the door ask for them
+        assert upload.payload.prototypes is not None  # required by the upload rules
         yield upload.payload.prototypes
 
 
 def _rows(prototypes: PrototypeSet) -> slice | np.ndarray[tuple[int], np.dtype[np.int32]]:
-    """Where the rows go; a slice where they are contiguous, since numpy then adds in place."""
+    """The rows as an index; a slice where they are contiguous, since numpy then adds in place."""
     ids = prototypes.class_ids
     if len(ids) and ids[-1] - ids[0] + 1 == len(ids):
         return slice(int(ids[0]), int(ids[-1]) + 1)

@@ -1,4 +1,4 @@
-"""What a method is on the server: how uploads become what the server knows, and what of it each client receives."""
+"""The server's half of a method: how uploads are aggregated, and what each client receives."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class Upload:
-    """One client's contribution to the round that closes."""
+    """One client's upload in the round that closes."""
 
     client_id: int
     payload: Payload
@@ -34,15 +34,15 @@ class Upload:
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """What a strategy may know of the run."""
+    """The facts of a run that a strategy may use."""
 
     shape: ExchangeShape
     seed: int
     rounds: int
     training: TrainingConfig = field(default_factory=TrainingConfig)
-    """How the clients train."""
+    """How clients train."""
     wire_type: WireType = WireType.FLOAT32
-    """In which replies travel."""
+    """The element type of replies on the wire."""
 
     @classmethod
     def of(cls, config: RunConfig) -> RunFacts:
@@ -56,10 +56,10 @@ class RunFacts:
 
 
 class Strategy(ABC, Generic[SettingsT]):
-    """The server's half of a method. What it knows between rounds is a payload, so that it is stored like any other."""
+    """The server's half of a method. Its state between rounds, `known`, is a payload, so that it is stored like one."""
 
     aggregates_prototypes_only: ClassVar[bool] = False
-    """Aggregation looks at nothing but prototypes, so the rest of each upload need not be read."""
+    """Aggregation reads only prototypes, so that the rest of each upload need not be loaded."""
     personalises: bool = False
     """A reply depends on the client's own last upload."""
 
@@ -68,25 +68,25 @@ class Strategy(ABC, Generic[SettingsT]):
         self.facts = facts
 
     def initial(self) -> Payload:
-        """What the server knows before the first round."""
+        """The state before the first round."""
         return Payload()
 
     def layout(self, shapes: Shapes) -> Shapes:
-        """What of an upload's tensors all clients of a run must have alike, though no rule can say what it is.
+        """The shapes in which all clients of a run must agree, though no rule fixes them.
 
-        An upload that differs from those before it is refused on its header, and so is one this cannot make sense of:
-        raise PayloadError.
+        An upload that differs from earlier ones is refused on its header, and so is one for which this raises
+        PayloadError.
         """
         return {}
 
     @abstractmethod
     def aggregate(self, known: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
-        """What the server knows once a round has closed. Uploads come in the order of client ids, each read once."""
+        """The state after a round. Uploads come in the order of client ids, each read once."""
 
     def check_sendable(self, payload: Payload, rules: PayloadRules, *, otherwise: str) -> None:
-        """For what the server trains or adds up: means of what was let in are within all bounds, this may not be.
+        """Raises unless a payload meets the rules: means of admitted values do, trained or summed values may not.
 
-        Clients would be refused it, or refuse it themselves, one by one and without knowing the reason.
+        Otherwise every client would fail on it, one by one and without the reason.
         """
         try:
             check_values(payload, rules, real_type=self.facts.wire_type)

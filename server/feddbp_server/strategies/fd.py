@@ -1,4 +1,4 @@
-"""FD on the server: the mean logits of every class, for each client without its own if the run asks for it."""
+"""FD on the server: the mean logits of every class; with `leave_one_out`, of the other clients."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from feddbp_server.strategies.averaging import PrototypeMean
 from feddbp_server.strategies.base import RunFacts, Strategy, Upload
 
 _ROWS: Final = "averaged_rows"
-"""Checksums of the rows in each mean, class after class. They tell whether a client's last upload is among them: it is
-not if others have sent this class since."""
+"""Checksums of the rows in each mean, class by class. They show whether a client's last upload is among them: it is not
+if others have sent this class since."""
 _ROWS_PER_CLASS: Final = "averaged_rows_per_class"
 
 
 class FDStrategy(Strategy[FDSettings]):
-    """Clients count equally."""
+    """Clients have equal weight."""
 
     aggregates_prototypes_only = True
 
@@ -37,7 +37,7 @@ class FDStrategy(Strategy[FDSettings]):
         sent: dict[int, list[int]] = {}
         for upload in uploads:
             logits = upload.payload.prototypes
-            assert logits is not None  # the rules at the door ask for them
+            assert logits is not None  # required by the upload rules
             mean.add(logits)
             if self.settings.leave_one_out:
                 for class_id, row in zip(logits.class_ids.tolist(), logits.vectors, strict=True):
@@ -54,15 +54,15 @@ class FDStrategy(Strategy[FDSettings]):
         if means is None or own is None:
             return Payload(prototypes=means)
         others = _without(own, means, _averaged_rows(known))
-        # taken out of a rounded mean, so that it may be a bit beyond what any of them could have sent
+        # subtracted from a rounded mean, so that it may slightly exceed the bound of an upload
         bound = value_bound(self.facts.wire_type)
         return Payload(prototypes=replace(others, vectors=np.clip(others.vectors, -bound, bound)))
 
 
 def _without(own: PrototypeSet, means: PrototypeSet, averaged: dict[int, list[int]]) -> PrototypeSet:
-    """The means of what the others sent; a class nobody else sent is left out."""
+    """The means of the other clients' uploads, without classes that no other client sent."""
     own_rows = dict(zip(own.class_ids.tolist(), own.vectors, strict=True))
-    kept: list[int] = []
+    class_ids: list[int] = []
     vectors: list[FloatArray] = []
     for class_id, mean in zip(means.class_ids.tolist(), means.vectors, strict=True):
         row, senders = own_rows.get(class_id), averaged[class_id]
@@ -71,11 +71,11 @@ def _without(own: PrototypeSet, means: PrototypeSet, averaged: dict[int, list[in
                 continue
             others = len(senders) * mean.astype(np.float64) - row
             mean = (others / (len(senders) - 1)).astype(np.float32)
-        kept.append(class_id)
+        class_ids.append(class_id)
         vectors.append(mean)
     width = means.vectors.shape[1]
     return PrototypeSet(
-        class_ids=np.array(kept, dtype=np.int32), vectors=np.array(vectors, dtype=np.float32).reshape(-1, width)
+        class_ids=np.array(class_ids, dtype=np.int32), vectors=np.array(vectors, dtype=np.float32).reshape(-1, width)
     )
 
 

@@ -1,6 +1,6 @@
 """FedGen's generator: noise and a label in, a feature of that label out.
 
-In numpy: it is two layers and a normalisation, whose gradients fit on this page, and the server does without torch.
+In numpy, since the server does not import torch and the gradients of two layers and a normalisation are short.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Wide = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]
 
 _MOMENTUM: Final = 0.1
-"""What a batch's statistics count for in the running ones."""
+"""Weight of a batch's statistics in the running ones."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Made:
-    """Features of a batch, and what their gradients need."""
+    """Features of a batch, and the intermediate values their gradients need."""
 
     features: Wide
     inputs: Wide
@@ -46,7 +46,7 @@ class Made:
 
 
 class FeatureGenerator:
-    """Linear, batch normalisation, ReLU, linear; in train mode, and in float64 between the rounds' float32."""
+    """Linear, batch normalisation, ReLU, linear; in train mode; float64 within a round, float32 between rounds."""
 
     def __init__(self, tensors: Mapping[str, AnyArray]) -> None:
         self.parts: dict[str, Wide] = {name: tensors[name].astype(np.float64) for name in GENERATOR}
@@ -64,7 +64,7 @@ class FeatureGenerator:
         return {name: part.astype(np.float32) for name, part in self.parts.items()}
 
     def make(self, noise: Wide, labels: Labels) -> Made:
-        """Features of the labels; the running statistics take note of the batch."""
+        """Generates features of the labels; updates the running statistics."""
         parts = self.parts
         classes = parts[HIDDEN_WEIGHT].shape[1] - noise.shape[1]
         inputs = np.concatenate([noise, np.eye(classes)[labels]], axis=1)
@@ -72,8 +72,8 @@ class FeatureGenerator:
         variances = sums.var(axis=0)
         deviations = np.sqrt(variances + NORM_EPSILON)
         normalised = (sums - sums.mean(axis=0)) / deviations
-        self._follow(NORM_MEAN, sums.mean(axis=0))
-        self._follow(NORM_VARIANCE, variances * len(sums) / (len(sums) - 1))
+        self._update_running(NORM_MEAN, sums.mean(axis=0))
+        self._update_running(NORM_VARIANCE, variances * len(sums) / (len(sums) - 1))
         hidden = np.maximum(parts[NORM_WEIGHT] * normalised + parts[NORM_BIAS], 0.0)
         return Made(
             features=hidden @ parts[OUTPUT_WEIGHT].T + parts[OUTPUT_BIAS],
@@ -84,10 +84,10 @@ class FeatureGenerator:
         )
 
     def gradients(self, made: Made, slope: Wide) -> dict[str, Wide]:
-        """Of a loss whose slope by the features is known, by every trained part."""
+        """Gradients of a loss by every trained part, from its slope by the features."""
         scaled = (slope @ self.parts[OUTPUT_WEIGHT]) * (made.hidden > 0)
         below = scaled * self.parts[NORM_WEIGHT]
-        # moving one sample moves the batch's mean and deviation as well
+        # a change of one sample also changes the batch's mean and deviation
         along = (below * made.normalised).mean(axis=0)
         sums = (below - below.mean(axis=0) - made.normalised * along) / made.deviations
         return {
@@ -99,7 +99,7 @@ class FeatureGenerator:
             OUTPUT_BIAS: slope.sum(axis=0),
         }
 
-    def _follow(self, name: str, batch: Wide) -> None:
+    def _update_running(self, name: str, batch: Wide) -> None:
         self.parts[name] = (1 - _MOMENTUM) * self.parts[name] + _MOMENTUM * batch
 
 
@@ -112,7 +112,7 @@ def diversity_loss(noise: Wide, features: Wide) -> tuple[float, Wide]:
     noise_distances = np.array([np.square(noise - one).mean(axis=1) for one in noise])
     total, slope = 0.0, np.empty_like(features)
     for i, one in enumerate(features):
-        # sample by sample: all differences at once would be samples x samples x width numbers
+        # sample by sample: all differences at once would need samples x samples x width numbers
         differences = one - features
         total += float(noise_distances[i] @ np.abs(differences).mean(axis=1))
         slope[i] = noise_distances[i] @ np.sign(differences)

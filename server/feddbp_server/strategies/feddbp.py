@@ -1,4 +1,4 @@
-"""FedDBP on the server: one average per class, and for each client its own values in the channels it depends on."""
+"""FedDBP on the server: one average per class; each client keeps its own values in its most important channels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from feddbp_server.strategies.averaging import PrototypeAveraging
 
 
 class FedDBPStrategy(PrototypeAveraging[FedDBPSettings]):
-    """Clients count equally; fusion happens when a client asks, from its own last upload."""
+    """Clients have equal weight; fusion happens on download, from the client's own last upload."""
 
     personalises = True
 
@@ -34,7 +34,7 @@ class FedDBPStrategy(PrototypeAveraging[FedDBPSettings]):
 
 
 def top_channels(scores: npt.NDArray[np.float32], k: int) -> npt.NDArray[np.bool_]:
-    """Marks the k largest scores of each row; among equals the lower channel comes first."""
+    """Marks the k largest scores of each row; among equals the lower channel wins."""
     width = scores.shape[1]
     if k == 0 or not len(scores):
         return np.zeros(scores.shape, dtype=bool)

@@ -1,4 +1,4 @@
-"""FedGen on the server: one head for all, and a generator of features that the clients' heads recognise."""
+"""FedGen on the server: the mean head, and a generator of features that the clients' heads classify correctly."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _LARGEST_COUNT: Final = 2**31 - 1
 
 
 class FedGenStrategy(Strategy[FedGenSettings]):
-    """Heads are averaged by training samples; the generator is trained on, round after round."""
+    """Heads are averaged by training samples; the generator is trained further in every round."""
 
     def initial(self) -> Payload:
-        # no generator yet: clients do without one until it has learnt something
+        # no generator yet: clients train without one in the first round
         return Payload(tensors=initial_head(self.facts))
 
     def aggregate(self, known: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
@@ -54,7 +54,7 @@ class FedGenStrategy(Strategy[FedGenSettings]):
     def _train(
         self, known: Mapping[str, AnyArray], teachers: Teachers, label_counts: Labels, round_number: int
     ) -> dict[str, AnyArray]:
-        """The generator after the round's steps, with what its optimiser keeps."""
+        """The generator after the round's steps, with the state of its optimiser."""
         settings = self.settings
         random = np.random.default_rng(derive_seed(self.facts.seed, "generator", round_number))
         generator = self._generator(known)

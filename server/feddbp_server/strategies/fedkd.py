@@ -1,4 +1,4 @@
-"""FedKD on the server: the mean of the clients' small models, taken apart, averaged and compressed again."""
+"""FedKD on the server: decompresses, averages and compresses the clients' small models."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from feddbp_server.strategies.tensor_mean import TensorMean
 
 
 class FedKDStrategy(Strategy[FedKDSettings]):
-    """Clients count equally.
+    """Clients have equal weight.
 
-    With `target = params` the server knows what it sends, the compressed mean. With `target = update` it knows the last
-    compressed mean update, and what all of them have come to: whoever took part in the last round needs only the
-    former, anybody else the latter.
+    With `target = params` the state is the compressed mean, which is sent. With `target = update` it is the last
+    compressed mean update and the sum of all of them: a client that took part in the last round needs only the former,
+    any other client the latter.
     """
 
     def __init__(self, settings: FedKDSettings, facts: RunFacts) -> None:
@@ -65,7 +65,7 @@ class FedKDStrategy(Strategy[FedKDSettings]):
         )
 
     def _as_received(self, tensors: dict[str, FloatArray]) -> dict[str, AnyArray]:
-        """With half precision on the wire, clients add up what is left of an update after rounding."""
+        """With half precision on the wire, clients add up rounded updates, so the sum here does, too."""
         encoded = encode(Payload(tensors=tensors), real_type=self.facts.wire_type)
         return dict(decode(encoded.manifest, encoded.body()).tensors)
 
@@ -79,7 +79,7 @@ def _round_of(payload: Payload) -> int:
 
 
 def _totals(known: Payload, compressed: dict[str, AnyArray]) -> dict[str, AnyArray]:
-    """What all updates have come to, each as clients see it."""
+    """The sum of all updates, each as clients receive it."""
     return {
         TOTAL + name: known.tensors[TOTAL + name] + update if known.tensors else update
         for name, update in decompress(compressed).items()

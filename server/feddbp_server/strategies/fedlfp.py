@@ -1,4 +1,4 @@
-"""FedLFP on the server: everybody's prototypes in one heap, clustered without knowing their classes."""
+"""FedLFP on the server: the prototypes of all clients, clustered without their classes."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from feddbp_server.strategies.weighted_kmeans import Indices, Wide, weighted_kme
 
 
 class FedLFPStrategy(Strategy[FedLFPSettings]):
-    """Global prototypes are the centroids of a weighted K-means; too few rows leave things as they were."""
+    """Global prototypes are the centroids of a weighted K-means; with too few rows the previous ones stay."""
 
     def aggregate(self, known: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
-        heap = _Heap.of(uploads)
+        pool = _Pool.of(uploads)
         clusters = cluster_count(self.settings, self.facts.shape)
-        if heap is None or len(heap.rows) < clusters:
+        if pool is None or len(pool.rows) < clusters:
             return known
         centroids = weighted_kmeans(
-            heap.rows,
-            heap.weights(),
+            pool.rows,
+            pool.weights(),
             clusters=clusters,
             iterations=self.settings.iterations,
             random=np.random.default_rng(derive_seed(self.facts.seed, "clusters", round_number)),
@@ -47,8 +47,8 @@ class FedLFPStrategy(Strategy[FedLFPSettings]):
 
 
 @dataclass(frozen=True, eq=False)
-class _Heap:
-    """All rows of a round in an order that depends on nothing but the rows."""
+class _Pool:
+    """All rows of a round, in an order that depends only on the rows."""
 
     rows: FloatArray
     confidence: FloatArray
@@ -61,26 +61,26 @@ class _Heap:
             return None
         rows = np.concatenate([tensors[LOCAL_PROTOTYPES] for tensors, _ in parts])
         confidence = np.concatenate([tensors[CONFIDENCE] for tensors, _ in parts])
-        # rows have no class, but none can stand for more samples than the client's largest class has
+        # rows have no class, but none can represent more samples than the client's largest class has
         counts = np.concatenate([np.minimum(tensors[COUNTS], largest) for tensors, largest in parts]).astype(np.int32)
         order = _byte_order(rows, confidence, counts)
         return cls(rows[order], confidence[order], counts[order])
 
     def weights(self) -> Wide:
-        """Half by samples, half by confidence; each half adds up to the number of rows."""
+        """Weights: half by samples, half by confidence; each half adds up to the number of rows."""
         counts, confidence = self.counts.astype(np.float64), self.confidence.astype(np.float64)
         weights: Wide = len(self.rows) * (counts / counts.sum() + confidence / confidence.sum())
         return weights
 
 
 def _byte_order(rows: FloatArray, confidence: FloatArray, counts: IntArray) -> Indices:
-    """Sorts by bytes: which order it is does not matter, as long as arrival has no part in it."""
+    """Sorts by bytes: any order will do that does not depend on arrival."""
     bits = [rows.view(np.uint32), confidence.view(np.uint32)[:, None], counts.view(np.uint32)[:, None]]
     records = np.concatenate(bits, axis=1)
     return np.argsort(records.view(np.dtype((np.void, records.strides[0]))).ravel())
 
 
 def _unit(vectors: Wide) -> Wide:
-    """Rows at length one; one without length stays as it is."""
+    """Rows scaled to length one; zero rows stay as they are."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return vectors / np.where(lengths > 0, lengths, 1.0)

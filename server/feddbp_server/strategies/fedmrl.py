@@ -11,7 +11,7 @@ from feddbp_server.strategies.tensor_mean import TensorMean
 
 
 class FedMRLStrategy(Strategy[FedMRLSettings]):
-    """Clients count equally, or by their training samples."""
+    """Clients have equal weight, or are weighted by their training samples."""
 
     def layout(self, shapes: Shapes) -> Shapes:
         return shapes

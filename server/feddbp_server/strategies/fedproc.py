@@ -1,4 +1,4 @@
-"""FedProc on the server: one average per class, by samples unless clients are to count equally."""
+"""FedProc on the server: one average per class, weighted by samples or not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from feddbp_server.strategies.averaging import PrototypeAveraging
 
 
 class FedProcStrategy(PrototypeAveraging[FedProcSettings]):
-    """Weighted by samples, the result is the mean of all clients' normalised features, as if they had been pooled."""
+    """Weighted by samples, the result is the mean of all clients' normalised features, as if pooled."""
 
     @property
     def by_samples(self) -> bool:

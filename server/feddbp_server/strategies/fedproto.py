@@ -1,4 +1,4 @@
-"""FedProto on the server: one average per class, in which clients count equally."""
+"""FedProto on the server: one average per class; clients have equal weight."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ from feddbp_server.strategies.averaging import PrototypeAveraging
 
 
 class FedProtoStrategy(PrototypeAveraging[FedProtoSettings]):
-    """The paper writes a mean by samples; its own code takes the plain one, and so do the comparisons with it."""
+    """Unweighted: the paper has a mean by samples, but its code and comparisons with it do not."""

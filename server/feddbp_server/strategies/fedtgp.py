@@ -1,4 +1,4 @@
-"""FedTGP on the server: prototypes come from a network that is trained on all uploads, round after round."""
+"""FedTGP on the server: prototypes come from a network that is trained on all uploads in every round."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger("feddbp.server")
 
 
 class FedTGPStrategy(Strategy[FedTGPSettings]):
-    """Knows the network and the prototypes it makes; only these are sent, for every class there is."""
+    """The state is the network and its prototypes; clients receive the prototypes of all classes."""
 
     aggregates_prototypes_only = True
 
@@ -35,15 +35,15 @@ class FedTGPStrategy(Strategy[FedTGPSettings]):
         loss = self._train(network, pool, margin, round_number)
         log.info("round %d: prototypes trained to a loss of %.4g at a margin of %.4g", round_number, loss, margin)
         class_ids = np.arange(shape.classes, dtype=np.int32)
-        learnt = Payload(
+        state = Payload(
             prototypes=PrototypeSet(class_ids=class_ids, vectors=network.prototypes()), tensors=network.tensors()
         )
         self.check_sendable(
-            self.reply(learnt, None),
+            self.reply(state, None),
             FEDTGP.download_rules(self.settings, shape),
             otherwise="the training of prototypes diverged, try a smaller server_learning_rate",
         )
-        return learnt
+        return state
 
     def reply(self, known: Payload, own_upload: Payload | None) -> Payload:
         return Payload(prototypes=known.prototypes)
@@ -56,7 +56,7 @@ class FedTGPStrategy(Strategy[FedTGPSettings]):
         return PrototypeNetwork.fresh(classes=shape.classes, width=shape.feature_dim, seed=seed)
 
     def _train(self, network: PrototypeNetwork, pool: _Pool, margin: float, round_number: int) -> float:
-        """The mean loss over the last epoch."""
+        """Trains the network; returns the mean loss over the last epoch."""
         settings, of_clients = self.settings, self.facts.training
         batch_size = settings.server_batch_size or of_clients.batch_size
         learning_rate = settings.server_learning_rate or of_clients.learning_rate
@@ -73,9 +73,9 @@ class FedTGPStrategy(Strategy[FedTGPSettings]):
 
 
 def margin_between(means: FloatArray, *, tau: float) -> float:
-    """delta: how far the most isolated class is from the one nearest to it, but no more than tau.
+    """The margin delta: the distance of the most isolated class to its nearest one, at most tau.
 
-    Classes nobody uploaded have no mean and no say: they would count with the smallest such distance.
+    Classes without uploads have no mean and are left out: they would add the smallest such distance.
     """
     if len(means) < 2:
         return tau
@@ -94,7 +94,7 @@ class _Pool:
 
     @classmethod
     def of(cls, uploads: Iterable[Upload], *, classes: int, width: int) -> _Pool | None:
-        """None where no client had anything to tell."""
+        """None if no client uploaded a prototype."""
         sets = [prototypes for prototypes in uploaded_prototypes(uploads) if len(prototypes)]
         if not sets:
             return None

@@ -1,4 +1,4 @@
-"""FINCH: clustering by first neighbours, which asks neither for a number of clusters nor for a threshold.
+"""FINCH: clustering by first neighbours, which needs neither a number of clusters nor a threshold.
 
 Written from the definition in the literature (Sarfraz et al., CVPR 2019).
 """
@@ -14,11 +14,11 @@ Vectors = npt.NDArray[np.float64]
 
 
 def finch(vectors: Vectors) -> list[Labels]:
-    """Ever coarser partitions of at least two vectors by cosine distance.
+    """Increasingly coarse partitions of at least two vectors by cosine distance.
 
-    Each vector joins its nearest other; what is joined, directly or through others, is a cluster. The clusters' means
-    are then clustered in turn. A step that leaves a single cluster is not kept, unless it is the first. There is no
-    other end: as no cluster stays alone, a step always halves their number at least.
+    Each vector is linked to its nearest other; connected vectors form a cluster. The clusters' means are then clustered
+    in turn. A step that leaves a single cluster is discarded, unless it is the first. It always terminates: no cluster
+    stays alone, so each step at least halves their number.
     """
     partitions = [_join_first_neighbours(vectors)]
     while cluster_count(partitions[-1]) > 1:
@@ -30,7 +30,7 @@ def finch(vectors: Vectors) -> list[Labels]:
 
 
 def coarsest_partition(vectors: Vectors) -> Labels:
-    """The last partition of more than one cluster, or of one if there never were more."""
+    """The last partition with more than one cluster, or the single cluster if there is none."""
     if len(vectors) < 2:
         return np.zeros(len(vectors), dtype=np.intp)
     return finch(vectors)[-1]
@@ -67,7 +67,7 @@ def _join_first_neighbours(vectors: Vectors) -> Labels:
 
 
 def _first_neighbours(vectors: Vectors) -> Labels:
-    """The nearest other vector by angle; among equals the first. A vector without length is at a right angle to all."""
+    """The nearest other vector by angle; among equals the first. A zero vector is orthogonal to all."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     directions = np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0)
     cosines = directions @ directions.T

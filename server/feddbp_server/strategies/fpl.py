@@ -1,4 +1,4 @@
-"""FPL on the server: the clients' prototypes of a class are clustered, and each cluster has its own."""
+"""FPL on the server: clusters the prototypes of each class, and sends one prototype per cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from feddbp_server.strategies.finch import cluster_means, coarsest_partition
 
 
 class FPLStrategy(Strategy[FPLSettings]):
-    """A class nobody sent keeps its clusters."""
+    """A class without uploads keeps its clusters."""
 
     aggregates_prototypes_only = True
 
@@ -46,7 +46,7 @@ def _stored(known: Payload) -> dict[int, FloatArray]:
 
 
 def _clusters_of(sets: Iterable[PrototypeSet]) -> dict[int, FloatArray]:
-    """By class, a row for each cluster."""
+    """The cluster prototypes of each class, one row per cluster."""
     rows: dict[int, list[FloatArray]] = {}
     for prototypes in sets:
         for class_id, vector in zip(prototypes.class_ids.tolist(), prototypes.vectors, strict=True):
@@ -55,7 +55,7 @@ def _clusters_of(sets: Iterable[PrototypeSet]) -> dict[int, FloatArray]:
 
 
 def _cluster_prototypes(vectors: list[FloatArray]) -> FloatArray:
-    # In an order of their own: neither ties between neighbours nor rounding then depend on which client sent what.
+    # sorted by their bytes: neither ties between neighbours nor rounding may depend on which client sent what
     in_order: list[FloatArray] = sorted(vectors, key=lambda vector: vector.tobytes())
     rows = np.stack(in_order).astype(np.float64)
     return cluster_means(rows, coarsest_partition(rows)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""LG-FedAvg on the server: one head for all, the mean of the clients'."""
+"""LG-FedAvg on the server: the mean of the clients' heads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from feddbp_server.strategies.tensor_mean import TensorMean
 
 
 class LGFedAvgStrategy(Strategy[LGFedAvgSettings]):
-    """A client's head counts by its training samples, as declared when it joined."""
+    """A client's head is weighted by its training samples, as declared at join, or not at all."""
 
     def initial(self) -> Payload:
         return Payload(tensors=initial_head(self.facts))

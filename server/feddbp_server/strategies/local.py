@@ -1,4 +1,4 @@
-"""Local training on the server: rounds pass, nothing is learnt and nothing is sent."""
+"""Local training on the server: rounds without aggregation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from feddbp_server.strategies.base import Strategy, Upload
 
 
 class LocalStrategy(Strategy[LocalSettings]):
-    """Only counts that everyone is done."""
+    """Uploads are empty and only mark a client as done; replies are empty, too."""
 
     aggregates_prototypes_only = True
 

@@ -1,4 +1,4 @@
-"""Numerics that strategies share: distances between rows, initial weights as torch draws them but without torch."""
+"""Numerics that strategies share: distances between rows, and initial weights distributed as in torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Wide = npt.NDArray[np.float64]
 
 
 def squared_distances(a: AnyArray, b: AnyArray) -> Wide:
-    """|a_i - b_j|^2 as [n, m]. By a product, which subtracts numbers that nearly cancel: hence in float64."""
+    """|a_i - b_j|^2 as [n, m], by a matrix product; in float64, since nearly equal numbers are subtracted."""
     a, b = a.astype(np.float64), b.astype(np.float64)
     squares: Wide = np.square(a).sum(axis=1)[:, None] + np.square(b).sum(axis=1) - 2.0 * (a @ b.T)
     return np.maximum(squares, 0.0)
@@ -29,7 +29,7 @@ def linear_layer(random: np.random.Generator, *, inputs: int, outputs: int) -> t
 
 
 def initial_head(facts: RunFacts) -> dict[str, FloatArray]:
-    """The head every client starts from; the same for any method of a run, so that they are compared fairly."""
+    """The head every client starts from; the same for every method, so that they are comparable."""
     random = np.random.default_rng(derive_seed(facts.seed, "head"))
     weight, bias = linear_layer(random, inputs=facts.shape.feature_dim, outputs=facts.shape.classes)
     return {HEAD_WEIGHT: weight, HEAD_BIAS: bias}

@@ -1,6 +1,6 @@
-"""A small network that makes a prototype out of a class id, trained to lie close to what clients uploaded.
+"""FedTGP's network: maps a class id to a prototype, trained to be close to the clients' prototypes.
 
-In numpy: it is two layers and one loss, whose gradients fit on this page, and the server does without torch.
+In numpy, since the server does not import torch and the gradients of two layers and one loss are short.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ ClassIds = npt.NDArray[np.intp]
 
 _PREFIX: Final = "tgp."
 _SMALLEST_SQUARE: Final = 1e-12
-"""Below it a prototype is on the vector, where the distance has no slope; it is taken as zero."""
+"""Below this squared distance the gradient, undefined at zero, is taken as zero."""
 
 
 @dataclass(eq=False)
 class PrototypeNetwork:
-    """Embedding, linear, ReLU, linear; all of width d. Arrays are replaced by a step, never changed in place."""
+    """Embedding, linear, ReLU, linear; all of width d. A step replaces arrays and never changes them in place."""
 
     embedding: FloatArray
     hidden_weight: FloatArray
@@ -55,7 +55,7 @@ class PrototypeNetwork:
         """One step of gradient descent on the mean loss of a batch; returns the loss before it."""
         hidden = self._hidden()
         loss, slope = margin_loss(self._output(hidden), vectors, labels, margin=margin)
-        above = slope.astype(np.float32)  # gradients of the loss, from the output down
+        above = slope.astype(np.float32)  # gradients of the loss, from the output backwards
         below = (above @ self.output_weight) * (hidden > 0)
         descents = {
             "output_weight": above.T @ hidden,
@@ -78,7 +78,7 @@ class PrototypeNetwork:
 
 
 def margin_loss(prototypes: FloatArray, vectors: FloatArray, labels: ClassIds, *, margin: float) -> tuple[float, Wide]:
-    """Cross-entropy of negative distances, the own class's made longer by the margin; and its slope by prototypes."""
+    """Cross-entropy of negative distances, with the margin added to the own class's; and its gradient by prototypes."""
     rows = np.arange(len(vectors))
     squares = squared_distances(vectors, prototypes)
     apart = squares > _SMALLEST_SQUARE

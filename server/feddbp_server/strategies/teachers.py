@@ -1,4 +1,4 @@
-"""What FedGen's generator learns from: heads that judge whether a made-up feature looks like its class."""
+"""The heads that FedGen's generator is trained against: they classify generated features."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ Labels = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Teachers:
-    """K linear heads, frozen. They stay in float32, as they came: there may be a thousand of them."""
+    """K linear heads, frozen. They stay in float32, since there may be a thousand of them."""
 
     weights: FloatArray
     """[K, C, d]."""
     biases: FloatArray
     """[K, C]."""
     shares: Wide
-    """[K, C], how much head k counts for features of class c."""
+    """[K, C], the weight of head k for features of class c."""
 
     @classmethod
     def one(cls, head: Mapping[str, AnyArray]) -> Self:
-        """The mean of all heads, which answers what they answer on average: they are linear."""
+        """The mean of all heads, whose output is their mean output, since they are linear."""
         weights, biases = head[HEAD_WEIGHT][None], head[HEAD_BIAS][None]
         return cls(weights, biases, np.ones(biases.shape))
 
     @classmethod
     def many(cls, heads: Sequence[Mapping[str, AnyArray]], label_counts: Sequence[Sequence[int]]) -> Self:
-        """Every client's head; for a class it counts by the client's share in that class's samples."""
+        """Every client's head, weighted for each class by the client's share of that class's samples."""
         counts = np.array(label_counts, dtype=np.float64)
         return cls(
             np.stack([head[HEAD_WEIGHT] for head in heads]),
@@ -44,10 +44,10 @@ class Teachers:
         )
 
     def judge(self, features: Wide, labels: Labels) -> tuple[float, Wide]:
-        """Cross-entropy of all answers, averaged over the batch; and its slope by features."""
+        """Cross-entropy of all heads' outputs, averaged over the batch; and its gradient by features."""
         rows = np.arange(len(labels))
-        answers = features.astype(np.float32) @ self.weights.transpose(0, 2, 1) + self.biases[:, None]
-        logits = answers.astype(np.float64)
+        outputs = features.astype(np.float32) @ self.weights.transpose(0, 2, 1) + self.biases[:, None]
+        logits = outputs.astype(np.float64)
         logits -= logits.max(axis=2, keepdims=True)
         log_sums = np.log(np.exp(logits).sum(axis=2))
         importance = self.shares[:, labels] / len(labels)

@@ -1,4 +1,4 @@
-"""Averages of named tensors over clients, the same bits whatever the order of arrival."""
+"""Averages of named tensors over clients; the result does not depend on the order of arrival."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TensorMean:
         self._weight = 0.0
 
     def add(self, tensors: Mapping[str, AnyArray], *, weight: float = 1.0, of: str = "an upload") -> None:
-        """Adds the tensors `of` somebody; they must be those of the others in name and shape, or PayloadError."""
+        """Adds tensors; raises PayloadError, which names `of`, unless names and shapes are those of earlier ones."""
         if self._sums:
             self._check(tensors, of)
         for name, tensor in tensors.items():
@@ -31,12 +31,12 @@ class TensorMean:
         self._weight += weight
 
     def _check(self, tensors: Mapping[str, AnyArray], of: str) -> None:
-        """Without it, numpy would stretch one channel over three and say nothing."""
+        """Without this check, numpy would silently broadcast one channel over three."""
         for name in sorted(self._sums.keys() | tensors.keys()):
             shapes = [list(group[name].shape) if name in group else None for group in (tensors, self._sums)]
             if shapes[0] != shapes[1]:
                 refuse(name, f"has shape {shapes[0]} in {of}, but {shapes[1]} in those before")
 
     def result(self) -> dict[str, FloatArray]:
-        """The means; nothing if nothing was added."""
+        """The means; empty if nothing was added."""
         return {name: (total / self._weight).astype(np.float32) for name, total in self._sums.items()}

@@ -1,4 +1,4 @@
-"""K-means of weighted vectors, the same bits for the same rows in the same order and the same generator."""
+"""K-means of weighted vectors, deterministic in the rows, their order and the generator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Wide = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
 
 _BLOCK: Final = 4096
-"""Rows widened to float64 at a time; bounds the memory whatever the number of clients."""
+"""Rows converted to float64 at a time; bounds memory for any number of clients."""
 
 
 def weighted_kmeans(
@@ -23,8 +23,8 @@ def weighted_kmeans(
 ) -> Wide:
     """Centroids [clusters, d] of at least as many rows [n, d], each with a positive weight.
 
-    It begins with rows drawn by weight. A cluster that loses all its rows begins anew at the row that is worst served,
-    by weight and squared distance.
+    It starts with rows drawn by weight. A cluster that loses all its rows is restarted at the row with the largest
+    weight times squared distance.
     """
     first = random.choice(len(rows), size=clusters, replace=False, p=weights / weights.sum())
     centroids = rows[first].astype(np.float64)
@@ -51,7 +51,7 @@ def _nearest(rows: FloatArray, centroids: Wide) -> tuple[Indices, Wide]:
 
 
 def _fill_empty(nearest: Indices, costs: Wide, clusters: int) -> None:
-    """Moves the costliest row into every cluster that has none; one that costs nothing stays where it is."""
+    """Moves the costliest row into every empty cluster, while any row has a cost."""
     sizes = np.bincount(nearest, minlength=clusters)
     for cluster in np.flatnonzero(sizes == 0):
         movable = np.where(sizes[nearest] > 1, costs, 0.0)

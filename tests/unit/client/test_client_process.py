@@ -1,4 +1,4 @@
-"""Several clients in one process, with daemons that only pretend."""
+"""Several clients in one process, with fake daemons."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any
 
 import pytest
 
-from feddbp_client.process import host
+from feddbp_client.process import run_daemons
 from feddbp_client.training.trainer import TrainingError
 from feddbp_common.errors import ExitCode
 
 
-class PretendedDaemon:
-    def __init__(self, client_id: int, life: Callable[[], Awaitable[ExitCode]]) -> None:
+class FakeDaemon:
+    def __init__(self, client_id: int, work: Callable[[], Awaitable[ExitCode]]) -> None:
         self.client_id = client_id
         self.has_left = asyncio.Event()
         self.stopped = False
         self.outcome: ExitCode | BaseException | None = None
-        self._life = life
+        self._work = work
 
     async def run(self) -> ExitCode:
         try:
-            self.outcome = await self._life()
+            self.outcome = await self._work()
         except BaseException as error:
             self.outcome = error
             raise
@@ -39,10 +39,10 @@ class PretendedDaemon:
         self.has_left.set()
 
 
-async def hosted(*daemons: PretendedDaemon, all_or_none: bool = False) -> int:
-    pretended: Any = daemons
+async def run_fakes(*daemons: FakeDaemon, all_or_none: bool = False) -> int:
+    fakes: Any = daemons
     async with asyncio.timeout(30):
-        return await host(pretended, all_or_none=all_or_none)
+        return await run_daemons(fakes, all_or_none=all_or_none)
 
 
 async def failing() -> ExitCode:
@@ -54,46 +54,46 @@ async def slow() -> ExitCode:
     return ExitCode.OK
 
 
-async def test_the_others_go_on_when_one_fails_and_its_cause_is_told_at_once_and_raised_at_the_end(
+async def test_a_failure_is_logged_at_once_and_raised_when_the_other_clients_have_ended(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    healthy = PretendedDaemon(8, slow)
+    healthy = FakeDaemon(8, slow)
     with pytest.raises(TrainingError, match="training diverged"):
-        await hosted(PretendedDaemon(7, failing), healthy)
+        await run_fakes(FakeDaemon(7, failing), healthy)
     assert healthy.outcome is ExitCode.OK
-    assert caplog.messages == ["client 7 cannot go on: training diverged"]
+    assert caplog.messages == ["client 7 failed: training diverged"]
 
 
-async def test_all_or_none_ends_with_the_first_that_fails() -> None:
-    healthy = PretendedDaemon(8, slow)
+async def test_all_or_none_stops_with_the_first_failure() -> None:
+    healthy = FakeDaemon(8, slow)
     with pytest.raises(TrainingError, match="training diverged"):
-        await hosted(PretendedDaemon(7, failing), healthy, all_or_none=True)
+        await run_fakes(FakeDaemon(7, failing), healthy, all_or_none=True)
     assert healthy.outcome is None
 
 
-async def test_the_worst_exit_code_counts() -> None:
+async def test_the_highest_exit_code_is_returned() -> None:
     async def failed_run() -> ExitCode:
         return ExitCode.RUN_FAILED
 
-    assert await hosted(PretendedDaemon(0, slow), PretendedDaemon(1, failed_run)) == ExitCode.RUN_FAILED
+    assert await run_fakes(FakeDaemon(0, slow), FakeDaemon(1, failed_run)) == ExitCode.RUN_FAILED
 
 
 @pytest.mark.parametrize(("number", "leaves"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
-async def test_a_client_that_is_interrupted_says_goodbye_before_its_work_has_ended(
+async def test_an_interrupted_client_leaves_before_its_training_has_ended(
     monkeypatch: pytest.MonkeyPatch, number: signal.Signals, leaves: bool
 ) -> None:
-    monkeypatch.setattr(os, "_exit", lambda code: None)  # the end after the grace would be that of the tests
+    monkeypatch.setattr(os, "_exit", lambda code: None)  # it would end the test process after the grace period
 
-    async def in_a_thread_for_long() -> ExitCode:
+    async def train_for_long() -> ExitCode:
         os.kill(os.getpid(), number)
         try:
             await asyncio.Event().wait()
         finally:
             if leaves:
-                await daemon.has_left.wait()  # only ever comes if nobody waits for this work first
+                await daemon.has_left.wait()  # set only if leaving does not wait for this work
         raise AssertionError("was not cancelled")
 
-    daemon = PretendedDaemon(0, in_a_thread_for_long)
-    assert await hosted(daemon) == ExitCode.INTERRUPTED
+    daemon = FakeDaemon(0, train_for_long)
+    assert await run_fakes(daemon) == ExitCode.INTERRUPTED
     assert daemon.stopped
     assert daemon.has_left.is_set() is leaves

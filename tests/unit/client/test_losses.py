@@ -1,4 +1,4 @@
-"""Losses against a reference that takes one sample and one class at a time, in decimal arithmetic."""
+"""Losses against a reference for one sample and one class at a time, in decimal arithmetic."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def reference_contrastive(
 def problem(
     seed: int, *, samples: int = 7, classes: int = 5, width: int = 6, dtype: torch.dtype = torch.float64
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Features, prototypes, labels and known classes, of which class 1 is never one and class 0 always."""
+    """Features, prototypes, labels and known classes; class 0 is always known, class 1 never."""
     generator = torch.Generator().manual_seed(seed)
     z = torch.randn(samples, width, generator=generator, dtype=dtype)
     prototypes = torch.randn(classes, width, generator=generator, dtype=dtype)
@@ -178,7 +178,7 @@ def test_the_gradient_at_distance_zero_is_zero() -> None:
     assert torch.equal(gradient(distances[0, 0], z), torch.zeros(1, 2))
 
 
-def test_a_vector_without_direction_is_at_distance_one_and_gets_no_gradient() -> None:
+def test_a_zero_vector_is_at_distance_one_and_gets_no_gradient() -> None:
     z = torch.zeros(1, 4, requires_grad=True)
     distances = unit_distances(z, torch.eye(4))
     assert torch.equal(distances, torch.ones(1, 4))
@@ -250,7 +250,7 @@ def test_nothing_overflows_in_float32(form: ContrastiveForm, hard_negatives: Har
 @every_variant
 def test_contrastive_loss_has_the_right_gradient(form: ContrastiveForm, hard_negatives: HardNegatives) -> None:
     z, prototypes, labels, known = problem(7)
-    # the boundary is a constant to the gradient, so it must be held still for finite differences
+    # the boundary is detached, so it must be fixed for finite differences
     m = contrastive_boundary(unit_distances(z, prototypes), labels, known)
 
     def loss(features: Tensor) -> Tensor:
@@ -260,7 +260,7 @@ def test_contrastive_loss_has_the_right_gradient(form: ContrastiveForm, hard_neg
 
 
 @pytest.mark.parametrize("hard_negatives", HARD_NEGATIVES)
-def test_the_batch_boundary_is_a_constant_to_the_gradient(hard_negatives: HardNegatives) -> None:
+def test_the_batch_boundary_is_detached_from_the_gradient(hard_negatives: HardNegatives) -> None:
     z, prototypes, labels, known = problem(8)
     z.requires_grad_()
     m = contrastive_boundary(unit_distances(z, prototypes), labels, known)
@@ -280,7 +280,7 @@ def test_the_boundary_lies_halfway_between_positives_and_negatives() -> None:
 
 
 @every_variant
-def test_a_sample_without_prototype_gets_no_gradient_and_gives_none(
+def test_a_sample_without_prototype_has_no_gradient_and_no_influence(
     form: ContrastiveForm, hard_negatives: HardNegatives
 ) -> None:
     z, prototypes, labels, known = problem(10)
@@ -349,10 +349,10 @@ def on_circle(distance: float) -> list[float]:
 
 
 def pull_on_negative(hard_negatives: HardNegatives, positive: float, negative: float) -> float:
-    """How a descent step on L_d changes the distance of a single negative; below zero it comes closer."""
+    """Change of the distance of a single negative by a descent step on L_d; negative if it comes closer."""
     z = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
     own = torch.tensor([on_circle(positive)], dtype=torch.float64)
-    # the negative itself is moved: a step on z would also change the distance through the positive's pull
+    # the negative itself is moved: a step on z would also change the distance through the positive's term
     other = torch.tensor([on_circle(negative)], dtype=torch.float64, requires_grad=True)
     everything = torch.tensor([True, True])
     loss = l_d(
@@ -368,7 +368,7 @@ def pull_on_negative(hard_negatives: HardNegatives, positive: float, negative: f
     return (unit_distances(z, moved) - negative).item()
 
 
-@given(positive=st.floats(0.6, 1.8), share=st.floats(0.55, 0.95))  # share of the boundary at which the negative lies
+@given(positive=st.floats(0.6, 1.8), share=st.floats(0.55, 0.95))  # the negative's distance as a share of the boundary
 def test_printed_draws_a_hard_negative_closer_where_the_other_forms_push_it_away(positive: float, share: float) -> None:
     # m = (positive + negative) / 2 and negative = share * m
     negative = share * positive / (2 - share)
@@ -412,7 +412,7 @@ def test_hard_negatives_never_lower_the_loss(seed: int, form: ContrastiveForm, t
 
 @given(seed=st.integers(0, 2**31), scale=st.floats(1e-3, 1e3))
 @settings(max_examples=25)
-def test_contrastive_loss_knows_directions_only(seed: int, scale: float) -> None:
+def test_contrastive_loss_depends_on_directions_only(seed: int, scale: float) -> None:
     z, prototypes, labels, known = problem(seed)
     plain, scaled = (
         l_d(scale_z * z, prototypes / scale_z, labels, known, tau=0.07, form="log", hard_negatives="none")

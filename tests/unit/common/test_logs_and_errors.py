@@ -18,7 +18,7 @@ from feddbp_common.rpc.failures import REFUSAL_METADATA_KEY, refusal_in
 
 @pytest.fixture
 def stderr(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[[], str]]:
-    """What was logged; the handlers that were there before come back afterwards."""
+    """Returns what was logged; the original handlers are restored afterwards."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield lambda: capsys.readouterr().err
@@ -26,36 +26,36 @@ def stderr(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[[], str]]:
     root.setLevel(level)
 
 
-def test_a_json_log_is_one_object_a_line(stderr: Callable[[], str]) -> None:
+def test_a_json_log_has_one_object_per_line(stderr: Callable[[], str]) -> None:
     configure_logging(as_json=True, level="debug")
     log = logging.getLogger("feddbp.sample")
     log.debug("round %d\nis open", 3)
     try:
         raise ValueError("odd")
     except ValueError:
-        log.exception("it broke")
+        log.exception("failed")
     first, second = map(json.loads, stderr().splitlines())
     assert (first["level"], first["logger"], first["message"]) == ("debug", "feddbp.sample", "round 3\nis open")
     assert datetime.fromisoformat(first["at"]).tzinfo is not None
     assert "ValueError: odd" in second["exception"]
 
 
-def test_a_plain_log_is_lines_for_people_from_the_asked_level_on(stderr: Callable[[], str]) -> None:
+def test_a_plain_log_omits_records_below_the_level(stderr: Callable[[], str]) -> None:
     configure_logging(as_json=False, level="warning")
-    logging.getLogger("feddbp.sample").info("chatter")
-    logging.getLogger("feddbp.sample").warning("beware")
+    logging.getLogger("feddbp.sample").info("detail")
+    logging.getLogger("feddbp.sample").warning("disk is full")
     (line,) = stderr().splitlines()
-    assert line.endswith("WARNING beware")
+    assert line.endswith("WARNING disk is full")
 
 
-def test_logging_can_be_configured_anew(stderr: Callable[[], str]) -> None:
+def test_logging_can_be_reconfigured(stderr: Callable[[], str]) -> None:
     configure_logging(as_json=False)
     configure_logging(as_json=True)
     logging.getLogger("feddbp.sample").info("once")
     assert json.loads(stderr())["message"] == "once"
 
 
-def test_every_error_of_ours_has_one_root_and_an_exit_code() -> None:
+def test_errors_have_one_base_class_and_exit_codes_do_not_change() -> None:
     assert issubclass(ConfigurationError, FedDBPError)
     assert issubclass(PayloadTooLargeError, PayloadError)
     assert (FedDBPError.exit_code, ConfigurationError.exit_code) == (1, 2)
@@ -70,7 +70,7 @@ def test_every_error_of_ours_has_one_root_and_an_exit_code() -> None:
     }
 
 
-def test_a_refused_payload_says_field_and_reason() -> None:
+def test_a_payload_error_names_field_and_reason() -> None:
     error = PayloadError("counts", "class 2 has 0 samples")
     assert (error.field, error.reason, str(error)) == (
         "counts",
@@ -85,18 +85,18 @@ def failed_call(*metadata: tuple[str, str | bytes]) -> grpc.aio.AioRpcError:
     )
 
 
-def test_the_refusal_behind_a_failed_call_is_found_in_its_trailer() -> None:
+def test_the_refusal_is_read_from_the_trailing_metadata() -> None:
     refusal = pb.Refusal(reason=pb.REFUSAL_REASON_WRONG_ROUND, field="round", current_round=7)
     error = failed_call(("other", "x"), (REFUSAL_METADATA_KEY, refusal.SerializeToString()))
     assert refusal_in(error) == refusal
 
 
 @pytest.mark.parametrize("metadata", [(), (("other", "x"),), ((REFUSAL_METADATA_KEY, b"\xff\xff\xff"),)])
-def test_a_failed_call_without_a_readable_refusal_has_none(metadata: tuple[tuple[str, bytes], ...]) -> None:
+def test_a_missing_or_damaged_refusal_is_none(metadata: tuple[tuple[str, bytes], ...]) -> None:
     assert refusal_in(failed_call(*metadata)) is None
 
 
-def test_a_file_is_replaced_as_a_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+def test_a_file_is_replaced_atomically_without_leftover_files(tmp_path: Path) -> None:
     target = tmp_path / "summary.json"
     target.write_text("old")
     with target.open() as reader:

@@ -1,4 +1,4 @@
-"""The page on adding a method: its code is installed as a package of somebody else's, and run."""
+"""The page on adding a method: its code is installed as an external package, and run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def files_of_the_page() -> dict[str, str]:
 
 
 def install(site: Path, package: str, entry_points: dict[str, str], files: dict[str, str]) -> None:
-    """As pip would: modules, and the package's own description beside them."""
+    """Installs a package as pip does: its modules and its metadata."""
     description = site / f"{package}-1.0.dist-info"
     description.mkdir(parents=True)
     (description / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
@@ -40,7 +40,7 @@ def install(site: Path, package: str, entry_points: dict[str, str], files: dict[
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory packages can be installed in; what they brought is forgotten again."""
+    """A directory for packages, whose modules are unloaded afterwards."""
     before = set(sys.modules)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(METHODS, "_loaded", {})
@@ -89,13 +89,13 @@ def test_three_rounds_of_the_pages_method_improve_accuracy(fedmedian: Path) -> N
     assert len(set(outcome.digests)) == 3
 
 
-def test_a_trained_client_of_the_pages_method_can_be_put_to_use(fedmedian: Path) -> None:
+def test_a_trained_client_of_the_pages_method_predicts(fedmedian: Path) -> None:
     client = TrainedClient(checkpoint_of("fedmedian", pull=2), device="cpu")
     (prediction,) = client.predict(as_arrays(random_pixels(1)))
     assert (client.facts.method, prediction.measure) == ("fedmedian", "probability")
 
 
-def test_the_server_takes_medians_and_keeps_what_nobody_sent(fedmedian: Path) -> None:
+def test_the_server_takes_medians_and_keeps_classes_that_no_client_uploaded(fedmedian: Path) -> None:
     strategy = small_strategy("fedmedian", clients=3)
     known = Payload(prototypes=prototype_set([0, 4], [[5.0] * 8, [7.0] * 8]))
     uploads = [
@@ -103,13 +103,13 @@ def test_the_server_takes_medians_and_keeps_what_nobody_sent(fedmedian: Path) ->
         upload_of(1, prototype_set([0], [[2.0] * 8])),
         upload_of(2, prototype_set([0], [[1000.0] * 8])),
     ]
-    learnt = strategy.aggregate(known, iter(uploads), round_number=1).prototypes
-    assert learnt.class_ids.tolist() == [0, 1, 4]
-    assert np.array_equal(learnt.vectors[:, 0], [2.0, 2.0, 7.0])
+    aggregated = strategy.aggregate(known, iter(uploads), round_number=1).prototypes
+    assert aggregated.class_ids.tolist() == [0, 1, 4]
+    assert np.array_equal(aggregated.vectors[:, 0], [2.0, 2.0, 7.0])
 
 
 def test_the_server_loads_its_half_without_torch(fedmedian: Path) -> None:
-    """In a process of its own, as a server that only has the package on its path."""
+    """In a separate process, with the package on its path."""
     script = (
         f"import sys; sys.path.insert(0, {str(fedmedian)!r})\n"
         "from feddbp_common.config.run import RunConfig\n"
@@ -123,7 +123,7 @@ def test_the_server_loads_its_half_without_torch(fedmedian: Path) -> None:
 # --- registration
 
 
-def test_an_installed_method_is_found_by_name_and_listed_after_ours(fedmedian: Path) -> None:
+def test_an_installed_method_is_found_by_name_and_listed_after_the_built_in_ones(fedmedian: Path) -> None:
     method = method_named("fedmedian")
     assert (method.name, method.title) == ("fedmedian", "FedMedian")
     assert METHODS["fedmedian"] is method
@@ -132,14 +132,14 @@ def test_an_installed_method_is_found_by_name_and_listed_after_ours(fedmedian: P
     assert list(METHODS.values())[-1] is method
 
 
-def test_a_run_of_an_installed_method_reaches_clients_as_any_other(fedmedian: Path) -> None:
+def test_the_configuration_of_an_installed_methods_run_survives_the_wire(fedmedian: Path) -> None:
     config = RunConfig(method="fedmedian", method_settings={"pull": "2.5"})
     arrived = run_from_proto(run_to_proto(config))
     assert arrived == config
     assert arrived.method_settings["pull"] == 2.5
 
 
-def test_a_near_miss_of_an_installed_methods_name_is_answered_with_the_right_one(fedmedian: Path) -> None:
+def test_a_misspelled_installed_method_is_an_error_that_suggests_its_name(fedmedian: Path) -> None:
     with pytest.raises(ConfigurationError, match="did you mean 'fedmedian'"):
         method_named("fedmedain")
 
@@ -149,14 +149,14 @@ def test_without_the_package_there_is_no_such_method() -> None:
         method_named("fedmedian")
 
 
-def test_a_name_of_ours_cannot_be_taken_over(site: Path) -> None:
+def test_a_built_in_name_cannot_be_overridden(site: Path) -> None:
     install(site, "usurper", {"local": "usurper:METHOD"}, {"usurper.py": "raise AssertionError('it was imported')"})
     assert method_named("local").title == "Local training"
     assert list(METHODS).count("local") == 1
 
 
 @pytest.mark.parametrize(
-    ("code", "complaint"),
+    ("code", "message"),
     [
         ("import no_such_module", "method 'broken' of package mishap cannot be loaded: No module named"),
         ("", "method 'broken' of package mishap cannot be loaded: .*METHOD"),
@@ -164,9 +164,9 @@ def test_a_name_of_ours_cannot_be_taken_over(site: Path) -> None:
         ("from feddbp_common.methods import METHODS; METHOD = METHODS['local']", "is not a method called 'broken'"),
     ],
 )
-def test_a_package_that_does_not_work_is_named_in_one_line(site: Path, code: str, complaint: str) -> None:
+def test_a_broken_package_is_named_in_one_line(site: Path, code: str, message: str) -> None:
     install(site, "mishap", {"broken": "mishap:METHOD"}, {"mishap.py": code})
-    with pytest.raises(ConfigurationError, match=complaint):
+    with pytest.raises(ConfigurationError, match=message):
         method_named("broken")
     assert method_named("local")
 
@@ -174,5 +174,5 @@ def test_a_package_that_does_not_work_is_named_in_one_line(site: Path, code: str
 def test_two_packages_with_a_method_of_the_same_name_are_both_named(site: Path) -> None:
     for package in ("first", "second"):
         install(site, package, {"twice": f"{package}:METHOD"}, {f"{package}.py": ""})
-    with pytest.raises(ConfigurationError, match=r"package (first|second) and package (first|second) both bring"):
+    with pytest.raises(ConfigurationError, match=r"package (first|second) and package (first|second) both define"):
         method_named("twice")

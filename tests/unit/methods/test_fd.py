@@ -1,4 +1,4 @@
-"""FD: mean logits per class travel, and outputs are distilled from them."""
+"""FD: clients exchange mean logits per class and distil their outputs from them."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def test_a_sample_of_a_class_without_logits_gets_no_gradient_from_distillation()
     torch.testing.assert_close(loss * len(labels), alone * int(known.sum()))
 
 
-def test_distilling_from_ones_own_output_would_change_nothing() -> None:
-    # why samples of absent classes lose nothing against code that lets them distil from themselves
+def test_distilling_from_the_own_output_has_no_gradient() -> None:
+    # some code distils samples of absent classes from themselves: the result is the same
     logits = torch.randn(4, CLASSES, dtype=torch.float64, requires_grad=True)
     loss = -(logits.detach().softmax(dim=1) * logits.log_softmax(dim=1)).sum()
     (gradient,) = torch.autograd.grad(loss, logits)
@@ -101,7 +101,7 @@ def test_distilling_from_ones_own_output_would_change_nothing() -> None:
 
 
 def trained_alone(name: str, **settings: Any) -> dict[str, Tensor]:
-    """The only client of a run of two rounds, after it."""
+    """The weights of the only client of a run after two rounds."""
     images, labels = small_batch()
     data = ClientData(images, labels, images, labels, CLASSES, tuple("abcde"))
     config = RunConfig(
@@ -116,14 +116,14 @@ def trained_alone(name: str, **settings: Any) -> dict[str, Tensor]:
     run = LocalTrainer(method=client, data=data, config=config, client_id=0, device=torch.device("cpu"))
     known = strategy.initial()
     for number in range(2):
-        contribution = run.train(strategy.reply(known, None), number, lambda *_: None).contribution
-        assert contribution is not None
-        known = strategy.aggregate(known, [upload_of(0, contribution)], round_number=number)
+        upload = run.train(strategy.reply(known, None), number, lambda *_: None).upload
+        assert upload is not None
+        known = strategy.aggregate(known, [upload_of(0, upload)], round_number=number)
     return client.state_dict()
 
 
 @pytest.mark.parametrize("collect", ["post", "running", "last_epoch"])
-def test_one_client_without_distillation_trains_as_if_alone(collect: str) -> None:
+def test_one_client_without_distillation_trains_as_in_local_training(collect: str) -> None:
     expected, found = trained_alone("local"), trained_alone("fd", gamma=0.0, collect=collect)
     assert expected.keys() == found.keys()
     assert all(torch.equal(expected[name], found[name]) for name in expected)
@@ -135,7 +135,7 @@ def test_one_client_without_distillation_trains_as_if_alone(collect: str) -> Non
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_an_upload_has_the_mean_output_of_every_class_there_is(target: str) -> None:
+def test_an_upload_has_the_mean_output_of_every_class_of_the_client(target: str) -> None:
     client = small_trainer("fd", target=target).train()
     images, labels = small_batch()
     sent = client.collect(images, labels, batch_size=7).prototypes
@@ -164,7 +164,7 @@ def test_means_can_be_taken_over_all_steps_of_a_round() -> None:
 
 
 @pytest.mark.parametrize(("classes", "size"), [(10, 400), (100, 40_000)])
-def test_payloads_have_the_bytes_they_should(classes: int, size: int) -> None:
+def test_payloads_have_their_documented_size(classes: int, size: int) -> None:
     sent = prototype_set(range(classes), np.zeros((classes, classes)))
     strategy = small_strategy("fd", classes=classes)
     arrived = over_the_wire(Payload(prototypes=sent), upload_rules("fd", classes=classes))
@@ -177,7 +177,7 @@ def test_payloads_have_the_bytes_they_should(classes: int, size: int) -> None:
 
 
 def stored(payload: Payload) -> Payload:
-    """What a server knows after it was killed and started again."""
+    """The global state as a restarted server restores it."""
     encoded = encode(payload)
     return decode(encoded.manifest, encoded.body())
 
@@ -188,7 +188,7 @@ def rows(payload: Payload) -> dict[int, Any]:
 
 
 @pytest.mark.parametrize("leave_one_out", [False, True])
-def test_global_logits_are_plain_means_and_absent_classes_stay(leave_one_out: bool) -> None:
+def test_global_logits_are_plain_means_and_absent_classes_keep_theirs(leave_one_out: bool) -> None:
     strategy = small_strategy("fd", leave_one_out=leave_one_out)
     a, b, c = logits_of([0, 2], 1), logits_of([0, 3], 2), logits_of([3], 3)
     known = stored(strategy.aggregate(Payload(), [upload_of(0, a), upload_of(1, b)], round_number=0))
@@ -201,7 +201,7 @@ def test_global_logits_are_plain_means_and_absent_classes_stay(leave_one_out: bo
     np.testing.assert_array_equal(found[3], c.vectors[0])
 
 
-def test_without_leave_one_out_everybody_receives_the_same() -> None:
+def test_without_leave_one_out_all_clients_receive_the_same() -> None:
     strategy = small_strategy("fd")
     sent = [logits_of([0, 1], seed) for seed in range(3)]
     known = strategy.aggregate(Payload(), [upload_of(i, logits) for i, logits in enumerate(sent)], round_number=0)
@@ -210,18 +210,18 @@ def test_without_leave_one_out_everybody_receives_the_same() -> None:
 
 
 @pytest.mark.parametrize("leave_one_out", [False, True])
-def test_a_clients_own_upload_is_asked_for_only_where_it_is_needed(leave_one_out: bool) -> None:
+def test_only_leave_one_out_needs_a_clients_own_upload(leave_one_out: bool) -> None:
     assert small_strategy("fd", leave_one_out=leave_one_out).personalises == leave_one_out
 
 
-def test_left_out_of_its_own_mean_a_client_receives_what_the_others_sent() -> None:
+def test_with_leave_one_out_a_client_receives_the_mean_of_the_others() -> None:
     strategy = small_strategy("fd", leave_one_out=True)
     sent = [logits_of([0, 1, 2], 1), logits_of([0, 1], 2), logits_of([0, 4], 3)]
     known = stored(
         strategy.aggregate(Payload(), [upload_of(i, logits) for i, logits in enumerate(sent)], round_number=0)
     )
     found = rows(over_the_wire(strategy.reply(known, Payload(prototypes=sent[0])), download_rules("fd")))
-    # class 2 nobody else has; class 4 is not its own
+    # no other client has class 2; class 4 is not one of its own
     assert list(found) == [0, 1, 4]
     others = (sent[1].vectors[0].astype(float) + sent[2].vectors[0]) / 2
     np.testing.assert_allclose(found[0], others, rtol=1e-4, atol=1e-5)
@@ -229,19 +229,19 @@ def test_left_out_of_its_own_mean_a_client_receives_what_the_others_sent() -> No
     np.testing.assert_array_equal(found[4], sent[2].vectors[1])
 
 
-def test_a_client_that_sat_out_is_not_taken_out_of_a_mean_it_is_not_in() -> None:
+def test_a_client_that_skipped_a_round_is_not_subtracted_from_its_mean() -> None:
     strategy = small_strategy("fd", leave_one_out=True)
     a, b, c, newer = logits_of([0, 1], 1), logits_of([0], 2), logits_of([0], 3), logits_of([0], 4)
     known = stored(strategy.aggregate(Payload(), [upload_of(0, a), upload_of(1, b)], round_number=0))
     known = stored(strategy.aggregate(known, [upload_of(1, newer), upload_of(2, c)], round_number=1))
     found = rows(strategy.reply(known, Payload(prototypes=a)))
-    # class 0 was sent by others since; the mean of class 1 is still its own alone
+    # others have uploaded class 0 since; the mean of class 1 is still its own upload
     assert list(found) == [0]
     np.testing.assert_allclose(found[0], (newer.vectors[0].astype(float) + c.vectors[0]) / 2, rtol=1e-5)
 
 
 @pytest.mark.parametrize("largest", [1e6, -1e6])
-def test_taking_a_client_out_of_a_rounded_mean_stays_within_what_was_let_in(largest: float) -> None:
+def test_subtracting_a_client_from_a_rounded_mean_stays_within_the_bounds_of_uploads(largest: float) -> None:
     strategy = small_strategy("fd", leave_one_out=True)
     for seed in range(20):
         honest = logits_of([0, 1, 2], seed)
@@ -251,7 +251,7 @@ def test_taking_a_client_out_of_a_rounded_mean_stays_within_what_was_let_in(larg
         over_the_wire(strategy.reply(known, Payload(prototypes=honest)), download_rules("fd"))
 
 
-def test_alone_in_everything_a_client_receives_nothing() -> None:
+def test_a_client_alone_in_all_its_classes_receives_nothing() -> None:
     strategy = small_strategy("fd", leave_one_out=True)
     known = strategy.aggregate(Payload(), [upload_of(0, logits_of([1, 2]))], round_number=0)
     reply = over_the_wire(strategy.reply(known, Payload(prototypes=logits_of([1, 2]))), download_rules("fd"))
@@ -260,9 +260,9 @@ def test_alone_in_everything_a_client_receives_nothing() -> None:
     assert list(client.objective(*small_batch()).terms) == ["ce"]
 
 
-# --- the whole
+# --- a federation
 
 
-def test_three_clients_learn_together() -> None:
+def test_a_federation_of_three_clients_learns() -> None:
     accuracies = run_in_process("fd").of("head")
     assert accuracies[-1] > accuracies[0] + 0.3

@@ -1,4 +1,4 @@
-"""FedDBP and local training on the client: what is minimised, what is sent, and how predictions are made."""
+"""FedDBP and local training on the client: objective, upload and predictions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ every_ablation = pytest.mark.parametrize("ablation", ABLATIONS, ids=["full", "wi
 
 
 def backbone() -> nn.Module:
-    """With batch normalisation and dropout, so that a forgotten eval mode shows."""
+    """With batch normalisation and dropout, so that a missing eval mode is detected."""
     return nn.Sequential(
         nn.Flatten(), nn.Linear(12, WIDTH), nn.BatchNorm1d(WIDTH), nn.Dropout(0.3), nn.Linear(WIDTH, WIDTH)
     )
@@ -115,7 +115,7 @@ def test_the_same_seed_makes_the_same_model(branch: str, heads: str, ablation: d
         ("mlp", [nn.Linear, nn.ReLU, nn.Linear]),
     ],
 )
-def test_branches_have_the_shape_asked_for(branch: str, layers: list[type[nn.Module]]) -> None:
+def test_branches_have_the_configured_shape(branch: str, layers: list[type[nn.Module]]) -> None:
     method = feddbp(branch=branch)
     assert [[type(layer) for layer in b.children()] for b in method.branches.values()] == [layers, layers]
 
@@ -130,7 +130,7 @@ def test_a_checkpoint_holds_every_parameter_once(heads: str, ablation: dict[str,
     assert save(method.state_dict())  # safetensors refuses tensors that share memory
 
 
-def test_what_the_server_sends_is_no_part_of_a_checkpoint() -> None:
+def test_a_download_is_not_part_of_the_models_state() -> None:
     method = feddbp()
     before = set(method.state_dict())
     method.receive(prototypes(), completed_rounds=1)
@@ -157,7 +157,7 @@ def test_without_prototypes_the_objective_is_two_cross_entropies(heads: str) -> 
     torch.testing.assert_close(objective.total, ce_s + 0.25 * ce_d)
 
 
-def test_with_prototypes_both_branches_are_held_to_them() -> None:
+def test_with_prototypes_both_branches_have_a_prototype_term() -> None:
     method = feddbp(lambda_1=0.5, lambda_2=3.0, lambda_3=0.7, hard_negatives="boundary", tau=0.2).eval()
     sent = prototypes()
     method.receive(sent, completed_rounds=1)
@@ -195,7 +195,7 @@ def test_every_form_of_the_loss_reaches_every_parameter(form: str, hard_negative
         assert parameter.grad.isfinite().all(), name
 
 
-def test_an_empty_payload_takes_the_prototypes_back() -> None:
+def test_an_empty_payload_removes_the_prototypes() -> None:
     method = feddbp()
     method.receive(prototypes(), completed_rounds=1)
     assert "l_s" in method.objective(*batch()).terms
@@ -212,11 +212,11 @@ def test_terms_do_not_keep_the_graph_alive() -> None:
     assert not any(term.requires_grad for term in objective.terms.values())
 
 
-def test_prototypes_straight_from_the_wire_are_taken() -> None:
+def test_read_only_prototypes_from_the_wire_are_accepted() -> None:
     encoded = encode(prototypes())
     received = decode(encoded.manifest, encoded.body())
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # torch warns of memory that may not be written
+        warnings.simplefilter("error")  # torch warns of read-only memory
         method = feddbp()
         method.receive(received, completed_rounds=1)
     assert {"l_s", "l_d"} <= set(method.objective(*batch()).terms)
@@ -239,7 +239,7 @@ def test_mixed_precision_changes_the_loss_by_rounding_only(ablation: dict[str, A
 # --- ablations
 
 
-def test_without_share_the_decision_branch_serves_both() -> None:
+def test_without_share_the_decision_branch_is_used_for_both_features() -> None:
     method = feddbp(without_share=True, lambda_1=0.5).eval()
     sent = prototypes()
     method.receive(sent, completed_rounds=1)
@@ -273,7 +273,7 @@ def test_without_personalisation_changes_nothing_on_the_client(ablation: dict[st
     assert torch.equal(plain, averaged)
 
 
-# --- what is uploaded
+# --- the upload
 
 
 @every_ablation
@@ -320,7 +320,7 @@ def test_mixed_precision_uploads_single_precision(head: Any) -> None:
         np.testing.assert_allclose(one, other, rtol=0.05, atol=0.02)
 
 
-def test_collecting_leaves_the_model_as_it_was() -> None:
+def test_collecting_does_not_change_the_model() -> None:
     method = feddbp()
     before = {name: tensor.clone() for name, tensor in method.state_dict().items()}
     method.collect(*batch(), batch_size=8)
@@ -330,7 +330,7 @@ def test_collecting_leaves_the_model_as_it_was() -> None:
 
 @pytest.mark.parametrize("only_top", [False, True])
 @pytest.mark.parametrize("k_top", [0, 3, WIDTH])
-def test_the_upload_passes_the_checks_at_the_door(only_top: bool, k_top: int) -> None:
+def test_the_upload_passes_the_servers_checks(only_top: bool, k_top: int) -> None:
     method = feddbp(top_channels_only=only_top, k_top=k_top)
     payload = method.collect(*batch(), batch_size=8)
     shape = ExchangeShape(classes=CLASSES, feature_dim=WIDTH, top_channels_only=only_top)
@@ -350,7 +350,7 @@ def test_top_channels_are_those_of_the_scores() -> None:
         assert channels == sorted(range(WIDTH), key=lambda j: (-row[j], j))[:3]
 
 
-def test_of_equal_scores_the_lower_channel_goes_first() -> None:
+def test_equal_scores_are_ordered_by_channel() -> None:
     scores = np.array([[1, 3, 3, 0, 3], [0, 0, 0, 0, 0], [0, 0, 0, 0, 5]], dtype=np.float32)
     assert top_channels(scores, 3).tolist() == [[1, 2, 4], [0, 1, 2], [4, 0, 1]]
 
@@ -368,7 +368,7 @@ def test_top_channels_follow_score_then_index(scores: Any, k_top: int) -> None:
 
 
 def transparent(**settings: Any) -> FedDBP:
-    """Feature and image are the same vector; the head answers with the class of the largest of its first channels."""
+    """The feature is the image itself; the head predicts the class of its largest channel."""
     method = FedDBP(
         backbone=nn.Flatten(),
         make_head=lambda: nn.Linear(WIDTH, CLASSES),
@@ -394,7 +394,7 @@ def vector(*values: float) -> list[float]:
 
 def test_the_three_rules_each_follow_their_own_measure() -> None:
     method = transparent()
-    # class 1 lies in the direction of the sample but far out, class 3 near it in another direction
+    # class 1 is in the direction of the sample but far away, class 3 near it in another direction
     method.receive(prototypes([1, 3], [vector(10.0, 0.0), vector(0.6, 0.8)]), completed_rounds=1)
     found = method.predict(torch.tensor([vector(1.0, 0.0)]))
     assert {rule: classes.tolist() for rule, classes in found.items()} == {
@@ -414,7 +414,7 @@ def test_classes_without_prototype_are_never_predicted_by_prototypes() -> None:
     assert found["prototype_normalized"].tolist() == [4, 4]
 
 
-def test_without_prototypes_only_the_head_answers() -> None:
+def test_without_prototypes_only_the_head_predicts() -> None:
     method = transparent()
     method.receive(Payload(), completed_rounds=0)
     found = method.predict(torch.tensor([vector(0.0, 0.0, 1.0), vector(1.0)]))
@@ -434,7 +434,7 @@ def test_prediction_uses_the_decision_feature_and_its_head() -> None:
 
 
 @every_ablation
-def test_prediction_is_in_eval_mode_and_puts_the_mode_back(ablation: dict[str, Any]) -> None:
+def test_prediction_is_in_eval_mode_and_restores_the_mode(ablation: dict[str, Any]) -> None:
     method = feddbp(**ablation).train()
     method.receive(prototypes(), completed_rounds=1)
     images, _ = batch()
@@ -447,7 +447,7 @@ def test_prediction_is_in_eval_mode_and_puts_the_mode_back(ablation: dict[str, A
 
 
 @pytest.mark.parametrize("rule", FedDBP.inference_rules)
-def test_the_rule_that_counts_is_the_one_configured(rule: str) -> None:
+def test_the_main_rule_is_the_configured_one(rule: str) -> None:
     assert feddbp(inference=rule).inference == rule
 
 
@@ -468,10 +468,10 @@ def test_a_federation_of_one_learns_its_classes() -> None:
         assert (classes == labels).float().mean() > 0.95, rule
 
 
-# --- training alone
+# --- local training
 
 
-def test_local_training_minimises_cross_entropy_and_sends_nothing() -> None:
+def test_local_training_minimises_cross_entropy_and_uploads_nothing() -> None:
     method = local().eval()
     images, labels = batch()
     method.receive(Payload(), completed_rounds=0)
@@ -483,7 +483,7 @@ def test_local_training_minimises_cross_entropy_and_sends_nothing() -> None:
     assert torch.equal(method.predict(images)["head"], logits.argmax(dim=1))
 
 
-def test_local_training_predicts_in_eval_mode_and_puts_the_mode_back() -> None:
+def test_local_training_predicts_in_eval_mode_and_restores_the_mode() -> None:
     method = local().train()
     images, _ = batch()
     alone = torch.cat([method.predict(image.unsqueeze(0))["head"] for image in images])

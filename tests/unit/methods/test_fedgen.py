@@ -1,4 +1,4 @@
-"""FedGen: a generator learnt from heads on the server, heads trained on its features on the clients."""
+"""FedGen: the server trains a generator on the clients' heads, clients train the head on its features."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def after(rounds: int, strategy: Any) -> Payload:
 
 
 def client_of(completed_rounds: int = 1, **settings: Any) -> Any:
-    """A client in eval mode with what the server sends after so many rounds."""
+    """A client in eval mode with the download after this number of rounds."""
     client = small_trainer("fedgen", **{**SMALL, **settings}).eval()
     strategy = strategy_of(**settings)
     reply = strategy.reply(after(completed_rounds, strategy), None)
@@ -84,7 +84,7 @@ def client_of(completed_rounds: int = 1, **settings: Any) -> Any:
 
 
 def torch_generator(tensors: Any, dtype: torch.dtype = torch.float64) -> nn.Module:
-    """The same generator out of torch's own modules."""
+    """The same generator made of torch's modules."""
     network = nn.Sequential(
         nn.Linear(NOISE + CLASSES, HIDDEN), nn.BatchNorm1d(HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, WIDTH)
     )
@@ -110,7 +110,7 @@ def batch(size: int = 10, seed: int = 0) -> tuple[Any, Any]:
 # --- settings
 
 
-def test_the_full_method_trains_its_generator_slowly_unless_told_otherwise() -> None:
+def test_the_full_method_has_a_smaller_default_step_size_for_its_generator() -> None:
     assert FedGenSettings().server_learning_rate == 0.005
     assert FedGenSettings(full=True).server_learning_rate == 0.0003
     assert FedGenSettings(full=True, server_learning_rate=0.1).server_learning_rate == 0.1
@@ -154,7 +154,7 @@ def test_adam_steps_as_torch_does() -> None:
         np.testing.assert_allclose(ours["w"], theirs.detach(), rtol=1e-10)
 
 
-def test_adam_goes_on_where_it_was_kept() -> None:
+def test_adam_resumes_from_its_stored_state() -> None:
     gradients = [np.random.default_rng(step).standard_normal(4) for step in range(4)]
     whole, parted = {"w": np.zeros(4)}, {"w": np.zeros(4)}
     adam = Adam(0.1)
@@ -175,7 +175,7 @@ def answers(weights: dict[str, Any], feature: Any) -> Any:
     return weights["head.weight"].astype(float) @ feature + weights["head.bias"]
 
 
-def test_one_teacher_judges_as_the_weighted_mean_of_all_answers() -> None:
+def test_one_teacher_is_the_cross_entropy_of_the_weighted_mean_logits() -> None:
     features, labels = np.random.default_rng(1).standard_normal((10, WIDTH)), batch()[1]
     mean = strategy_of().aggregate(Payload(), uploads(), round_number=0).tensors
     loss, slope = Teachers.one(mean).judge(features, labels)
@@ -191,7 +191,7 @@ def test_one_teacher_judges_as_the_weighted_mean_of_all_answers() -> None:
     np.testing.assert_allclose(slope, z.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_many_teachers_judge_by_their_share_in_a_label() -> None:
+def test_many_teachers_are_weighted_by_their_share_of_a_label() -> None:
     features, labels = np.random.default_rng(1).standard_normal((10, WIDTH)), batch()[1] % 4
     heads = [head(k) for k in range(3)]
     loss, slope = Teachers.many(heads, LABEL_COUNTS).judge(features, labels)
@@ -207,7 +207,7 @@ def test_many_teachers_judge_by_their_share_in_a_label() -> None:
     np.testing.assert_allclose(slope, z.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_the_reward_for_diversity_and_its_slope_are_those_of_slow_loops() -> None:
+def test_the_diversity_reward_and_its_gradient_agree_with_slow_loops() -> None:
     noise = np.random.default_rng(0).random((5, NOISE))
     z = torch.randn(5, WIDTH, dtype=torch.float64, requires_grad=True)
     total = torch.zeros((), dtype=torch.float64)
@@ -277,11 +277,11 @@ def test_heads_are_averaged_by_training_samples() -> None:
         np.testing.assert_array_equal(found.tensors[name], tensor)
 
 
-def test_the_generator_that_is_sent_is_the_one_that_was_trained() -> None:
+def test_the_trained_generator_is_sent() -> None:
     strategy = strategy_of()
     first, second = (strategy.reply(after(rounds, strategy), None).tensors for rounds in (1, 2))
     untrained = fresh(derive_seed(0, "generator")).tensors()
-    # a bias before a batch normalisation is subtracted again: its gradient is zero but for rounding
+    # batch normalisation subtracts the bias before it, whose gradient is zero except for rounding
     for name in MODULES.keys() - {"generator.hidden.bias"}:
         assert (first[name] != untrained[name]).any(), name
         assert (second[name] != first[name]).any(), name
@@ -293,13 +293,13 @@ def test_the_ensemble_recognises_features_better_after_training(settings: Any) -
     known = after(1, strategy).tensors
     teachers = Teachers.many([head(k) for k in range(3)], LABEL_COUNTS) if settings else Teachers.one(known)
     noise, labels = batch(64)
-    labels = labels % 4  # class 4 nobody has
+    labels = labels % 4  # no client has class 4
     before, trained = fresh(derive_seed(0, "generator")), FeatureGenerator(known)
     losses = [teachers.judge(generator.make(noise, labels).features, labels)[0] for generator in (before, trained)]
     assert losses[1] < 0.5 * losses[0]
 
 
-def test_clients_learn_how_frequent_labels_are_among_them() -> None:
+def test_clients_receive_the_frequencies_of_labels() -> None:
     assert after(1, strategy_of()).tensors["label_counts"].tolist() == [8, 8, 5, 1, 0]
 
 
@@ -310,14 +310,14 @@ def test_the_same_uploads_give_the_same_bits(full: bool) -> None:
     assert one != encode(after(2, small_strategy("fedgen", seed=1, full=full, **SMALL))).body()
 
 
-def test_what_adam_keeps_stays_on_the_server() -> None:
+def test_adams_state_stays_on_the_server() -> None:
     strategy = strategy_of(keep_adam=True)
     known = after(2, strategy)
     assert known.tensors["adam.steps"].tolist() == [2 * SMALL["server_steps"]]
     reply = over_the_wire(strategy.reply(known, None), download_rules("fedgen", **SMALL))
     assert not [name for name in reply.tensors if name.startswith("adam")]
-    afresh = after(2, strategy_of()).tensors
-    assert (known.tensors["generator.output.bias"] != afresh["generator.output.bias"]).any()
+    without_state = after(2, strategy_of()).tensors
+    assert (known.tensors["generator.output.bias"] != without_state["generator.output.bias"]).any()
 
 
 def test_a_round_without_uploads_changes_nothing() -> None:
@@ -326,12 +326,12 @@ def test_a_round_without_uploads_changes_nothing() -> None:
     assert strategy.aggregate(known, [], round_number=1) is known
 
 
-def test_a_generator_that_diverges_is_named_before_clients_see_it() -> None:
+def test_a_diverged_generator_is_an_error_before_it_is_sent() -> None:
     with pytest.raises(FedDBPError, match="try a smaller server_learning_rate"):
         after(1, strategy_of(server_learning_rate=1e9))
 
 
-def test_a_generator_the_runs_type_cannot_hold_is_named_before_clients_ask_for_it() -> None:
+def test_a_generator_that_overflows_the_wire_type_is_an_error_before_it_is_sent() -> None:
     wide = {**after(1, strategy_of()).tensors, "generator.norm.running_var": np.full(HIDDEN, 1e6, np.float32)}
     strategy_of().aggregate(Payload(tensors=wide), uploads(), round_number=1)
     with pytest.raises(FedDBPError, match=r"the generator diverged, .*running_var: .* is 65504"):
@@ -355,7 +355,7 @@ def test_the_server_trains_without_torch() -> None:
         (100, 512, 205_200, 2_519_440),
     ],
 )
-def test_payloads_have_the_bytes_they_should(classes: int, noise: int, up: int, down: int) -> None:
+def test_payloads_have_their_documented_size(classes: int, noise: int, up: int, down: int) -> None:
     settings = {"noise_dim": noise, "server_steps": 1}
     shape = {"classes": classes, "width": 512}
     strategy = small_strategy("fedgen", **settings, **shape)
@@ -363,7 +363,7 @@ def test_payloads_have_the_bytes_they_should(classes: int, noise: int, up: int, 
     assert encode(sent).manifest.total_bytes == up
     known = strategy.aggregate(strategy.initial(), [upload_of(0, sent, [1] * classes)], round_number=0)
     reply = over_the_wire(strategy.reply(known, None), download_rules("fedgen", **settings, **shape))
-    # and how frequent each label is, which clients draw by
+    # plus the frequency of each label
     assert encode(reply).manifest.total_bytes == down + 4 * classes
 
 
@@ -377,7 +377,7 @@ def test_a_generator_with_a_part_missing_is_refused() -> None:
 # --- the client
 
 
-def test_without_a_generator_the_objective_is_cross_entropy_under_the_common_head() -> None:
+def test_without_a_generator_the_objective_is_cross_entropy_with_the_shared_head() -> None:
     client = client_of(completed_rounds=0)
     images, labels = small_batch()
     objective = client.objective(images, labels)
@@ -409,7 +409,7 @@ def test_the_objective_adds_cross_entropy_on_generated_features() -> None:
     assert objective.total.item() == pytest.approx(ce + generated, rel=1e-5)
 
 
-def test_generated_features_train_the_head_alone() -> None:
+def test_generated_features_train_only_the_head() -> None:
     client = client_of()
     images, labels = small_batch()
     torch.manual_seed(2)
@@ -420,13 +420,13 @@ def test_generated_features_train_the_head_alone() -> None:
         assert torch.allclose(one, other, rtol=1e-4, atol=1e-7) != name.startswith("head."), name
 
 
-def test_labels_are_drawn_as_frequent_as_they_are() -> None:
+def test_labels_are_drawn_by_their_frequency() -> None:
     torch.manual_seed(0)
     drawn = torch.bincount(client_of()._generator.draw_labels(22_000), minlength=CLASSES)
     np.testing.assert_allclose(drawn / 1000, [8, 8, 5, 1, 0], atol=0.3)
 
 
-def test_the_full_objective_also_draws_outputs_to_those_of_generated_features() -> None:
+def test_the_full_objective_also_distils_from_generated_features() -> None:
     client = client_of(completed_rounds=3, full=True, alpha=3.0, beta=5.0, decay=0.5)
     images, labels = small_batch()
     torch.manual_seed(4)
@@ -446,7 +446,7 @@ def test_the_full_objective_also_draws_outputs_to_those_of_generated_features() 
     assert objective.total.item() == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_label_the_generator_never_saw_pulls_no_sample() -> None:
+def test_a_label_unknown_to_the_generator_adds_no_latent_term() -> None:
     client = client_of(full=True)
     logits = torch.randn(4, CLASSES, requires_grad=True)
     labels = torch.tensor([0, 4, 3, 4])
@@ -455,15 +455,15 @@ def test_a_label_the_generator_never_saw_pulls_no_sample() -> None:
     assert gradient[labels != 4].any(dim=1).all()
 
 
-def test_the_generator_is_no_part_of_a_checkpoint() -> None:
+def test_the_generator_is_not_part_of_a_checkpoint() -> None:
     client = client_of()
     assert set(client.state_dict()) == set(small_trainer("local").state_dict())
     assert sum(p.numel() for p in client.parameters()) == sum(p.numel() for p in small_trainer("local").parameters())
 
 
-# --- the whole
+# --- a federation
 
 
-def test_three_clients_learn_together() -> None:
+def test_a_federation_of_three_clients_learns() -> None:
     accuracies = run_in_process("fedgen").of("head")
     assert accuracies[-1] > accuracies[0] + 0.3

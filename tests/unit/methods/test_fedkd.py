@@ -1,4 +1,4 @@
-"""FedKD: two models that teach each other, one of which travels in pieces."""
+"""FedKD: mutual distillation of two models, one of which is exchanged in compressed form."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def strategy(**settings: Any) -> Any:
 
 
 def mentee_tensors(seed: int, *, scale: float = 1.0, rank: int = 2, fc: int = 64, channels: int = 1) -> dict[str, Any]:
-    """Weights of which fc compresses well and the rest does not."""
+    """Weights of which only fc compresses well."""
     random = np.random.default_rng(seed)
     shapes = {
         "conv1.weight": (32, channels, 5, 5),
@@ -89,7 +89,7 @@ def reference_loss(method: Any, images: Tensor, labels: Tensor) -> float:
     return ce_mentor + ce_mentee + (divergence + 2 * squares) / (ce_mentor + ce_mentee)
 
 
-def test_the_loss_is_the_pages() -> None:
+def test_the_loss_agrees_with_its_definition() -> None:
     method = fedkd().double()
     for seed in range(2):
         images, labels = tiny_batch(seed)
@@ -97,7 +97,7 @@ def test_the_loss_is_the_pages() -> None:
         assert found == pytest.approx(reference_loss(method, images.double(), labels), rel=1e-10)
 
 
-def test_the_terms_make_the_total() -> None:
+def test_the_total_is_made_of_the_terms() -> None:
     objective = fedkd().objective(*tiny_batch())
     terms = {name: float(value) for name, value in objective.terms.items()}
     certainty = terms["ce_mentor"] + terms["ce_mentee"]
@@ -108,7 +108,7 @@ def test_the_terms_make_the_total() -> None:
 
 
 def test_nothing_is_detached() -> None:
-    """The derivative along a direction in all parameters is that of the value, so no path is cut."""
+    """The directional derivative in all parameters agrees with finite differences, so no path is detached."""
     method = fedkd().double()
     images, labels = tiny_batch()[0].double(), tiny_batch()[1]
     method.objective(images, labels).total.backward()
@@ -124,7 +124,7 @@ def test_nothing_is_detached() -> None:
     assert slope == pytest.approx((values[0] - values[1]) / 2e-6, rel=1e-4)
 
 
-def test_a_client_that_knows_its_samples_by_heart_trains_on() -> None:
+def test_a_client_that_fits_its_samples_perfectly_has_finite_gradients() -> None:
     method = fedkd()
     images, labels = tiny_batch()[0], torch.zeros(12, dtype=torch.int64)
     with torch.no_grad():
@@ -155,7 +155,7 @@ def norm(parameters: Any) -> float:
     return math.sqrt(sum(float(p.grad.double().square().sum()) for p in parameters))
 
 
-def test_gradients_of_mentor_mentee_and_w_are_bounded_each_on_its_own() -> None:
+def test_gradients_of_mentor_mentee_and_w_are_clipped_separately() -> None:
     method = fedkd(max_grad_norm=0.5)
     method.objective(*tiny_batch()).total.backward()
     with torch.no_grad():
@@ -172,7 +172,7 @@ def test_gradients_of_mentor_mentee_and_w_are_bounded_each_on_its_own() -> None:
 # --- the shared model
 
 
-def test_all_clients_start_from_the_same_mentee_whoever_they_are() -> None:
+def test_all_clients_start_from_the_same_mentee() -> None:
     first, second = fedkd(client_id=0), fedkd(client_id=1)
     for one, other in zip(first.mentee.parameters(), second.mentee.parameters(), strict=True):
         assert torch.equal(one, other)
@@ -185,7 +185,7 @@ def test_another_run_starts_from_another_mentee() -> None:
     assert not torch.equal(first.mentee.head.weight, second.mentee.head.weight)
 
 
-def test_the_mentee_leaves_the_clients_own_weights_as_they_would_be_without_it() -> None:
+def test_the_mentee_does_not_change_the_clients_own_initial_weights() -> None:
     with_mentee, alone = fedkd(client_id=3), sharing_trainer("local", client_id=3)
     drawn_after = torch.rand(1)
     assert torch.equal(with_mentee.backbone[2].weight, alone.backbone[2].weight)
@@ -195,7 +195,7 @@ def test_the_mentee_leaves_the_clients_own_weights_as_they_would_be_without_it()
     assert torch.equal(drawn_after, torch.rand(1))
 
 
-def test_images_the_mentee_cannot_see_are_refused_at_once() -> None:
+def test_images_too_small_for_the_mentee_are_refused_at_once() -> None:
     with pytest.raises(ModelError, match="at least 16x16"):
         fedkd(image_shape=(1, 8, 8))
 
@@ -210,8 +210,8 @@ def test_images_the_mentee_cannot_see_are_refused_at_once() -> None:
         ("params", 200, 64, 22_778_400),
     ],
 )
-def test_an_upload_has_the_bytes_of_the_page_at_most(target: str, classes: int, image: int, dense_bytes: int) -> None:
-    """A full-energy upload is dense: fresh weights, and changes of them by noise, have no low rank."""
+def test_an_upload_has_at_most_the_documented_size(target: str, classes: int, image: int, dense_bytes: int) -> None:
+    """A full-energy upload is dense: random weights and random updates have no low rank."""
     method = fedkd(
         classes=classes,
         feature_dim=512,
@@ -244,7 +244,7 @@ def test_the_energy_rises_from_start_to_end() -> None:
     assert FedKDSettings(energy_start=0.5, energy_end=1.0).energy(50, 100) == pytest.approx(0.75)
 
 
-def test_what_is_uploaded_is_the_mentee_at_the_rounds_energy() -> None:
+def test_an_upload_is_the_mentee_compressed_to_the_rounds_energy() -> None:
     method = fedkd(energy_start=0.5, energy_end=0.9)
     sent = do_round(method, Payload(), 2)
     expected = compress({name: w.numpy() for name, w in weights_of(method.mentee).items()}, 0.5 + 2 / ROUNDS * 0.4)
@@ -253,7 +253,7 @@ def test_what_is_uploaded_is_the_mentee_at_the_rounds_energy() -> None:
     assert all(np.array_equal(sent.tensors[name], expected[name]) for name in expected)
 
 
-def test_the_mentee_becomes_what_was_received_and_the_rest_stays() -> None:
+def test_a_download_replaces_the_mentee_and_nothing_else() -> None:
     method = fedkd()
     own = {name: value.clone() for name, value in method.state_dict().items() if not name.startswith("mentee.")}
     tensors = mentee_tensors(3)
@@ -263,7 +263,7 @@ def test_the_mentee_becomes_what_was_received_and_the_rest_stays() -> None:
     assert all(torch.equal(method.state_dict()[name], value) for name, value in own.items())
 
 
-def test_nothing_received_leaves_the_mentee_as_it_is() -> None:
+def test_an_empty_download_does_not_change_the_mentee() -> None:
     method, untouched = fedkd(), fedkd()
     method.receive(Payload(), completed_rounds=0)
     assert torch.equal(method.mentee.head.weight, untouched.mentee.head.weight)
@@ -271,7 +271,7 @@ def test_nothing_received_leaves_the_mentee_as_it_is() -> None:
 
 @EITHER_TARGET
 def test_a_model_for_other_images_is_refused_by_the_client(target: str) -> None:
-    """Three channels would stretch over one, and an average of both would look like any other."""
+    """Without this check one channel would be broadcast over three, unnoticed by the average."""
     method = fedkd(target=target)
     prefix = "total." if target == "update" else ""
     received = {prefix + name: tensor for name, tensor in mentee_tensors(0, channels=3).items()}
@@ -281,7 +281,7 @@ def test_a_model_for_other_images_is_refused_by_the_client(target: str) -> None:
         method.receive(Payload(tensors=received), completed_rounds=1)
 
 
-def test_predictions_come_from_both_models_and_the_mentors_count() -> None:
+def test_both_models_predict_and_the_mentors_rule_is_the_main_one() -> None:
     method = fedkd()
     images, _ = tiny_batch()
     predicted = method.predict(images)
@@ -301,7 +301,7 @@ def reference_mean(uploads: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def test_the_server_sends_the_compressed_mean_of_what_arrived() -> None:
+def test_the_server_sends_the_compressed_mean_of_the_uploads() -> None:
     sent = [mentee_tensors(seed) for seed in range(3)]
     uploads = [upload(client, tensors) for client, tensors in enumerate(sent)]
     known = strategy().aggregate(Payload(), iter(uploads), round_number=0)
@@ -313,7 +313,7 @@ def test_the_server_sends_the_compressed_mean_of_what_arrived() -> None:
     assert strategy().reply(known, uploads[0].payload) is known
 
 
-def test_the_server_knows_nothing_before_the_first_round() -> None:
+def test_the_server_has_no_state_before_the_first_round() -> None:
     server = strategy()
     assert not server.reply(server.initial(), None).tensors
 
@@ -340,7 +340,7 @@ def test_the_same_uploads_give_the_same_bits(target: str) -> None:
 
 
 @EITHER_TARGET
-def test_what_travels_passes_the_methods_own_rules(target: str) -> None:
+def test_both_directions_pass_the_methods_own_rules(target: str) -> None:
     server, method = strategy(target=target), fedkd(target=target)
     sent = over_the_wire(do_round(method, Payload(), 0), rules_for_uploads("fedkd", target=target))
     known = server.aggregate(Payload(), iter([upload_of(0, sent)]), round_number=0)
@@ -354,7 +354,7 @@ def shapes(tensors: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 @EITHER_TARGET
-def test_clients_agree_on_shapes_whatever_form_they_travel_in(target: str) -> None:
+def test_layouts_of_dense_and_factored_uploads_agree(target: str) -> None:
     server = strategy(target=target)
     dense, compressed = mentee_tensors(0), compress(mentee_tensors(1), 0.9)
     assert "fc.weight.u" in compressed
@@ -369,13 +369,13 @@ def test_an_upload_that_lacks_a_tensor_is_refused() -> None:
         strategy().layout(shapes(tensors))
 
 
-def test_uploads_that_cannot_be_averaged_name_the_client() -> None:
+def test_uploads_that_cannot_be_averaged_are_an_error_that_names_the_client() -> None:
     uploads = [upload(4, mentee_tensors(0)), upload(7, mentee_tensors(1, channels=3))]
     with pytest.raises(PayloadError, match=r"conv1\.weight: .* in client 7"):
         strategy().aggregate(Payload(), iter(uploads), round_number=0)
 
 
-def test_made_up_factors_cannot_make_a_mean_the_runs_type_does_not_hold() -> None:
+def test_malicious_factors_cannot_make_a_mean_overflow_the_wire_type() -> None:
     server, width = strategy(wire_type=WireType.FLOAT16), 256
     tensors = mentee_tensors(0, fc=width)
     del tensors["fc.weight"]
@@ -387,13 +387,11 @@ def test_made_up_factors_cannot_make_a_mean_the_runs_type_does_not_hold() -> Non
     encode(server.reply(known, None), real_type=WireType.FLOAT16)
 
 
-# --- changes instead of weights
+# --- updates instead of weights
 
 
 @pytest.mark.parametrize(("wire_type", "change"), [(WireType.FLOAT16, 4e4), (WireType.FLOAT32, 6e5)])
-def test_changes_that_add_up_to_more_than_can_be_sent_end_the_run_and_not_its_clients(
-    wire_type: WireType, change: float
-) -> None:
+def test_updates_that_sum_to_an_overflow_fail_the_run_and_not_its_clients(wire_type: WireType, change: float) -> None:
     server = strategy(target="update", wire_type=wire_type)
     tensors = {**mentee_tensors(0), "fc.bias": np.full(512, change, np.float32), "round": np.zeros(1, np.int32)}
     check_values(Payload(tensors=tensors), rules_for_uploads("fedkd", target="update"), real_type=wire_type)
@@ -403,7 +401,7 @@ def test_changes_that_add_up_to_more_than_can_be_sent_end_the_run_and_not_its_cl
         server.aggregate(known, iter([upload_of(0, Payload(tensors=tensors))]), round_number=1)
 
 
-def test_all_changes_are_the_sum_of_those_that_were_received() -> None:
+def test_the_total_update_is_the_sum_of_the_aggregated_updates() -> None:
     server, known = strategy(target="update", wire_type=WireType.FLOAT16), Payload()
     received: dict[str, Any] = {}
     for number in range(4):
@@ -419,7 +417,7 @@ def test_all_changes_are_the_sum_of_those_that_were_received() -> None:
 
 
 class Federation:
-    """A server that averages changes, and clients that come and go."""
+    """A server that averages updates, and clients that take part in some rounds."""
 
     def __init__(self, clients: int, **settings: Any) -> None:
         self.server = strategy(target="update", **settings)
@@ -454,7 +452,7 @@ def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
         assert torch.equal(one[name], other[name]), name
 
 
-def test_an_upload_is_what_the_round_changed() -> None:
+def test_an_upload_is_the_update_of_the_round() -> None:
     method = fedkd(target="update", energy_start=1, energy_end=1)
     before = weights_of(method.mentee)
     sent = decompress({name: t for name, t in do_round(method, Payload(), 0).tensors.items() if name != "round"})
@@ -478,17 +476,17 @@ def test_lossless_updates_lead_where_lossless_weights_do() -> None:
         assert torch.allclose(found[name], expected[name], atol=1e-4), name
 
 
-def test_whoever_took_part_receives_the_last_change_and_whoever_did_not_all_of_them() -> None:
+def test_participants_receive_the_last_update_and_other_clients_the_total() -> None:
     federation = Federation(3)
     federation.play(0, 1, 2)
     federation.play(0, 1)
-    lately, missed, newcomer = federation.reply(0), federation.reply(2), federation.server.reply(federation.known, None)
-    assert not any(name.startswith("total.") for name in lately.tensors)
+    last, missed, newcomer = federation.reply(0), federation.reply(2), federation.server.reply(federation.known, None)
+    assert not any(name.startswith("total.") for name in last.tensors)
     assert set(missed.tensors) == set(newcomer.tensors) == {"round", *(f"total.{name}" for name in SMALL_MODEL)}
-    assert bytes_of(lately) <= bytes_of(missed)
+    assert bytes_of(last) <= bytes_of(missed)
 
 
-def test_all_clients_arrive_at_the_same_mentee_by_either_way() -> None:
+def test_the_last_update_and_the_total_lead_to_the_same_mentee() -> None:
     federation = Federation(3)
     federation.play(0, 1, 2)
     federation.play(0, 1)
@@ -500,13 +498,13 @@ def test_all_clients_arrive_at_the_same_mentee_by_either_way() -> None:
     assert_equal(other, federation.mentee_now(3))
 
 
-def test_being_told_the_same_twice_changes_nothing() -> None:
+def test_receiving_the_same_download_twice_changes_nothing() -> None:
     federation = Federation(2)
     federation.play(0, 1)
     assert_equal(federation.mentee_now(0), federation.mentee_now(0))
 
 
-def test_looking_on_for_a_round_does_not_lose_the_way() -> None:
+def test_a_round_without_training_keeps_the_anchor() -> None:
     federation = Federation(2)
     federation.play(0, 1)
     federation.mentee_now(1)
@@ -524,12 +522,12 @@ def test_a_checkpoint_of_the_round_before_can_be_used_to_predict() -> None:
     federation.clients[0].receive(received, completed_rounds=1)
 
 
-def test_a_client_that_lost_its_state_says_so() -> None:
+def test_a_client_that_lost_its_state_raises_an_error() -> None:
     federation = Federation(2)
     for _ in range(2):
         federation.play(0, 1)
     federation.clients[1] = fedkd(client_id=1, target="update")
-    with pytest.raises(FedDBPError, match="changed after round 1, but this client has lost where it stood"):
+    with pytest.raises(FedDBPError, match="the update of round 1, but this client no longer has the weights before it"):
         federation.mentee_now(1)
     federation.play(0)
     assert_close(federation.mentee_now(0), federation.mentee_now(1))
@@ -539,14 +537,14 @@ def test_a_client_that_lost_its_state_says_so() -> None:
 
 
 @EITHER_TARGET
-def test_a_client_that_was_killed_goes_on_with_the_same_bits(target: str) -> None:
+def test_a_client_that_was_killed_resumes_with_the_same_bits(target: str) -> None:
     def final_upload(*, killed: bool) -> str:
         server, method, known = strategy(target=target), fedkd(target=target), Payload()
         own: Payload | None = None
         for number in range(3):
             if killed:
                 state = {name: value.clone() for name, value in method.state_dict().items()}
-                assert save(state)  # safetensors holds no tensor twice
+                assert save(state)  # safetensors refuses tensors that share memory
                 method = fedkd(client_id=9, target=target)
                 method.load_state_dict(state)
                 known = over_the_wire(known, download_rules("fedkd", target=target))
@@ -558,7 +556,7 @@ def test_a_client_that_was_killed_goes_on_with_the_same_bits(target: str) -> Non
     assert final_upload(killed=True) == final_upload(killed=False)
 
 
-def test_own_parts_survive_from_round_to_round() -> None:
+def test_the_own_parts_persist_over_rounds() -> None:
     method = fedkd()
     first = method.alignment.weight.detach().clone()
     train_steps(method)
@@ -568,10 +566,10 @@ def test_own_parts_survive_from_round_to_round() -> None:
     assert torch.equal(method.alignment.weight, trained)
 
 
-# --- all together
+# --- a federation
 
 
-def test_three_rounds_with_unlike_clients_improve_accuracy() -> None:
+def test_three_rounds_with_different_architectures_improve_accuracy() -> None:
     outcome = run_in_process("fedkd", settings={"mentee_learning_rate": 0.2})
     mentor, mentee = outcome.of("head"), outcome.of("mentee")
     assert mentor[-1] > mentor[0] + 0.4

@@ -1,4 +1,4 @@
-"""FedLFP: contrast on the client, prototypes without a class on the wire, clusters on the server."""
+"""FedLFP: contrast on the client, prototypes without class labels on the wire, clusters on the server."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_the_objective_equals_slow_loops_in_double_precision(distance: str) -> N
     assert objective.total.item() == pytest.approx(total, rel=1e-5)
 
 
-def test_an_anchor_alone_in_its_class_adds_nothing_and_counts() -> None:
+def test_a_sample_alone_in_its_class_adds_zero_and_counts_in_the_average() -> None:
     z = directions(torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(1)))
     labels = torch.tensor([0, 0, 1, 2])
     expected = slow_contrast(z.tolist(), labels.tolist(), 0.2)
@@ -142,7 +142,7 @@ def test_a_batch_without_any_pair_has_no_contrast_and_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("samples", [1, 2])
-def test_the_smallest_batches_and_zero_features_are_harmless(samples: int) -> None:
+def test_the_smallest_batches_and_zero_features_give_finite_losses(samples: int) -> None:
     z = torch.zeros(samples, WIDTH, requires_grad=True)
     labels = torch.zeros(samples, dtype=torch.int64)
     means, present = class_directions(z, labels, CLASSES)
@@ -153,7 +153,7 @@ def test_the_smallest_batches_and_zero_features_are_harmless(samples: int) -> No
     assert torch.isfinite(gradient).all()
 
 
-def test_a_class_that_is_not_in_the_batch_pulls_nothing() -> None:
+def test_a_class_that_is_not_in_the_batch_has_no_direction() -> None:
     z = torch.randn(5, WIDTH, dtype=torch.float64)
     means, present = class_directions(z, torch.tensor([3, 0, 3, 0, 3]), CLASSES)
     assert present.tolist() == [True, False, False, True, False]
@@ -161,7 +161,7 @@ def test_a_class_that_is_not_in_the_batch_pulls_nothing() -> None:
     assert not means[~present].any()
 
 
-def test_the_most_similar_prototype_pulls_most() -> None:
+def test_a_vector_is_pulled_towards_the_most_similar_prototype() -> None:
     vector = torch.tensor([[1.0, 0.0]], dtype=torch.float64, requires_grad=True)
     near, far = torch.tensor([[0.6, 0.8]]), torch.tensor([[-1.0, 0.0]])
     pulled = pull_to_prototypes(vector, torch.cat([near, far]), Distance("squared", 0.1))
@@ -193,7 +193,7 @@ def test_an_upload_has_directions_confidences_and_counts_and_no_class() -> None:
         assert confidence == pytest.approx(answer, rel=1e-5)
 
 
-def test_rows_come_in_an_order_that_says_nothing_about_the_class() -> None:
+def test_the_order_of_rows_does_not_reveal_their_class() -> None:
     client, orders = small_trainer("fedlfp"), set()
     images, labels = small_batch()
     for seed in range(12):
@@ -208,7 +208,7 @@ def test_the_order_is_the_same_after_a_restart() -> None:
     client, (images, labels) = small_trainer("fedlfp"), small_batch()
     bodies = []
     for _ in range(2):
-        torch.manual_seed(9)  # as a round does, from run seed, client and round
+        torch.manual_seed(9)  # as every round does
         bodies.append(encode(client.collect(images, labels, batch_size=64)).body())
     assert bodies[0] == bodies[1]
 
@@ -220,18 +220,18 @@ def test_means_can_be_taken_while_training(collect: str) -> None:
     client.begin_epoch(0, 1)
     client.objective(images, labels)
     torch.manual_seed(0)
-    on_the_way = client.collect(images, labels, batch_size=64)
+    during = client.collect(images, labels, batch_size=64)
     torch.manual_seed(0)
     afterwards = small_trainer("fedlfp").eval()
     torch.manual_seed(0)
     expected = afterwards.collect(images, labels, batch_size=64)
     np.testing.assert_allclose(
-        on_the_way.tensors["local_prototypes"], expected.tensors["local_prototypes"], rtol=1e-4, atol=1e-6
+        during.tensors["local_prototypes"], expected.tensors["local_prototypes"], rtol=1e-4, atol=1e-6
     )
 
 
 @pytest.mark.parametrize(("classes", "up", "down"), [(10, 20_560, 20_480), (100, 205_600, 204_800)])
-def test_payloads_have_the_bytes_they_should(classes: int, up: int, down: int) -> None:
+def test_payloads_have_their_documented_size(classes: int, up: int, down: int) -> None:
     rows = Payload(
         tensors={
             "local_prototypes": np.zeros((classes, 512), np.float32),
@@ -248,7 +248,7 @@ def test_payloads_have_the_bytes_they_should(classes: int, up: int, down: int) -
 
 
 @pytest.mark.parametrize("half", ["float16", "bfloat16"])
-def test_the_least_confidence_is_admitted_in_half_precision(half: str) -> None:
+def test_the_least_confidence_is_accepted_in_half_precision(half: str) -> None:
     rows = {**rows_of(1).tensors, "confidence": np.full(CLASSES, 1 / CLASSES, np.float32)}
     encoded = encode(Payload(tensors=rows), real_type=WireType(half))
     check_manifest(encoded.manifest, upload_rules("fedlfp"), max_bytes=10_000)
@@ -272,11 +272,11 @@ def test_rows_that_do_not_fit_together_are_refused(name: str, tensor: Any, reaso
         over_the_wire(Payload(tensors={**rows_of(1).tensors, name: tensor}), upload_rules("fedlfp"))
 
 
-def test_rows_about_something_that_is_not_there_are_refused() -> None:
+def test_confidences_and_counts_without_prototypes_are_refused() -> None:
     rule = replace(upload_rules("fedlfp").tensors[0], required=False)
     rules = PayloadRules(tensors=(rule, *upload_rules("fedlfp").tensors[1:]))
     tensors = {name: tensor for name, tensor in rows_of(1).tensors.items() if name != "local_prototypes"}
-    with pytest.raises(PayloadError, match="local_prototypes: is missing, but confidence is there"):
+    with pytest.raises(PayloadError, match="local_prototypes: is missing, but confidence is present"):
         over_the_wire(Payload(tensors=tensors), rules)
 
 
@@ -324,7 +324,7 @@ def test_neither_arrival_nor_the_order_of_rows_changes_a_bit() -> None:
     assert centroids(strategy.aggregate(Payload(), shuffled, round_number=4)).tobytes() == expected.tobytes()
 
 
-def test_the_beginning_of_the_clustering_depends_on_run_seed_and_round_alone() -> None:
+def test_the_initial_centroids_depend_on_run_seed_and_round_only() -> None:
     def clustered(seed: int, number: int) -> bytes:
         strategy = small_strategy("fedlfp", seed=seed, iterations=1)
         return bytes(centroids(strategy.aggregate(Payload(), uploads(1, 2, 3), round_number=number)).tobytes())
@@ -343,13 +343,13 @@ def test_fewer_rows_than_clusters_make_no_prototypes() -> None:
     assert strategy.aggregate(before, [], round_number=1) is before
 
 
-def test_a_client_that_claims_more_samples_than_it_declared_counts_for_no_more() -> None:
+def test_a_clients_weight_is_capped_by_its_declared_samples() -> None:
     strategy = small_strategy("fedlfp")
 
     def claiming(count: int) -> Any:
         tensors = {**rows_of(1).tensors, "counts": np.full(CLASSES, count, np.int32)}
-        liar = upload_of(0, Payload(tensors=tensors), LABEL_COUNTS)
-        return centroids(strategy.aggregate(Payload(), [liar, *uploads(2, 3)[1:]], round_number=0))
+        exaggerated = upload_of(0, Payload(tensors=tensors), LABEL_COUNTS)
+        return centroids(strategy.aggregate(Payload(), [exaggerated, *uploads(2, 3)[1:]], round_number=0))
 
     assert claiming(100).tobytes() == claiming(2**31 - 1).tobytes()
     assert claiming(100).tobytes() != claiming(1).tobytes()
@@ -362,10 +362,10 @@ def test_the_number_of_clusters_is_a_setting(clusters: int | None, expected: int
     assert centroids(reply).shape == (expected, WIDTH)
 
 
-# --- the whole
+# --- a federation
 
 
-def test_a_client_understands_what_came_over_the_wire() -> None:
+def test_a_client_trains_with_prototypes_from_the_wire() -> None:
     client = small_trainer("fedlfp")
     strategy = small_strategy("fedlfp")
     sent = over_the_wire(client.collect(*small_batch(), batch_size=8), upload_rules("fedlfp"))
@@ -375,6 +375,6 @@ def test_a_client_understands_what_came_over_the_wire() -> None:
     assert set(client.state_dict()) == set(small_trainer("fedlfp").state_dict())
 
 
-def test_three_clients_learn_together() -> None:
+def test_a_federation_of_three_clients_learns() -> None:
     accuracies = run_in_process("fedlfp").of("head")
     assert accuracies[-1] > accuracies[0] + 0.3

@@ -1,4 +1,4 @@
-"""FedMRL: own and shared features in one representation, of which the first channels are the shared model's."""
+"""FedMRL: own and shared features in one representation, whose first channels are the shared head's input."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def affine(layer: Any, inputs: list[float]) -> list[float]:
     ]
 
 
-def test_the_loss_is_the_pages() -> None:
+def test_the_loss_agrees_with_its_definition() -> None:
     method = fedmrl().double()
     for seed in range(2):
         images, labels = tiny_batch(seed)
@@ -93,7 +93,7 @@ def test_all_three_parts_are_trained() -> None:
     assert not unchanged
 
 
-def test_the_shared_head_sees_the_first_channels_only() -> None:
+def test_the_shared_head_uses_the_first_channels_only() -> None:
     method = fedmrl()
     method.objective(*tiny_batch()).total.backward()
     with_both = method.projector.weight.grad.clone()
@@ -107,7 +107,7 @@ def test_the_shared_head_sees_the_first_channels_only() -> None:
     assert with_both[SMALL:].any()
 
 
-def test_gradients_are_bounded_only_where_asked() -> None:
+def test_gradients_are_clipped_only_if_configured() -> None:
     for bound in (0, 0.1):
         method = fedmrl(max_grad_norm=bound)
         method.objective(*tiny_batch()).total.backward()
@@ -128,7 +128,7 @@ def test_all_clients_start_from_the_same_small_model_and_their_own_projector() -
     assert not torch.equal(first.projector.weight, second.projector.weight)
 
 
-def test_the_small_model_leaves_the_clients_own_weights_as_they_would_be_without_it() -> None:
+def test_the_small_model_does_not_change_the_clients_own_initial_weights() -> None:
     with_small, alone = fedmrl(client_id=3), sharing_trainer("local", client_id=3)
     assert torch.equal(with_small.backbone[2].weight, alone.backbone[2].weight)
     assert torch.equal(with_small.head.weight, alone.head.weight)
@@ -138,7 +138,7 @@ def test_the_small_model_leaves_the_clients_own_weights_as_they_would_be_without
     ("classes", "image", "expected"),
     [(10, 32, 3_498_792), (100, 32, 3_545_232), (102, 64, 22_420_632), (200, 64, 22_471_200)],
 )
-def test_both_ways_have_the_bytes_of_the_page(classes: int, image: int, expected: int) -> None:
+def test_both_directions_have_the_documented_size(classes: int, image: int, expected: int) -> None:
     method = fedmrl(classes=classes, feature_dim=512, small_dim=128, image_shape=(3, image, image))
     sent = method.collect(*tiny_batch(), batch_size=8)
     options = {"classes": classes, "width": 512, "small_dim": 128}
@@ -148,7 +148,7 @@ def test_both_ways_have_the_bytes_of_the_page(classes: int, image: int, expected
     assert bytes_of(over_the_wire(server.reply(known, None), download_rules("fedmrl", **options))) == expected
 
 
-def test_the_small_model_becomes_what_was_received() -> None:
+def test_a_download_replaces_the_small_model() -> None:
     method, tensors = fedmrl(), small_tensors(1)
     method.receive(Payload(tensors=tensors), completed_rounds=1)
     for name, weight in weights_of(method.small).items():
@@ -167,12 +167,12 @@ def test_a_model_that_lacks_a_tensor_is_refused_by_the_client() -> None:
         fedmrl().receive(Payload(tensors=tensors), completed_rounds=1)
 
 
-def test_images_the_small_model_cannot_see_are_refused_at_once() -> None:
+def test_images_too_small_for_the_small_model_are_refused_at_once() -> None:
     with pytest.raises(ModelError, match="at least 16x16"):
         fedmrl(image_shape=(1, 8, 8))
 
 
-def test_a_coarse_part_wider_than_the_whole_is_a_mistake_in_the_settings() -> None:
+def test_a_coarse_part_wider_than_the_feature_is_a_configuration_error() -> None:
     with pytest.raises(ConfigurationError, match="small_dim is 128, but features have only 64"):
         RunConfig(method="fedmrl", training=TrainingConfig(feature_dim=64))
 
@@ -202,7 +202,7 @@ def test_the_same_uploads_give_the_same_bits() -> None:
     assert digest_of_payload(known()) == digest_of_payload(known())
 
 
-def test_uploads_that_cannot_be_averaged_name_the_client() -> None:
+def test_uploads_that_cannot_be_averaged_are_an_error_that_names_the_client() -> None:
     uploads = [
         upload_of(4, Payload(tensors=small_tensors(0))),
         upload_of(7, Payload(tensors=small_tensors(0, channels=3))),
@@ -211,7 +211,7 @@ def test_uploads_that_cannot_be_averaged_name_the_client() -> None:
         strategy().aggregate(Payload(), iter(uploads), round_number=0)
 
 
-def test_the_shapes_clients_must_agree_on_are_all_of_them() -> None:
+def test_the_layout_has_all_tensors() -> None:
     shapes = {name: tensor.shape for name, tensor in small_tensors(0).items()}
     assert strategy().layout(shapes) == shapes
 
@@ -219,7 +219,7 @@ def test_the_shapes_clients_must_agree_on_are_all_of_them() -> None:
 # --- rounds
 
 
-def test_the_projector_of_one_round_is_the_one_of_the_next_and_of_testing() -> None:
+def test_the_projector_persists_over_rounds_and_in_evaluation() -> None:
     method = fedmrl()
     do_round(method, Payload(), 0)
     trained = method.projector.weight.detach().clone()
@@ -235,13 +235,13 @@ def test_the_projector_of_one_round_is_the_one_of_the_next_and_of_testing() -> N
     assert r.shape == (len(images), WIDTH)
 
 
-def test_a_client_that_was_killed_goes_on_with_the_same_bits() -> None:
+def test_a_client_that_was_killed_resumes_with_the_same_bits() -> None:
     def final_upload(*, killed: bool) -> str:
         method, known, sent = fedmrl(), Payload(), Payload()
         for number in range(3):
             if killed:
                 state = {name: value.clone() for name, value in method.state_dict().items()}
-                assert save(state)  # safetensors holds no tensor twice
+                assert save(state)  # safetensors refuses tensors that share memory
                 method = fedmrl(client_id=9)
                 method.load_state_dict(state)
                 known = over_the_wire(known, download_rules("fedmrl", small_dim=SMALL))
@@ -252,7 +252,7 @@ def test_a_client_that_was_killed_goes_on_with_the_same_bits() -> None:
     assert final_upload(killed=True) == final_upload(killed=False)
 
 
-def test_three_rounds_with_unlike_clients_improve_accuracy() -> None:
+def test_three_rounds_with_different_architectures_improve_accuracy() -> None:
     outcome = run_in_process("fedmrl", settings={"small_dim": 16})
     for rule in ("head", "small"):
         assert outcome.of(rule)[-1] > outcome.of(rule)[0] + 0.3

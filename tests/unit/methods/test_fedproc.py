@@ -1,4 +1,4 @@
-"""FedProc: the contrast with global prototypes, its schedule, and averages by samples."""
+"""FedProc: the contrast with global prototypes, its schedule, and averages weighted by samples."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from feddbp_common.wire import Payload, PrototypeSet, encode
 
 
 def received(*, completed_rounds: int, rounds: int = 10, **settings: Any) -> tuple[Any, PrototypeSet]:
-    """A client in eval mode that knows prototypes of classes 0, 1 and 3."""
+    """A client in eval mode that has received prototypes of classes 0, 1 and 3."""
     client, sent = small_trainer("fedproc", rounds=rounds, **settings).eval(), prototype_set([0, 1, 3])
     client.receive(Payload(prototypes=sent), completed_rounds=completed_rounds)
     return client, sent
@@ -51,7 +51,7 @@ def reference_gpc(z: list[list[float]], labels: list[int], sent: PrototypeSet) -
 # --- the objective
 
 
-def test_the_first_round_has_cross_entropy_alone() -> None:
+def test_the_first_round_has_cross_entropy_only() -> None:
     client = small_trainer("fedproc").eval()
     client.receive(Payload(), completed_rounds=0)
     images, labels = small_batch()
@@ -64,7 +64,7 @@ def test_the_first_round_has_cross_entropy_alone() -> None:
     ("completed_rounds", "rounds", "schedule_rounds", "share"),
     [(1, 10, None, 0.1), (9, 10, None, 0.9), (1, 3, None, 1 / 3), (5, 10, 100, 0.05), (8, 10, 4, 1.0)],
 )
-def test_cross_entropy_takes_over_from_the_contrast(
+def test_the_weight_moves_from_the_contrast_to_cross_entropy(
     completed_rounds: int, rounds: int, schedule_rounds: int | None, share: float
 ) -> None:
     client, sent = received(completed_rounds=completed_rounds, rounds=rounds, schedule_rounds=schedule_rounds)
@@ -77,7 +77,7 @@ def test_cross_entropy_takes_over_from_the_contrast(
     assert objective.total.item() == pytest.approx(share * ce + (1 - share) * gpc, rel=1e-5)
 
 
-def test_the_head_sees_features_as_they_are() -> None:
+def test_the_head_gets_unscaled_features() -> None:
     client, _ = received(completed_rounds=1)
     images, labels = small_batch()
     expected = F.cross_entropy(client.head(client.backbone(images)), labels)
@@ -94,16 +94,16 @@ def test_a_sample_of_a_class_without_prototype_gets_no_gradient_from_the_contras
     assert (gradient[~unknown] != 0).all()
 
 
-def test_a_client_that_joins_late_follows_the_run_and_not_its_own_rounds() -> None:
+def test_the_schedule_of_a_late_client_follows_the_run() -> None:
     client, _ = received(completed_rounds=7)
     assert client.weights() == pytest.approx({"ce": 0.7, "gpc": 0.3})
 
 
-# --- the upload, and what the server makes of it
+# --- the upload and its aggregation
 
 
 def upload(client_id: int, seed: int, samples: int) -> tuple[Any, torch.Tensor, torch.Tensor]:
-    """What a client sends, with the normalised features and labels behind it."""
+    """A client's upload, with its normalised features and labels."""
     client = small_trainer("fedproc", seed=client_id).eval()
     images, labels = small_batch(seed)
     images, labels = images[:samples], labels[:samples]
@@ -125,7 +125,7 @@ def test_counts_are_those_of_the_training_samples() -> None:
     assert sent.counts.tolist() == [4, 3, 3, 3]
 
 
-def test_clients_can_count_equally() -> None:
+def test_clients_can_be_weighted_equally() -> None:
     sets = [prototype_set([1], seed=1, counts=[1]), prototype_set([1], seed=2, counts=[99])]
     uploads = [upload_of(i, sent) for i, sent in enumerate(sets)]
     by_samples, equally = (
@@ -146,7 +146,7 @@ def test_a_class_unseen_in_a_round_keeps_its_old_value() -> None:
     assert not np.array_equal(later.prototypes.vectors[1], known.prototypes.vectors[1])
 
 
-def test_a_round_in_which_nobody_has_samples_changes_nothing() -> None:
+def test_a_round_without_samples_changes_nothing() -> None:
     strategy = small_strategy("fedproc")
     assert len(strategy.aggregate(Payload(), iter([upload_of(0, prototype_set([]))]), round_number=0).prototypes) == 0
 
@@ -155,11 +155,11 @@ def test_a_round_in_which_nobody_has_samples_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(("classes", "up", "down"), [(10, 20_520, 20_480), (100, 205_200, 204_800)])
-def test_an_exchange_takes_the_bytes_of_its_prototypes_and_counts(classes: int, up: int, down: int) -> None:
+def test_an_exchange_has_the_size_of_its_prototypes_and_counts(classes: int, up: int, down: int) -> None:
     sent = prototype_set(range(classes), np.ones((classes, 512)), counts=[7] * classes)
     strategy = small_strategy("fedproc", classes=classes, width=512)
     encoded = encode(Payload(prototypes=sent))
-    assert len(encoded.body()) + 4 * len(encoded.manifest.prototypes.counts) == up  # counts travel in the header
+    assert len(encoded.body()) + 4 * len(encoded.manifest.prototypes.counts) == up  # counts are in the manifest
     known = strategy.aggregate(Payload(), iter([upload_of(0, sent)]), round_number=0)
     reply = encode(strategy.reply(known, None))
     assert len(reply.body()) == down

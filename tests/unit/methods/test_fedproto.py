@@ -1,4 +1,4 @@
-"""FedProto: what is minimised, sent, averaged and predicted."""
+"""FedProto: objective, upload, aggregation and predictions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from feddbp_common.wire import Payload, PrototypeSet, encode
 
 
 def received(**settings: Any) -> tuple[Any, PrototypeSet]:
-    """A client in eval mode that knows prototypes of classes 0, 1 and 3."""
+    """A client in eval mode that has received prototypes of classes 0, 1 and 3."""
     client, sent = small_trainer("fedproto", **settings).eval(), prototype_set([0, 1, 3])
     client.receive(Payload(prototypes=sent), completed_rounds=1)
     return client, sent
@@ -63,7 +63,7 @@ def test_with_prototypes_the_objective_adds_the_weighted_mean_squared_error(lamb
     assert client.objective(images, labels).total.item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_sample_of_a_class_without_prototype_gets_no_gradient_from_the_pull() -> None:
+def test_a_sample_of_a_class_without_prototype_gets_no_gradient_from_the_alignment() -> None:
     client, _ = received()
     z = torch.randn(6, WIDTH, requires_grad=True)
     labels = torch.tensor([0, 2, 1, 2, 3, 4])
@@ -73,13 +73,13 @@ def test_a_sample_of_a_class_without_prototype_gets_no_gradient_from_the_pull() 
     assert (gradient[~unknown] != 0).all()
 
 
-def test_forgetting_prototypes_is_up_to_the_server() -> None:
+def test_an_empty_download_removes_the_prototypes() -> None:
     client, _ = received()
     client.receive(Payload(), completed_rounds=2)
     assert list(client.objective(*small_batch()).terms) == ["ce"]
 
 
-def test_what_the_server_sends_is_no_part_of_a_checkpoint() -> None:
+def test_a_download_is_not_part_of_the_models_state() -> None:
     client, _ = received()
     assert set(client.state_dict()) == set(small_trainer("fedproto").state_dict())
 
@@ -87,10 +87,10 @@ def test_what_the_server_sends_is_no_part_of_a_checkpoint() -> None:
 # --- the upload
 
 
-def test_an_upload_has_the_mean_feature_of_every_class_there_is() -> None:
+def test_an_upload_has_the_mean_feature_of_every_class_of_the_client() -> None:
     client = small_trainer("fedproto").train()
     images, labels = small_batch()
-    sent = client.collect(images, labels, batch_size=7).prototypes  # the last batch is a partial one
+    sent = client.collect(images, labels, batch_size=7).prototypes  # the last batch is partial
     assert client.training
     z = client.eval().features(images).detach().double().numpy()
     assert sent.class_ids.tolist() == [0, 1, 2, 3]
@@ -133,14 +133,14 @@ def test_the_nearest_known_prototype_predicts() -> None:
     assert torch.equal(found["head"], client.logits(images).argmax(dim=1))
 
 
-def test_without_prototypes_no_prediction_is_right() -> None:
+def test_without_prototypes_every_prediction_is_wrong() -> None:
     client = small_trainer("fedproto")
     client.receive(Payload(), completed_rounds=0)
     assert (client.predict(small_batch()[0])["prototype"] == NO_CLASS).all()
 
 
 @pytest.mark.parametrize("inference", ["prototype", "head"])
-def test_both_rules_are_recorded_and_one_counts(inference: str) -> None:
+def test_both_rules_predict_and_the_configured_one_is_the_main_one(inference: str) -> None:
     client = small_trainer("fedproto", inference=inference)
     assert client.inference == inference
     assert set(client.inference_rules) == {"prototype", "head"}
@@ -156,7 +156,7 @@ UPLOADS = [
 ]
 
 
-def test_clients_count_equally_and_only_those_that_have_the_class() -> None:
+def test_prototypes_are_plain_means_over_the_clients_that_have_the_class() -> None:
     known = small_strategy("fedproto").aggregate(Payload(), iter(UPLOADS), round_number=0).prototypes
     assert known.class_ids.tolist() == [0, 1, 2, 4]
     for class_id, vector in zip(known.class_ids, known.vectors, strict=True):
@@ -165,7 +165,7 @@ def test_clients_count_equally_and_only_those_that_have_the_class() -> None:
         assert vector.tolist() == (sum(own) / len(own)).astype(np.float32).tolist()
 
 
-def test_a_class_nobody_sent_keeps_its_prototype() -> None:
+def test_a_class_that_no_client_uploaded_keeps_its_prototype() -> None:
     strategy = small_strategy("fedproto")
     known = strategy.aggregate(Payload(), iter(UPLOADS), round_number=0)
     later = strategy.aggregate(known, iter(UPLOADS[2:]), round_number=1)
@@ -174,7 +174,7 @@ def test_a_class_nobody_sent_keeps_its_prototype() -> None:
     assert not np.array_equal(later.prototypes.vectors[:2], known.prototypes.vectors[:2])
 
 
-def test_a_round_in_which_nobody_has_samples_changes_nothing() -> None:
+def test_a_round_without_samples_changes_nothing() -> None:
     strategy = small_strategy("fedproto")
     known = strategy.aggregate(Payload(), iter(UPLOADS), round_number=0)
     later = strategy.aggregate(known, iter([upload_of(0, prototype_set([]))]), round_number=1)
@@ -185,7 +185,7 @@ def test_a_round_in_which_nobody_has_samples_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(("classes", "expected"), [(10, 20_480), (100, 204_800)])
-def test_an_exchange_takes_the_bytes_of_its_prototypes(classes: int, expected: int) -> None:
+def test_an_exchange_has_the_size_of_its_prototypes(classes: int, expected: int) -> None:
     sent = prototype_set(range(classes), np.ones((classes, 512)))
     strategy = small_strategy("fedproto", classes=classes, width=512)
     known = strategy.aggregate(Payload(), iter([upload_of(0, sent)]), round_number=0)

@@ -1,4 +1,4 @@
-"""FedTGP: prototypes that the server trains, the margin between them, and a client that is FedProto's."""
+"""FedTGP: prototypes that the server trains, the margin between them, and FedProto's client."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def digest(payload: Payload) -> bytes:
 
 
 class TorchNetwork(nn.Module):
-    """The same network as torch would write it."""
+    """The same network in torch."""
 
     def __init__(self, ours: PrototypeNetwork) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ def pool(seed: int, count: int = 6) -> tuple[Any, Any]:
     return rng.standard_normal((count, WIDTH)).astype(np.float32), rng.integers(0, CLASSES, count)
 
 
-def test_a_prototype_is_what_the_network_makes_of_its_class() -> None:
+def test_a_prototype_is_the_networks_output_for_its_class() -> None:
     ours = network()
     np.testing.assert_allclose(ours.prototypes(), TorchNetwork(ours)().detach().numpy(), rtol=1e-5, atol=1e-6)
 
@@ -124,7 +124,7 @@ def test_the_loss_agrees_with_its_definition() -> None:
     assert found == pytest.approx(total / len(labels), rel=1e-9)
 
 
-def test_a_prototype_on_top_of_a_vector_has_a_finite_slope() -> None:
+def test_a_prototype_equal_to_a_vector_has_a_finite_gradient() -> None:
     prototypes, labels = network().prototypes(), np.arange(CLASSES)
     loss, slope = margin_loss(prototypes, prototypes.copy(), labels, margin=1e3)
     assert np.isfinite(loss)
@@ -134,7 +134,7 @@ def test_a_prototype_on_top_of_a_vector_has_a_finite_slope() -> None:
 # --- the margin
 
 
-def test_the_margin_is_the_largest_distance_of_a_class_to_its_nearest() -> None:
+def test_the_margin_is_the_largest_distance_of_a_class_to_its_nearest_one() -> None:
     means = np.array([[0, 0], [3, 4], [0, 1], [50, 0]], dtype=np.float32)
     nearest = [min(np.hypot(*(a - b)) for j, b in enumerate(means) if i != j) for i, a in enumerate(means)]
     assert margin_between(means, tau=100.0) == pytest.approx(max(nearest))
@@ -163,7 +163,7 @@ def test_before_the_first_round_there_are_no_prototypes() -> None:
     assert strategy().reply(strategy().initial(), None).prototypes is None
 
 
-def test_every_class_has_a_prototype_even_one_nobody_sent() -> None:
+def test_every_class_has_a_prototype_even_one_that_no_client_uploaded() -> None:
     known = strategy().aggregate(Payload(), iter(UPLOADS), round_number=0)
     assert known.prototypes.class_ids.tolist() == list(range(CLASSES))
     expected = PrototypeNetwork.from_tensors(known.tensors).prototypes()
@@ -176,7 +176,7 @@ def test_the_network_never_leaves_the_server() -> None:
 
 
 def test_a_round_follows_the_definition() -> None:
-    """In one batch of all rows and one epoch, the order of rows plays no part."""
+    """One epoch with one batch of all rows, where the order of rows has no influence."""
     one = strategy(server_epochs=1, server_batch_size=100, server_learning_rate=0.5)
     before = strategy(server_epochs=1, server_learning_rate=1e-30).aggregate(Payload(), iter(UPLOADS), round_number=0)
     theirs = TorchNetwork(PrototypeNetwork.from_tensors(before.tensors))
@@ -190,7 +190,7 @@ def test_a_round_follows_the_definition() -> None:
     np.testing.assert_allclose(found, theirs().detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
-def test_the_server_trains_as_the_clients_do_unless_told_otherwise() -> None:
+def test_the_servers_training_defaults_to_the_clients_settings() -> None:
     def trained(training: TrainingConfig, **settings: Any) -> bytes:
         facts = RunFacts(shape=ExchangeShape(classes=CLASSES, feature_dim=WIDTH), seed=0, rounds=3, training=training)
         ours = FedTGPStrategy(FedTGPSettings(server_epochs=2, **settings), facts)
@@ -202,14 +202,14 @@ def test_the_server_trains_as_the_clients_do_unless_told_otherwise() -> None:
     assert like_clients != trained(TrainingConfig(batch_size=4))
 
 
-def test_training_goes_on_from_round_to_round() -> None:
+def test_training_continues_over_rounds() -> None:
     ours = strategy()
     first = ours.aggregate(Payload(), iter(UPLOADS), round_number=0)
     second = ours.aggregate(first, iter(UPLOADS), round_number=1)
-    anew = ours.aggregate(Payload(), iter(UPLOADS), round_number=1)
+    restarted = ours.aggregate(Payload(), iter(UPLOADS), round_number=1)
     for name, tensor in first.tensors.items():
         assert not np.array_equal(second.tensors[name], tensor)
-    assert digest(second) != digest(anew)
+    assert digest(second) != digest(restarted)
 
 
 def test_the_loss_falls_where_clients_agree(caplog: pytest.LogCaptureFixture) -> None:
@@ -231,7 +231,7 @@ def test_the_same_uploads_give_the_same_bits_and_another_seed_others() -> None:
     assert digest(first) == digest(again) != digest(other)
 
 
-def test_a_restart_between_rounds_changes_not_a_bit() -> None:
+def test_a_restart_between_rounds_changes_no_bit() -> None:
     ours = strategy()
     known = ours.aggregate(Payload(), iter(UPLOADS), round_number=0)
     encoded = encode(known)
@@ -242,27 +242,27 @@ def test_a_restart_between_rounds_changes_not_a_bit() -> None:
     assert digest(uninterrupted) == digest(resumed)
 
 
-def test_torchs_generator_and_numpys_are_left_alone() -> None:
+def test_global_random_generators_are_not_used() -> None:
     before = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index, union-attr]
     strategy().aggregate(Payload(), iter(UPLOADS), round_number=0)
     assert torch.equal(before[0], torch.random.get_rng_state())
     assert np.array_equal(before[1], np.random.get_state()[1])  # type: ignore[index]
 
 
-def test_a_round_in_which_nobody_has_samples_changes_nothing() -> None:
-    ours, nobody = strategy(), [upload_of(0, prototype_set([]))]
-    assert ours.aggregate(Payload(), iter(nobody), round_number=0).prototypes is None
+def test_a_round_without_samples_changes_nothing() -> None:
+    ours, empty = strategy(), [upload_of(0, prototype_set([]))]
+    assert ours.aggregate(Payload(), iter(empty), round_number=0).prototypes is None
     known = ours.aggregate(Payload(), iter(UPLOADS), round_number=0)
-    assert digest(ours.aggregate(known, iter(nobody), round_number=1)) == digest(known)
+    assert digest(ours.aggregate(known, iter(empty), round_number=1)) == digest(known)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_training_that_diverges_is_named_as_such() -> None:
+def test_diverged_training_is_an_error_that_says_so() -> None:
     with pytest.raises(FedDBPError, match="server_learning_rate"):
         strategy(server_learning_rate=1e12).aggregate(Payload(), iter(UPLOADS), round_number=0)
 
 
-def test_prototypes_the_runs_type_cannot_hold_are_named_before_clients_ask_for_them() -> None:
+def test_prototypes_that_overflow_the_wire_type_are_an_error_before_they_are_sent() -> None:
     known = strategy().aggregate(Payload(), iter(UPLOADS), round_number=0)
     far = {**known.tensors, "tgp.output_bias": known.tensors["tgp.output_bias"] + np.float32(70_000)}
     strategy().aggregate(Payload(tensors=far), iter(UPLOADS), round_number=1)
@@ -278,7 +278,7 @@ def test_the_server_trains_without_torch() -> None:
 # --- the client
 
 
-def test_the_client_does_what_fedprotos_does() -> None:
+def test_the_clients_objective_is_that_of_fedproto() -> None:
     sent = Payload(prototypes=prototype_set(range(CLASSES)))
     images, labels = small_batch()
     totals, predictions = [], []
@@ -297,7 +297,7 @@ def test_the_client_does_what_fedprotos_does() -> None:
     assert client.inference == "prototype"
 
 
-def test_a_sample_of_a_class_without_prototype_gets_no_gradient_from_the_pull() -> None:
+def test_a_sample_of_a_class_without_prototype_gets_no_gradient_from_the_alignment() -> None:
     client = small_trainer("fedtgp")
     client.receive(Payload(prototypes=prototype_set([0, 1])), completed_rounds=1)
     z = torch.randn(3, WIDTH, requires_grad=True)
@@ -305,7 +305,7 @@ def test_a_sample_of_a_class_without_prototype_gets_no_gradient_from_the_pull() 
     assert (gradient != 0).any(dim=1).tolist() == [True, False, True]
 
 
-def test_an_upload_is_of_the_weights_just_trained() -> None:
+def test_an_upload_is_made_with_the_trained_weights() -> None:
     client = small_trainer("fedtgp")
     images, labels = small_batch()
     before = client.collect(images, labels, batch_size=8).prototypes.vectors
@@ -322,7 +322,7 @@ def test_an_upload_is_of_the_weights_just_trained() -> None:
 
 
 @pytest.mark.parametrize(("classes", "expected"), [(10, 20_480), (100, 204_800)])
-def test_an_exchange_takes_the_bytes_of_its_prototypes(classes: int, expected: int) -> None:
+def test_an_exchange_has_the_size_of_its_prototypes(classes: int, expected: int) -> None:
     sent = prototype_set(range(classes), np.random.default_rng(0).standard_normal((classes, 512)))
     ours = strategy(classes=classes, width=512, server_epochs=1, server_batch_size=100)
     known = ours.aggregate(Payload(), iter([upload_of(0, sent)]), round_number=0)

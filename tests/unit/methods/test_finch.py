@@ -1,4 +1,4 @@
-"""Clustering by first neighbours, on vectors whose clusters are plain to see and against a slow reference."""
+"""Clustering by first neighbours, on vectors with obvious clusters and against a slow reference."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_two_groups_far_apart_in_angle_are_two_clusters() -> None:
     assert coarsest_partition(at_angles(0, 90, 2, 91, 5, 94)).tolist() == [0, 1, 0, 1, 0, 1]
 
 
-def test_two_pairs_stay_two_clusters_since_a_single_one_would_say_nothing() -> None:
+def test_two_pairs_stay_two_clusters_instead_of_merging_into_one() -> None:
     assert [cluster_count(labels) for labels in finch(at_angles(0, 1, 90, 91))] == [2]
 
 
@@ -49,8 +49,8 @@ def test_clusters_are_clustered_in_turn_until_one_would_be_left() -> None:
     assert [labels.tolist() for labels in finch(pairs)] == [[0, 0, 1, 1, 2, 2, 3, 3], [0, 0, 0, 0, 1, 1, 1, 1]]
 
 
-def test_vectors_that_share_a_neighbour_are_together_though_neither_is_the_others() -> None:
-    # 0 and 8 are both nearest to 3; 100 and 101 are a pair of their own
+def test_vectors_that_share_a_nearest_neighbour_are_in_one_cluster() -> None:
+    # 0 and 8 are both nearest to 3; 100 and 101 are nearest to each other
     assert groups(finch(at_angles(0, 8, 3, 100, 101))[0]) == {frozenset({0, 1, 2}), frozenset({3, 4})}
 
 
@@ -58,19 +58,19 @@ def test_a_chain_of_neighbours_is_one_cluster() -> None:
     assert groups(finch(at_angles(0, 1, 3, 6, 10, 100, 101))[0]) == {frozenset(range(5)), frozenset({5, 6})}
 
 
-def test_length_plays_no_part_in_who_is_near() -> None:
+def test_lengths_do_not_change_the_neighbours() -> None:
     vectors = at_angles(0, 90, 2, 91, 5, 94) * np.array([[1], [100], [50], [0.1], [3], [7]])
     assert finch(vectors)[0].tolist() == [0, 1, 0, 1, 0, 1]
 
 
 def test_means_of_clusters_are_those_of_all_their_members() -> None:
-    # as lengths differ, the mean of {0, 1} points elsewhere than the mean of their directions
+    # as lengths differ, the mean of {0, 1} has another direction than the mean of their directions
     vectors = np.array([[9.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
     assert cluster_means(vectors, np.array([0, 0, 1])).tolist() == [[4.5, 0.5], [1.0, 1.0]]
 
 
 @pytest.mark.parametrize("vectors", [np.ones((6, 3)), np.zeros((5, 3)), np.vstack([np.zeros((1, 2)), at_angles(0, 3)])])
-def test_vectors_alike_or_without_length_do_no_harm(vectors: Vectors) -> None:
+def test_equal_and_zero_vectors_are_clustered(vectors: Vectors) -> None:
     assert coarsest_partition(vectors).tolist() == [0] * len(vectors)
 
 
@@ -79,7 +79,7 @@ def test_clusters_are_numbered_by_their_first_member() -> None:
     assert labels.tolist() == [0, 1, 0, 1, 0, 1]
 
 
-# --- against a reference that follows the definition word by word
+# --- against a reference that follows the definition
 
 
 def reference_step(vectors: list[list[float]]) -> list[set[int]]:
@@ -111,7 +111,7 @@ def reference_step(vectors: list[list[float]]) -> list[set[int]]:
 
 
 def reference_finch(vectors: list[list[float]]) -> list[list[set[int]]]:
-    """All partitions, with the ends of the definition: one cluster or no fewer is discarded, one fewer is the last."""
+    """All partitions; a step to one cluster or without fewer clusters is discarded, one cluster fewer is the last."""
 
     def mean(members: set[int]) -> list[float]:
         return [sum(vectors[i][k] for i in members) / len(members) for k in range(len(vectors[0]))]

@@ -1,4 +1,4 @@
-"""FPL: clusters of prototypes on the server, two losses that look at them on the client."""
+"""FPL: clusters of prototypes on the server, two losses with them on the client."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def clusters(classes: list[int] = SENT_CLASSES, vectors: Any = None) -> Payload:
 
 
 def received(**settings: Any) -> tuple[Any, Any]:
-    """A client in eval mode, and the cluster prototypes it knows."""
+    """A client in eval mode, and the cluster prototypes it has received."""
     client, sent = small_trainer("fpl", **settings).eval(), clusters()
     client.receive(sent, completed_rounds=1)
     return client, sent.tensors[CLUSTER_PROTOTYPES].astype(np.float64)
@@ -107,7 +107,7 @@ def test_a_sample_of_a_class_without_prototype_gets_no_gradient_from_either_term
 
 
 @pytest.mark.parametrize("inference", ["head", "prototype"])
-def test_both_rules_are_recorded_and_one_counts(inference: str) -> None:
+def test_both_rules_predict_and_the_configured_one_is_the_main_one(inference: str) -> None:
     client, rows = received(inference=inference)
     assert client.inference == inference
     assert small_trainer("fpl").inference == "head"
@@ -120,7 +120,7 @@ def test_both_rules_are_recorded_and_one_counts(inference: str) -> None:
     assert torch.equal(found["head"], client.logits(images).argmax(dim=1))
 
 
-def test_without_prototypes_no_prediction_by_them_is_right() -> None:
+def test_without_prototypes_every_prediction_by_prototype_is_wrong() -> None:
     client = small_trainer("fpl")
     client.receive(Payload(), completed_rounds=0)
     assert (client.predict(small_batch()[0])["prototype"] == NO_CLASS).all()
@@ -147,7 +147,7 @@ def around(direction: int, seed: int) -> Any:
 
 
 def sent_by(*vectors: Any, class_id: int = 2) -> list[Any]:
-    """One upload a vector, all of one class."""
+    """One upload per vector, all of one class."""
     return [upload_of(i, prototype_set([class_id], [vector])) for i, vector in enumerate(vectors)]
 
 
@@ -175,7 +175,7 @@ def test_two_groups_far_apart_in_angle_give_two_prototypes() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
 
 
-def test_permuting_clients_changes_not_a_bit() -> None:
+def test_permuting_clients_changes_no_bit() -> None:
     rng = np.random.default_rng(0)
     vectors = [rng.standard_normal(WIDTH) for _ in range(9)]
     vectors.append(vectors[0])  # a tie
@@ -185,7 +185,7 @@ def test_permuting_clients_changes_not_a_bit() -> None:
         assert encode(aggregated(sent_by(*(vectors[i] for i in order)))).manifest.sha256 == first
 
 
-def test_classes_are_clustered_each_for_itself_and_come_in_order() -> None:
+def test_classes_are_clustered_separately_and_ordered() -> None:
     uploads = [upload_of(i, prototype_set([0, 3], [around(i % 2, i), around(4, i)])) for i in range(6)]
     known = aggregated(uploads)
     classes = known.tensors[CLUSTER_CLASSES].tolist()
@@ -195,7 +195,7 @@ def test_classes_are_clustered_each_for_itself_and_come_in_order() -> None:
     np.testing.assert_array_equal(aggregated(apart).tensors[CLUSTER_PROTOTYPES], known.tensors[CLUSTER_PROTOTYPES][:2])
 
 
-def test_a_class_nobody_sent_keeps_its_clusters() -> None:
+def test_a_class_that_no_client_uploaded_keeps_its_clusters() -> None:
     known = clusters()
     later = aggregated(sent_by(around(0, 1), class_id=1), known)
     assert later.tensors[CLUSTER_CLASSES].tolist() == SENT_CLASSES
@@ -203,10 +203,10 @@ def test_a_class_nobody_sent_keeps_its_clusters() -> None:
     assert changed.any(axis=1).tolist() == [class_id == 1 for class_id in SENT_CLASSES]
 
 
-def test_a_round_in_which_nobody_has_samples_changes_nothing() -> None:
-    nobody = [upload_of(0, prototype_set([]))]
-    assert not aggregated(nobody).tensors
-    assert encode(aggregated(nobody, clusters())).manifest.sha256 == encode(clusters()).manifest.sha256
+def test_a_round_without_samples_changes_nothing() -> None:
+    empty = [upload_of(0, prototype_set([]))]
+    assert not aggregated(empty).tensors
+    assert encode(aggregated(empty, clusters())).manifest.sha256 == encode(clusters()).manifest.sha256
 
 
 # --- over the wire
@@ -215,8 +215,8 @@ def test_a_round_in_which_nobody_has_samples_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("classes", "per_class", "down"), [(10, 1, 20_480), (100, 1, 204_800), (10, 3, 61_440), (100, 3, 614_400)]
 )
-def test_an_exchange_takes_the_bytes_of_its_prototypes(classes: int, per_class: int, down: int) -> None:
-    """Six clients in as many clusters of two as wanted: pairs that point to the same axis."""
+def test_an_exchange_has_the_size_of_its_prototypes(classes: int, per_class: int, down: int) -> None:
+    """Six clients in three clusters, pairs in the direction of one axis, or in one cluster."""
     axes = np.eye(512)[[0, 0, 1, 1, 2, 2] if per_class == 3 else [0] * 6] + 1e-3 * np.eye(512)[3:9]
     sets = [prototype_set(range(classes), np.tile(axis, (classes, 1))) for axis in axes]
     strategy = small_strategy("fpl", classes=classes, width=512, clients=6)
@@ -224,7 +224,7 @@ def test_an_exchange_takes_the_bytes_of_its_prototypes(classes: int, per_class: 
     reply = strategy.reply(known, None)
     assert len(encode(Payload(prototypes=sets[0])).body()) == 2048 * classes
     rows = classes * per_class
-    assert len(encode(reply).body()) == down + 4 * rows  # and the class of each row
+    assert len(encode(reply).body()) == down + 4 * rows  # plus the class of each row
     over_the_wire(reply, download_rules("fpl", clients=6, classes=classes, width=512))
 
 

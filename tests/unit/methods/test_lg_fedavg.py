@@ -1,4 +1,4 @@
-"""LG-FedAvg: feature extractors stay at home, one head is everybody's."""
+"""LG-FedAvg: clients keep their feature extractors and share one head."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from feddbp_common.config.run import RunConfig, TrainingConfig
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.wire import Payload, decode, encode
 
-UNLIKE_HEADS = [name for name, group in MODEL_GROUPS.items() if set(group.heads) != {"linear"}]
+DIFFERENT_HEADS = [name for name, group in MODEL_GROUPS.items() if set(group.heads) != {"linear"}]
 
 
 def head(seed: int = 0, *, classes: int = CLASSES, width: int = WIDTH) -> Payload:
@@ -43,16 +43,16 @@ def body(payload: Payload) -> bytes:
     return encode(payload).body()
 
 
-# --- which runs it can be used in
+# --- model groups
 
 
-def test_there_are_groups_with_unlike_heads() -> None:
-    assert UNLIKE_HEADS == ["htfe-8-htc-4", "res34-htc-4", "htm-10"]
+def test_some_groups_have_different_heads() -> None:
+    assert DIFFERENT_HEADS == ["htfe-8-htc-4", "res34-htc-4", "htm-10"]
 
 
 @pytest.mark.parametrize("method", ["lg-fedavg", "fedgen"])
-@pytest.mark.parametrize("group", UNLIKE_HEADS)
-def test_unlike_heads_are_refused_in_one_line(method: str, group: str) -> None:
+@pytest.mark.parametrize("group", DIFFERENT_HEADS)
+def test_different_heads_are_refused_in_one_line(method: str, group: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         RunConfig(method=method, training=TrainingConfig(model_group=group))
     message = str(caught.value)
@@ -61,13 +61,13 @@ def test_unlike_heads_are_refused_in_one_line(method: str, group: str) -> None:
 
 
 @pytest.mark.parametrize("group", MODEL_GROUPS)
-def test_other_methods_take_any_group(group: str) -> None:
+def test_other_methods_accept_any_group(group: str) -> None:
     RunConfig(method="fedlfp", training=TrainingConfig(model_group=group))
 
 
 @pytest.mark.parametrize("method", ["lg-fedavg", "fedgen"])
-@pytest.mark.parametrize("group", sorted(set(MODEL_GROUPS) - set(UNLIKE_HEADS)))
-def test_equal_heads_are_taken(method: str, group: str) -> None:
+@pytest.mark.parametrize("group", sorted(set(MODEL_GROUPS) - set(DIFFERENT_HEADS)))
+def test_equal_heads_are_accepted(method: str, group: str) -> None:
     RunConfig(method=method, training=TrainingConfig(model_group=group))
 
 
@@ -87,11 +87,11 @@ def test_a_client_trains_and_predicts_with_the_head_it_received() -> None:
     assert all(torch.equal(backbone[name], tensor) for name, tensor in client.backbone.state_dict().items())
 
 
-def test_the_objective_is_cross_entropy_alone() -> None:
+def test_the_objective_is_cross_entropy_only() -> None:
     assert list(small_trainer("lg-fedavg").objective(*small_batch()).terms) == ["ce"]
 
 
-def test_an_upload_is_the_trained_head_as_it_was_then() -> None:
+def test_an_upload_is_a_copy_of_the_trained_head() -> None:
     client = small_trainer("lg-fedavg")
     sent = over_the_wire(client.collect(*small_batch(), batch_size=8), upload_rules("lg-fedavg"))
     weight = client.head.weight.detach().clone()
@@ -102,7 +102,7 @@ def test_an_upload_is_the_trained_head_as_it_was_then() -> None:
 
 
 @pytest.mark.parametrize(("classes", "size"), [(10, 20_520), (100, 205_200)])
-def test_payloads_have_the_bytes_they_should(classes: int, size: int) -> None:
+def test_payloads_have_their_documented_size(classes: int, size: int) -> None:
     strategy = small_strategy("lg-fedavg", classes=classes, width=512)
     up = over_the_wire(head(classes=classes, width=512), upload_rules("lg-fedavg", classes=classes, width=512))
     known = strategy.aggregate(strategy.initial(), [upload_of(0, up, [1] * classes)], round_number=0)
@@ -125,12 +125,12 @@ def test_all_clients_start_from_one_head_of_the_usual_distribution() -> None:
     assert abs(weight.mean()) < 0.02 * bound
 
 
-def test_the_first_head_depends_on_the_run_seed_alone() -> None:
+def test_the_initial_head_depends_on_the_run_seed_only() -> None:
     bodies = [body(small_strategy("lg-fedavg", seed=seed).initial()) for seed in (0, 0, 1)]
     assert bodies[0] == bodies[1] != bodies[2]
 
 
-def test_heads_count_by_training_samples() -> None:
+def test_heads_are_weighted_by_training_samples() -> None:
     strategy = small_strategy("lg-fedavg")
     counts = [[3, 0, 0, 4, 0], [1, 1, 0, 0, 0], [90, 0, 0, 0, 1]]
     sent = [head(seed) for seed in range(3)]
@@ -146,7 +146,7 @@ def test_heads_count_by_training_samples() -> None:
         np.testing.assert_allclose(found.tensors[name], expected, rtol=1e-6, atol=1e-7)
 
 
-def test_clients_can_count_alike() -> None:
+def test_heads_can_be_weighted_equally() -> None:
     strategy = small_strategy("lg-fedavg", weighted=False)
     uploads = [upload_of(0, head(0), [1, 0, 0, 0, 0]), upload_of(1, head(1), [99, 0, 0, 0, 0])]
     found = strategy.aggregate(strategy.initial(), uploads, round_number=0)
@@ -166,16 +166,16 @@ def test_a_round_without_uploads_keeps_the_head() -> None:
     assert body(strategy.aggregate(known, [], round_number=0)) == body(known)
 
 
-def test_what_is_known_survives_being_stored() -> None:
+def test_the_global_state_can_be_stored_and_restored() -> None:
     strategy = small_strategy("lg-fedavg")
     encoded = encode(strategy.aggregate(strategy.initial(), [upload_of(0, head(2), [1] * 5)], round_number=0))
     assert body(decode(encoded.manifest, encoded.body())) == body(head(2))
 
 
-# --- the whole
+# --- a federation
 
 
-def test_three_clients_learn_together() -> None:
+def test_a_federation_of_three_clients_learns() -> None:
     one: Any = run_in_process("lg-fedavg")
     accuracies = one.of("head")
     assert accuracies[-1] > accuracies[0] + 0.3

@@ -1,4 +1,4 @@
-"""What methods are said to send is what they send."""
+"""The declared payload sizes of the methods are those of their uploads and downloads."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DEPENDS_ON_IMAGES = ("fedkd", "fedmrl")
 
 
 def largest_upload(name: str, shape: ExchangeShape) -> int:
-    """Bytes of the largest upload that is let in."""
+    """Bytes of the largest upload that the rules accept."""
     rules = METHODS[name].upload_rules(METHODS[name].settings(), shape)
     tensors = {
         rule.name: np.zeros([dim.high for dim in rule.shape], np.float32 if rule.types == REAL_TYPES else np.int32)
@@ -55,7 +55,7 @@ def bytes_of(name: str, classes: int, image: ImageShape = RGB_32) -> tuple[int, 
     return method.up.size(settings, shape, image), method.down.size(settings, shape, image)
 
 
-def test_every_method_says_what_it_sends() -> None:
+def test_every_method_has_payload_sizes() -> None:
     assert set(EXPECTED) == set(METHODS)
 
 
@@ -65,36 +65,36 @@ def test_the_bytes_are_those_of_the_published_methods(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in EXPECTED if name not in DEPENDS_ON_IMAGES])
-def test_an_upload_with_every_class_is_as_large_as_is_said(name: str) -> None:
-    counts = 4 * 10 if name == "fedproc" else 0  # they travel beside the tensors, in the manifest
+def test_an_upload_with_every_class_has_the_declared_size(name: str) -> None:
+    counts = 4 * 10 if name == "fedproc" else 0  # they are in the manifest
     assert largest_upload(name, ExchangeShape(classes=10, feature_dim=512)) + counts == bytes_of(name, 10)[0]
 
 
 @pytest.mark.parametrize("image", [RGB_32, RGB_64, (1, 28, 28)])
-def test_the_small_network_is_as_large_as_is_said(image: ImageShape) -> None:
+def test_the_small_network_has_the_declared_size(image: ImageShape) -> None:
     body = sum(weight.numel() for weight in build_backbone("cnn4", image).parameters())
     assert bytes_of("fedkd", 10, image)[0] == 4 * (body + 10 * 513)
     assert bytes_of("fedmrl", 10, image)[0] == 4 * (body + 10 * 129)
 
 
-def test_top_channels_travel_as_indices() -> None:
+def test_top_channels_are_sent_as_indices() -> None:
     method, shape = METHODS["feddbp"], ExchangeShape(classes=10, feature_dim=512, top_channels_only=True)
     assert method.up is not None
     assert largest_upload("feddbp", shape) == method.up.size(method.settings(), shape, RGB_32) == 20_480 + 600
 
 
-def test_the_command_tells_bytes_for_the_classes_and_images_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_sizes_for_the_requested_classes_and_images(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["methods", "--classes", "200", "--image-size", "64", "--json"]) == 0
-    told = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
-    assert told["fedkd"]["up"]["bytes"] == 22_778_400
-    assert told["fedmrl"]["down"]["bytes"] == 22_471_200
-    assert told["feddbp"]["up"] == {
+    printed = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
+    assert printed["fedkd"]["up"]["bytes"] == 22_778_400
+    assert printed["fedmrl"]["down"]["bytes"] == 22_471_200
+    assert printed["feddbp"]["up"] == {
         "content": "prototypes and Fisher scores",
         "formula": "8md; 4md + 2m k_top as top channels",
         "bytes": 8 * 200 * 512,
     }
 
 
-def test_a_number_of_classes_that_cannot_be_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_impossible_number_of_classes_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["methods", "--classes", "1"]) == 2
     assert "--classes: '1' is not a number from 2 to 65536" in capsys.readouterr().err

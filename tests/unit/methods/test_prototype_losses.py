@@ -1,4 +1,4 @@
-"""Losses of the comparison methods against slow references, and where they must say nothing."""
+"""Losses of the comparison methods against slow references, and where they must be zero."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ every_distance = pytest.mark.parametrize("distance", DISTANCES)
 
 
 def problem(seed: int, *, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Features, prototypes, labels and who has a prototype; class 1 has none."""
+    """Features, prototypes, labels and the mask of known classes; class 1 has no prototype."""
     generator = torch.Generator().manual_seed(seed)
     z = torch.randn(7, 6, generator=generator, dtype=dtype)
     prototypes = torch.randn(5, 6, generator=generator, dtype=dtype)
@@ -26,7 +26,7 @@ def problem(seed: int, *, dtype: torch.dtype = torch.float64) -> tuple[Tensor, T
 
 
 def clusters(seed: int, *, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
-    """Prototypes at length one, up to three for a class and none for class 1."""
+    """Prototypes of length one, up to three per class and none for class 1."""
     generator = torch.Generator().manual_seed(seed + 100)
     classes = torch.tensor([0, 0, 2, 3, 3, 3, 4])
     return directions(torch.randn(len(classes), 6, generator=generator, dtype=dtype)).to(dtype), classes
@@ -37,7 +37,7 @@ def gradient(loss: Tensor, z: Tensor) -> Tensor:
     return found
 
 
-# --- the pull to the own prototype
+# --- alignment with the prototype of the class
 
 
 def reference_alignment(
@@ -53,26 +53,26 @@ def reference_alignment(
 
 
 @every_distance
-def test_the_pull_agrees_with_its_definition(distance: AlignmentDistance) -> None:
+def test_the_alignment_agrees_with_its_definition(distance: AlignmentDistance) -> None:
     for seed in range(3):
         case = problem(seed)
         assert alignment(*case, distance).item() == pytest.approx(reference_alignment(*case, distance), rel=1e-12)
 
 
-def test_the_mean_squared_error_is_torchs_own_where_all_classes_are_known() -> None:
+def test_with_all_classes_known_the_alignment_is_torchs_mean_squared_error() -> None:
     z, prototypes, labels, known = problem(0)
     found = alignment(z, prototypes, labels, torch.ones_like(known), "mse")
     torch.testing.assert_close(found, F.mse_loss(z, prototypes[labels]))
 
 
 @every_distance
-def test_the_pull_has_the_right_gradient(distance: AlignmentDistance) -> None:
+def test_the_alignment_has_the_right_gradient(distance: AlignmentDistance) -> None:
     z, prototypes, labels, known = problem(1)
     assert torch.autograd.gradcheck(lambda x: alignment(x, prototypes, labels, known, distance), (z.requires_grad_(),))
 
 
 @every_distance
-def test_a_class_without_prototype_pulls_nowhere(distance: AlignmentDistance) -> None:
+def test_a_class_without_prototype_has_no_gradient(distance: AlignmentDistance) -> None:
     z, prototypes, labels, known = problem(2)
     z.requires_grad_()
     found = gradient(alignment(z, prototypes, labels, known, distance), z)
@@ -81,7 +81,7 @@ def test_a_class_without_prototype_pulls_nowhere(distance: AlignmentDistance) ->
 
 
 @every_distance
-def test_on_its_prototype_a_feature_is_left_alone(distance: AlignmentDistance) -> None:
+def test_a_feature_equal_to_its_prototype_has_no_gradient(distance: AlignmentDistance) -> None:
     _, prototypes, labels, known = problem(3, dtype=torch.float32)
     z = prototypes[labels].clone().requires_grad_()
     loss = alignment(z, prototypes, labels, known, distance)
@@ -89,19 +89,19 @@ def test_on_its_prototype_a_feature_is_left_alone(distance: AlignmentDistance) -
     assert torch.equal(gradient(loss, z), torch.zeros_like(z))
 
 
-# --- the contrast with all prototypes
+# --- contrast with all prototypes
 
 
 def reference_contrast(z: Tensor, rows: Tensor, classes: Tensor, labels: Tensor, tau: float) -> float:
     total = 0.0
     for vector, label in zip(z.tolist(), labels.tolist(), strict=True):
         length = math.sqrt(sum(x * x for x in vector))
-        own = everyone = 0.0
+        own = all_classes = 0.0
         for row, row_class in zip(rows.tolist(), classes.tolist(), strict=True):
             cosine = sum(a * b for a, b in zip(vector, row, strict=True)) / length
-            everyone += math.exp(cosine / tau)
+            all_classes += math.exp(cosine / tau)
             own += math.exp(cosine / tau) if row_class == label else 0.0
-        total -= math.log(own / everyone) if own else 0.0
+        total -= math.log(own / all_classes) if own else 0.0
     return total / len(z)
 
 
@@ -129,7 +129,7 @@ def test_the_contrast_has_the_right_gradient() -> None:
     )
 
 
-def test_a_class_without_prototype_is_contrasted_with_nothing_and_still_counts_in_the_average() -> None:
+def test_a_class_without_prototype_adds_zero_and_counts_in_the_average() -> None:
     z, _, labels, _ = problem(2)
     rows, classes = clusters(2)
     z.requires_grad_()
@@ -152,7 +152,7 @@ def test_nothing_overflows_in_float32(tau: float) -> None:
     assert gradient(loss, z).isfinite().all()
 
 
-def test_features_in_half_precision_are_contrasted_in_full() -> None:
+def test_features_in_half_precision_are_contrasted_in_single() -> None:
     z, _, labels, _ = problem(4, dtype=torch.float32)
     rows, classes = clusters(4)
     half = z.bfloat16()

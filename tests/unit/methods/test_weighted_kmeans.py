@@ -1,4 +1,4 @@
-"""Weighted K-means: small cases worked out by hand, and what holds for any."""
+"""Weighted K-means: small cases with known results, and general properties."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from feddbp_server.strategies import weighted_kmeans as module
 from feddbp_server.strategies.weighted_kmeans import weighted_kmeans
 
 
-class Beginning(np.random.Generator):
-    """A generator that draws the rows it is told to."""
+class GivenStart(np.random.Generator):
+    """A generator that draws the given rows."""
 
     def __init__(self, *rows: int) -> None:
         super().__init__(np.random.PCG64(0))
@@ -36,10 +36,10 @@ def test_one_cluster_is_the_weighted_mean() -> None:
     np.testing.assert_allclose(found, [[1, 2]])
 
 
-def test_two_groups_far_apart_are_found_whatever_the_beginning() -> None:
+def test_two_groups_far_apart_are_found_from_any_start() -> None:
     rows = [[0, 0], [0, 2], [100, 0], [100, 4]]
     for first in [(0, 1), (2, 3), (0, 3), (3, 1)]:
-        found = cluster(rows, [1, 3, 1, 1], clusters=2, random=Beginning(*first))
+        found = cluster(rows, [1, 3, 1, 1], clusters=2, random=GivenStart(*first))
         np.testing.assert_allclose(sorted(found.tolist()), [[0, 1.5], [100, 2]])
 
 
@@ -50,26 +50,26 @@ def test_as_many_clusters_as_rows_keep_every_row() -> None:
 
 def test_a_step_assigns_to_the_nearest_and_moves_to_the_mean() -> None:
     # from 0 and 10: the rows 1 and 4 go to 0, the row 6 to 10
-    found = cluster([[0], [1], [4], [6], [10]], [1, 1, 2, 1, 1], clusters=2, random=Beginning(0, 4), iterations=1)
+    found = cluster([[0], [1], [4], [6], [10]], [1, 1, 2, 1, 1], clusters=2, random=GivenStart(0, 4), iterations=1)
     np.testing.assert_allclose(found, [[(0 + 1 + 2 * 4) / 4], [8]])
 
 
-def test_it_goes_on_until_nothing_changes() -> None:
+def test_iterations_end_when_nothing_changes() -> None:
     # after the step above the centroids are 2.25 and 8; 6 stays with 8 and 4 with 2.25
     rows, weights = [[0], [1], [4], [6], [10]], [1, 1, 2, 1, 1]
-    once, long = (cluster(rows, weights, clusters=2, random=Beginning(0, 4), iterations=n) for n in (1, 1000))
+    once, long = (cluster(rows, weights, clusters=2, random=GivenStart(0, 4), iterations=n) for n in (1, 1000))
     np.testing.assert_array_equal(once, long)
 
 
-def test_a_cluster_that_loses_its_rows_begins_anew_where_the_most_is_to_gain() -> None:
-    # both begin on the same spot, so the second is empty; the row 9 is far off, but the heavy row 5 costs more
-    found = cluster([[0], [0], [5], [9]], [1, 1, 10, 1], clusters=2, random=Beginning(0, 1), iterations=1)
+def test_an_empty_cluster_restarts_at_the_row_with_the_largest_cost() -> None:
+    # both start at the same row, so the second is empty; the row 9 is farther away, but the heavy row 5 costs more
+    found = cluster([[0], [0], [5], [9]], [1, 1, 10, 1], clusters=2, random=GivenStart(0, 1), iterations=1)
     np.testing.assert_allclose(found, [[9 / 3], [5]])
 
 
 def test_several_empty_clusters_take_different_rows() -> None:
     rows = [[0], [0], [0], [7], [9]]
-    found = cluster(rows, clusters=3, random=Beginning(0, 1, 2))
+    found = cluster(rows, clusters=3, random=GivenStart(0, 1, 2))
     assert sorted(found.ravel().tolist()) == [0, 7, 9]
 
 
@@ -77,8 +77,8 @@ def test_rows_that_are_all_the_same_leave_every_centroid_there() -> None:
     np.testing.assert_array_equal(cluster([[1, 2]] * 5, clusters=3), [[1, 2]] * 3)
 
 
-def test_heavy_rows_are_likely_to_be_drawn_at_the_beginning() -> None:
-    # from the two rows drawn first the middle one goes to the nearer: which were drawn shows in the result
+def test_rows_are_drawn_by_weight_at_the_start() -> None:
+    # the middle row is assigned to the nearer of the two rows that were drawn, which shows in the result
     rows, light = [[0], [10], [11]], [1e-6, 1, 1]
     found = [cluster(rows, light, clusters=2, random=np.random.default_rng(seed), iterations=1) for seed in range(20)]
     assert all(centroids.min() > 9 for centroids in found)
@@ -88,9 +88,7 @@ def test_heavy_rows_are_likely_to_be_drawn_at_the_beginning() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(count=st.integers(1, 15), clusters=st.integers(1, 15), seed=st.integers(0, 10**6))
-def test_it_ends_where_every_centroid_is_the_mean_of_the_rows_nearest_to_it(
-    count: int, clusters: int, seed: int
-) -> None:
+def test_every_final_centroid_is_the_mean_of_its_nearest_rows(count: int, clusters: int, seed: int) -> None:
     assume(clusters <= count)
     random = np.random.default_rng(seed)
     rows = random.standard_normal((count, 3)).astype(np.float32)

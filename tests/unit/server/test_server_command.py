@@ -127,7 +127,10 @@ def test_the_policy_is_what_was_asked_for() -> None:
         (["--participation", "nan"], "--participation: "),
         (["--min-clients", "0"], "--min-clients: "),
         (["--min-clients", "21"], "--min-clients is 21, but the run has only 20 clients"),
-        (["--max-upload-bytes", "2000", "--max-bytes-in-flight", "1999"], "--max-upload-bytes 2000: an upload that"),
+        (
+            ["--max-upload-bytes", "2000", "--max-bytes-in-flight", "1999"],
+            "--max-upload-bytes 2000: the largest uploads",
+        ),
         (["--max-upload-bytes", str(1 << 30)], "--max-bytes-in-flight is 536870912 and"),
         (["--log-level", "loud"], "--log-level: "),
         (["--set", "k_top"], "--set: 'k_top' is not NAME=VALUE"),

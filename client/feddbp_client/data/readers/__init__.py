@@ -1,1 +1,1 @@
-"""Files of published data sets and of users' own, read into arrays; one module a format."""
+"""Readers of data set files, published and private; one module per format."""

@@ -1,4 +1,4 @@
-"""Members of tar and zip files, read in memory: nothing is ever written under a name the archive chose."""
+"""Members of tar and zip files, read in memory: nothing is ever written under a name from an archive."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _DAMAGE = (OSError, EOFError, RuntimeError, ValueError, tarfile.TarError, zipfil
 def tar_members(path: Path, wanted: Pattern[str]) -> Iterator[tuple[str, bytes]]:
     """Name and content of the ordinary files whose whole name matches, in the archive's order."""
     try:
-        # As a stream: going back would mean inflating the archive again.
+        # As a stream: seeking back would inflate the archive again.
         with tarfile.open(path, "r|gz") as archive:
             for member in archive:
                 if not (member.isreg() and wanted.fullmatch(member.name)):
                     continue
                 _check_size(path, member.name, member.size)
                 content = archive.extractfile(member)
-                assert content is not None  # only for members that are no files
+                assert content is not None  # it is for members that are not files
                 yield member.name, content.read()
     except _DAMAGE as error:
         raise DataError(f"{path}: damaged archive: {error}") from error
 
 
 class ZipMembers:
-    """The files of a zip whose whole name matches, sorted by name, each read when asked for."""
+    """The files of a zip whose whole name matches, sorted by name and read one at a time."""
 
     def __init__(self, path: Path, wanted: Pattern[str]) -> None:
         self._path = path

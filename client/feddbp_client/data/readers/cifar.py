@@ -43,7 +43,7 @@ def _read(archive: Path, folder: str, batches: list[str], label_key: str, *, met
         labels = np.concatenate([np.asarray(part[label_key], dtype=np.int64) for part in parts])
         class_names = [str(name) for name in described[names_key]]
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise DataError(f"{archive}: not as CIFAR is published: {error!r}") from error
+        raise DataError(f"{archive}: not in the published format of CIFAR: {error!r}") from error
     return labelled(images, labels, class_names, origin=str(archive))
 
 
@@ -55,10 +55,10 @@ def _pixels(stored: Any) -> npt.NDArray[np.uint8]:
 
 
 class _StoredArray:
-    """Stands in for a pickled numpy array: keeps what the pickle says of it and does nothing.
+    """Replaces a pickled numpy array: stores its state and does nothing with it.
 
-    Giving a pickle numpy's own classes would not be harmless: their state setters believe what they are told
-    about dtypes, and an object array made of raw bytes is a way to run code.
+    numpy's own classes would not be safe: their __setstate__ trusts the dtype in a pickle, and an object array made of
+    raw bytes can run code.
     """
 
     def __init__(self, *_: object) -> None:
@@ -77,7 +77,7 @@ class _StoredArray:
 
 
 class _StoredDtype:
-    """Stands in for a pickled numpy dtype."""
+    """Replaces a pickled numpy dtype."""
 
     def __init__(self, code: object = None, *_: object) -> None:
         self.code = code
@@ -87,12 +87,12 @@ class _StoredDtype:
 
 
 class _DataOnlyUnpickler(pickle.Unpickler):
-    """Lists, dicts, text, numbers, and stand-ins for arrays; a pickle asking for anything else is refused.
+    """Loads lists, dicts, text, numbers and replacements for arrays; refuses any other class.
 
-    The stand-ins have no attribute a pickle could use to reach further, and no name is ever imported for it.
+    The replacements have no attribute that a pickle could exploit, and no module is ever imported for one.
     """
 
-    _STAND_INS: ClassVar[dict[tuple[str, str], type]] = {
+    _REPLACEMENTS: ClassVar[dict[tuple[str, str], type]] = {
         ("numpy.core.multiarray", "_reconstruct"): _StoredArray,
         ("numpy._core.multiarray", "_reconstruct"): _StoredArray,
         ("numpy", "ndarray"): _StoredArray,
@@ -101,9 +101,9 @@ class _DataOnlyUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> type:
         try:
-            return self._STAND_INS[module, name]
+            return self._REPLACEMENTS[module, name]
         except KeyError:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}") from None
+            raise pickle.UnpicklingError(f"it refers to {module}.{name}") from None
 
 
 def _unpickled(content: bytes, archive: Path, name: str) -> dict[str, Any]:
@@ -112,5 +112,5 @@ def _unpickled(content: bytes, archive: Path, name: str) -> dict[str, Any]:
     except Exception as error:  # the pickle module documents that damaged input may raise anything
         raise DataError(f"{archive}: {name} is refused: {error}") from error
     if not isinstance(value, dict):
-        raise DataError(f"{archive}: {name} is refused: it holds no table")
+        raise DataError(f"{archive}: {name} is refused: it is not a dict")
     return value

@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits: real images that come with the package, so a demo needs no files."""
+"""scikit-learn's handwritten digits, which come with the package: a demo needs no download."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import numpy as np
 from feddbp_client.data.images import LabelledImages, labelled, resized
 
 _SIDE = 16
-"""Twice the original eight, which leaves too little to pool for the smallest network."""
+"""Twice the original side of 8, which is too small for the pooling of the smallest network."""
 
 
 def read_digits() -> LabelledImages:
-    # Here and not above: scikit-learn takes a second to import and only this set needs it.
+    # Imported here: scikit-learn takes a second, and only this data set needs it.
     from sklearn.datasets import load_digits
 
     found = load_digits()

@@ -1,4 +1,4 @@
-"""Fetching a published file once per machine: resumed when interrupted, checked before it gets its name."""
+"""Downloads a published file once per machine: resumed when interrupted, verified before it gets its name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING
 
 from feddbp_client.data.images import DataError
 from feddbp_client.data.readers.shared_files import exclusive
-from feddbp_common.atomic_files import settle
+from feddbp_common.atomic_files import commit_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,24 +40,24 @@ def download(
     attempts: int = 4,
     pause: timedelta = timedelta(seconds=1),
 ) -> None:
-    """Puts the file with this digest ("md5:..." or "sha256:...") at destination, or raises DataError.
+    """Downloads the file with this digest ("md5:..." or "sha256:...") to destination, or raises DataError.
 
-    size is a hint: it is checked against the free disk space and bounds what an endless answer can write.
-    attempts counts those in a row that brought nothing new, so a large file gets over a bad line.
+    size is a hint: it is checked against the free disk space and bounds what an endless response can write.
+    attempts limits attempts in a row without progress, so a large file survives a bad connection.
     """
     if not url.startswith(("https://", "http://")):
         raise DataError(f"{url}: only http and https addresses can be downloaded")
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
         with exclusive(destination):
-            if destination.exists():  # another process was faster
+            if destination.exists():  # another process has downloaded it
                 verify(destination, digest)
                 return
             _check_space(destination, size)
             part = destination.with_name(destination.name + ".part")
             _log.info("downloading %s to %s", url, destination)
             _fetch(url, part, digest, _Limits(size, timeout, attempts, pause))
-            settle(part, destination)
+            commit_file(part, destination)
     except OSError as error:
         raise DataError(f"{destination}: cannot be written: {error}") from error
 
@@ -65,7 +65,7 @@ def download(
 def verify(path: Path, digest: str) -> None:
     found = _digest(path, digest)
     if found != digest:
-        raise DataError(f"{path}: not the published file ({found}, expected {digest}); remove it to fetch it again")
+        raise DataError(f"{path}: not the published file ({found}, expected {digest}); remove it to download it again")
 
 
 @dataclass(frozen=True)
@@ -77,29 +77,29 @@ class _Limits:
 
     @property
     def most_bytes(self) -> float:
-        # Generous, because the size is only a hint; it is the digest that decides.
+        # Generous, because the size is only a hint; the digest decides.
         return math.inf if self.size is None else 2 * self.size + _SLACK
 
 
 class _InterruptedError(Exception):
-    """The line, not the file, is at fault: worth another attempt."""
+    """The connection failed, not the file: worth another attempt."""
 
 
 def _fetch(url: str, part: Path, digest: str, limits: _Limits) -> None:
-    furthest, fruitless, started_over = _length(part), 0, False
+    furthest, failures, started_over = _length(part), 0, False
     while True:
         resumed = _length(part) > 0
         try:
             _transfer(url, part, limits)
         except _InterruptedError as error:
-            # Measured against the furthest point ever reached: a server that ignores ranges and always breaks
-            # off at the same byte makes no progress, however many bytes it sends.
-            fruitless = 0 if _length(part) > furthest else fruitless + 1
+            # Progress is measured against the furthest byte so far: a server that ignores ranges and always breaks
+            # off at the same byte makes none, however many bytes it sends.
+            failures = 0 if _length(part) > furthest else failures + 1
             furthest = max(furthest, _length(part))
-            if fruitless >= limits.attempts:
-                raise DataError(f"{url}: download failed after {fruitless} attempts: {error}") from error
+            if failures >= limits.attempts:
+                raise DataError(f"{url}: download failed after {failures} attempts: {error}") from error
             _log.warning("download of %s interrupted (%s), trying again", url, error)
-            time.sleep(limits.pause.total_seconds() * 2**fruitless)
+            time.sleep(limits.pause.total_seconds() * 2**failures)
             continue
         found = _digest(part, digest)
         if found == digest:
@@ -107,12 +107,12 @@ def _fetch(url: str, part: Path, digest: str, limits: _Limits) -> None:
         part.unlink()
         if not resumed or started_over:
             raise DataError(f"{url}: sent a file with {found}, expected {digest}")
-        # Its beginning may stem from another version of the file: once more, from nothing.
+        # Its beginning may be from another version of the file: download it once more from the start.
         started_over = True
 
 
 def _transfer(url: str, part: Path, limits: _Limits) -> None:
-    """One request; returns when the server has sent everything it announced."""
+    """Makes one request; returns when the server has sent all the bytes it announced."""
     have = _length(part)
     request = urllib.request.Request(url, headers={"Accept-Encoding": "identity"})  # noqa: S310 - scheme checked
     if have:
@@ -122,7 +122,7 @@ def _transfer(url: str, part: Path, limits: _Limits) -> None:
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == _RANGE_NOT_SATISFIABLE and have:
-            return  # nothing lies beyond what we have; whether it is the right file is for the digest to say
+            return  # the file is complete; the digest decides whether it is the right one
         if error.code in _TRY_AGAIN:
             raise _InterruptedError(f"HTTP {error.code} {error.reason}") from error
         raise DataError(f"{url}: HTTP {error.code} {error.reason}") from error
@@ -132,7 +132,7 @@ def _transfer(url: str, part: Path, limits: _Limits) -> None:
         start = _start_of(response)
         if start not in (0, have):
             part.unlink(missing_ok=True)
-            raise _InterruptedError(f"asked for bytes from {have} on, was sent others")
+            raise _InterruptedError(f"requested bytes from {have} on, got others")
         with part.open("ab" if start else "wb") as file:
             _copy(response, file, start, limits)
     if _length(part) > limits.most_bytes:
@@ -141,7 +141,7 @@ def _transfer(url: str, part: Path, limits: _Limits) -> None:
 
 
 def _start_of(response: http.client.HTTPResponse) -> int:
-    """Where in the file the answer begins: 0 if the server ignored the range and sends everything."""
+    """Offset of the response in the file: 0 if the server ignored the range and sends everything."""
     if response.status != http.HTTPStatus.PARTIAL_CONTENT:
         return 0
     match = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
@@ -161,8 +161,8 @@ def _copy(response: http.client.HTTPResponse, file: IO[bytes], start: int, limit
         file.write(chunk)
         received += len(chunk)
         if start + received > limits.most_bytes:
-            return  # for the caller to throw away
-    # http.client ends a broken answer without an error when it is read piece by piece.
+            return  # the caller deletes it
+    # http.client ends a truncated response without an error when it is read in chunks.
     if announced is not None and announced.isdecimal() and received < int(announced):
         raise _InterruptedError(f"got {received} of {announced} bytes")
 
@@ -182,7 +182,7 @@ def _length(path: Path) -> int:
 
 
 def _digest(path: Path, like: str) -> str:
-    """Digest of the file in the notation, and by the algorithm, of the one given."""
+    """Digest of the file, with the algorithm and notation of `like`."""
     algorithm = like.partition(":")[0]
     if algorithm not in ("md5", "sha256"):
         raise ValueError(f"{like!r} is neither an md5: nor a sha256: digest")

@@ -39,7 +39,7 @@ def read_flowers102(photographs: Path, label_file: Path, split_file: Path) -> La
 
 
 def _numbers(path: Path, key: str) -> npt.NDArray[np.int64]:
-    # Here and not above: scipy is slow to import and only this data set needs it.
+    # Imported here: scipy is slow to import, and only this data set needs it.
     from scipy.io import loadmat
 
     try:

@@ -1,4 +1,4 @@
-"""Images in folders, one folder a class: ROOT/CLASS, or ROOT/train/CLASS and ROOT/test/CLASS."""
+"""Images in folders, one per class: ROOT/CLASS, or ROOT/train/CLASS and ROOT/test/CLASS."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 LARGEST_DEFAULT_SIDE: Final = 64
-"""The largest size of the public sets; more only when asked for, since cost grows with the square."""
+"""The largest size of the public data sets; larger only on request, since cost grows with the square."""
 
 _SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
@@ -25,7 +25,7 @@ def read_folder(path: Path, *, classes: int, class_names: Sequence[str] | None, 
     """All images as RGB squares of one size, aspect not kept.
 
     The size is image_size, or else the short side of the first training image, but at most
-    LARGEST_DEFAULT_SIDE. Files that are no images are ignored; sub-folders of a class belong to the class.
+    LARGEST_DEFAULT_SIDE. Files that are not images are ignored; sub-folders of a class belong to it.
     """
     train_root, test_root = _roots(path)
     train, test = _files(train_root), {} if test_root is None else _files(test_root)
@@ -41,12 +41,12 @@ def read_folder(path: Path, *, classes: int, class_names: Sequence[str] | None, 
 
 def _roots(path: Path) -> tuple[Path, Path | None]:
     folders = {folder.name: folder for folder in _folders(path)}
-    # A folder `train` with images of its own is a class: of locomotives, say.
+    # A folder `train` with images in it is a class: of locomotives, say.
     if "train" not in folders or not _folders(folders["train"]):
         return path, None
     others = sorted(folders.keys() - {"train", "test"})
     if others:
-        raise DataError(f"{folders[others[0]]}: neither train nor test; beside those two no folder is expected")
+        raise DataError(f"{folders[others[0]]}: neither train nor test; expected no other folder beside them")
     return folders["train"], folders.get("test")
 
 
@@ -66,7 +66,7 @@ def _files(root: Path) -> dict[str, list[Path]]:
             for file in folder.rglob("*")
             if file.suffix.lower() in _SUFFIXES and not file.name.startswith(".") and file.is_file()
         )
-        # Allowed: it is how an owner without that class keeps the numbering of the others.
+        # Allowed: without that class, its owner keeps the numbering of the others this way.
         if not found[folder.name]:
             _log.warning("%s holds no images", folder)
     return found

@@ -1,4 +1,4 @@
-"""Image data in .npz files: raw pixels (x_*, y_*) or JPEG files end to end (jpg_*, off_*, y_*).
+"""Image data in .npz files: raw pixels (x_*, y_*) or concatenated JPEG files (jpg_*, off_*, y_*).
 
 The parts are called train and test; `classes`, the names of the labels, is optional. Pickling is always off.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from numpy.lib.npyio import NpzFile
 
-# What numpy, zipfile and zlib raise on files that are cut short, overwritten, encrypted or made to mislead.
+# Raised by numpy, zipfile and zlib for files that are truncated, overwritten, encrypted or malicious.
 _DAMAGE = (
     ValueError,
     OSError,
@@ -42,9 +42,9 @@ def read_npz(
     default_names: Sequence[str] = (),
     with_test: bool = True,
 ) -> ImageParts:
-    """With class_names, labels of a file that names its own classes are translated by name, not by number.
+    """Reads an npz file; with class_names, the labels of a file that names its classes are translated by name.
 
-    default_names only name what a file leaves unnamed.
+    default_names apply to a file without class names.
     """
     with _open(path) as file:
         own_names = _names(file, path)
@@ -55,7 +55,7 @@ def read_npz(
             raise DataError(f"{path}: has neither x_train nor jpg_train")
         train = _part(file, path, "train", own_names or names)
         test = None
-        # An empty test part is what an export without one often writes.
+        # Exports without a test part often write an empty one.
         if with_test and _has(file, "test") and _array(file, path, "y_test").size:
             test = _part(file, path, "test", own_names or names)
     if own_names is not None and own_names != names:
@@ -67,7 +67,7 @@ def read_npz(
 
 
 def write_npz(path: Path, data: LabelledImages, *, source: str) -> None:
-    """Uncompressed, so that map_npz can use the pixels where they lie; source is what they were made from."""
+    """Writes an uncompressed npz for map_npz; source identifies what the data was made from."""
     with replacing(path) as handle:
         np.savez(
             handle,
@@ -79,10 +79,10 @@ def write_npz(path: Path, data: LabelledImages, *, source: str) -> None:
 
 
 def map_npz(path: Path, *, source: str) -> LabelledImages | None:
-    """What write_npz wrote, or None if it is damaged or was made from something else.
+    """Maps a file of write_npz; None if it is damaged or was made from another source.
 
-    The pixels are mapped, not read: twenty client processes then share one copy in the page cache, and each
-    touches only the rows of its own shard. The zip's checksum is not looked at, hence only for our own files.
+    The pixels are mapped, not read: client processes share one copy in the page cache, and each touches only the rows
+    of its shard. The zip's checksum is not verified, so this is only for files that write_npz wrote.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -99,7 +99,7 @@ def _mapped(path: Path, member: str) -> npt.NDArray[np.uint8]:
         info = archive.getinfo(member)
         if info.compress_type != zipfile.ZIP_STORED:
             raise ValueError(f"{member} is compressed")
-        # A local header is 30 bytes, the last four the lengths of the name and extra field that follow.
+        # A local header has 30 bytes; the last four are the lengths of the name and the extra field that follow.
         handle.seek(info.header_offset + 26)
         handle.seek(sum(np.frombuffer(handle.read(4), dtype="<u2").tolist()), 1)
         version = np.lib.format.read_magic(handle)
@@ -119,7 +119,7 @@ def _open(path: Path) -> NpzFile:
     if file is None:
         if not path.is_file():
             raise DataError(f"{path}: no such file")
-        raise DataError(f"{path}: not an npz file, or cut short")
+        raise DataError(f"{path}: not an npz file, or truncated")
     return file  # type: ignore[no-any-return]
 
 
@@ -158,7 +158,7 @@ def _jpegs(file: NpzFile, path: Path, part: str, *, count: int) -> npt.NDArray[n
     if not np.issubdtype(offsets.dtype, np.integer) or offsets.shape != (count + 1,):
         raise DataError(f"{path}: off_{part} is {offsets.dtype} {offsets.shape}, expected {count + 1} integers")
     if offsets[0] < 0 or offsets[-1] > len(stream) or (np.diff(offsets.astype(np.int64)) <= 0).any():
-        raise DataError(f"{path}: off_{part} does not rise within the {len(stream)} bytes of jpg_{part}")
+        raise DataError(f"{path}: off_{part} is not increasing within the {len(stream)} bytes of jpg_{part}")
     if not count:
         raise DataError(f"{path}: {part} part holds no images")
     return decode_all(
@@ -170,7 +170,7 @@ def _jpegs(file: NpzFile, path: Path, part: str, *, count: int) -> npt.NDArray[n
 def _renamed(part: LabelledImages, names: tuple[str, ...], path: Path) -> LabelledImages:
     numbers = {name: number for number, name in enumerate(names)}
     if len(numbers) != len(names) or len(set(part.class_names)) != len(part.class_names):
-        raise DataError(f"{path}: class names repeat, so labels cannot be matched by name")
+        raise DataError(f"{path}: class names repeat; labels cannot be matched by name")
     unknown = [name for name in part.class_names if name not in numbers]
     if unknown:
         raise DataError(f"{path}: class {unknown[0]!r} is not one of the run's classes")

@@ -1,4 +1,4 @@
-"""Tiny-ImageNet-200 from its published zip: its training folder, classes in order of WordNet id."""
+"""Tiny-ImageNet-200 from its published zip: the training folder, classes in the order of their WordNet ids."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
 
+from feddbp_common.artifacts import REPORT_PAGE_NAME
 from feddbp_common.atomic_files import replace_text
 from feddbp_lab.experiments.plan import Part, Plan
 from feddbp_lab.experiments.report.captions import caption_of, description_of, warnings_of
@@ -15,14 +15,12 @@ from feddbp_lab.experiments.report.render import as_csv, as_latex, as_markdown
 from feddbp_lab.experiments.report.tables import format_table, table_of
 from feddbp_lab.experiments.run.output_dir import OutputDir
 
-PAGE_NAME: Final = "index.html"
-
 
 def write_report(output: OutputDir) -> Path:
     """Writes everything again from the cells' results; returns the path of the page."""
     output.report_dir.mkdir(parents=True, exist_ok=True)
     sections = [_ReportWriter(plan, output).write() for plan in output.plans()]
-    path = output.report_dir / PAGE_NAME
+    path = output.report_dir / REPORT_PAGE_NAME
     replace_text(path, render_page(sections))
     return path
 

@@ -10,7 +10,6 @@ from typing import Any, Final
 from rich.console import Console
 
 from feddbp_common.errors import ConfigurationError, ExitCode
-from feddbp_common.optional_deps import require_lab
 from feddbp_lab.experiments.cell import Cell
 from feddbp_lab.experiments.config import ExperimentConfig
 from feddbp_lab.experiments.expansion import expand, seeds_of, select_cells
@@ -21,6 +20,7 @@ from feddbp_lab.experiments.run.display import LiveCellDisplay, PlainCellDisplay
 from feddbp_lab.experiments.run.output_dir import OutputDir
 from feddbp_lab.experiments.run.runner import Runner
 from feddbp_lab.experiments.spec import BUILT_IN, ExperimentSpec, load_experiment
+from feddbp_lab.processes.local_federation import require_lab
 from feddbp_lab.processes.signals import handle_stop_signals
 
 PROG: Final = "feddbp experiment run"

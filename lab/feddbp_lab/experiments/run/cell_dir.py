@@ -17,17 +17,23 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Self
 
+from feddbp_common.artifacts import (
+    CELL_CONFIG_NAME,
+    CELL_FAILURE_NAME,
+    CELL_LOCK_NAME,
+    CLIENT_LOCK_NAME,
+    METRICS_NAME,
+    SERVER_LOCK_NAME,
+    SUMMARY_NAME,
+)
 from feddbp_common.atomic_files import replace_text
 from feddbp_common.config.nested import dotted
 from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import FedDBPError
 from feddbp_common.file_lock import FileLock, is_locked
 from feddbp_lab.processes.local_federation import ProcessFailedError
-from feddbp_lab.results.run_results import METRICS_NAME, SUMMARY_NAME, MetricsTail, RunResults, weighted_accuracy
+from feddbp_lab.results.run_results import MetricsTail, RunResults, weighted_accuracy
 
-_CONFIG_NAME: Final = "config.json"
-_FAILURE_NAME: Final = "failure.json"
-_LOCK_NAME: Final = ".running"
 _STATE_DIRS: Final = ("server", "clients")
 FINISHED: Final = "finished"
 _REMEDY: Final = "remove the cell's directory to run it again"
@@ -92,31 +98,31 @@ class CellDir:
     def state(self) -> CellState:
         if (self.path / SUMMARY_NAME).exists():
             return CellState.DONE
-        if not (self.path / _CONFIG_NAME).exists():
+        if not (self.path / CELL_CONFIG_NAME).exists():
             return CellState.WAITING
-        if is_locked(self.path / _LOCK_NAME):
+        if is_locked(self.path / CELL_LOCK_NAME):
             return CellState.RUNNING
-        return CellState.FAILED if (self.path / _FAILURE_NAME).exists() else CellState.INTERRUPTED
+        return CellState.FAILED if (self.path / CELL_FAILURE_NAME).exists() else CellState.INTERRUPTED
 
     def lock(self) -> FileLock:
         """Marks the cell as running while it is held."""
         self.path.mkdir(parents=True, exist_ok=True)
         # the runner's own lock keeps others out: this one is only ever taken for an instant, by a query
-        return FileLock(self.path / _LOCK_NAME, wait=True)
+        return FileLock(self.path / CELL_LOCK_NAME, wait=True)
 
     def process_locks(self) -> list[Path]:
         """The lock files of the server and the clients, which may outlive a runner that was killed."""
-        return [self.path / "server" / "server.lock", *self.path.glob("clients/*/*/daemon.lock")]
+        return [self.path / "server" / SERVER_LOCK_NAME, *self.path.glob(f"clients/*/*/{CLIENT_LOCK_NAME}")]
 
     def prepare(self, run: RunConfig) -> None:
         """Checks that the state in the directory is of this run, and removes that of a run that cannot be resumed."""
-        config = self.path / _CONFIG_NAME
+        config = self.path / CELL_CONFIG_NAME
         content = run.model_dump(mode="json")
         if config.exists():
             _check_same(self._config(), content, config)
         else:
             replace_text(config, json.dumps(content, indent=2) + "\n")
-        (self.path / _FAILURE_NAME).unlink(missing_ok=True)
+        (self.path / CELL_FAILURE_NAME).unlink(missing_ok=True)
         if (self.path / "server" / SUMMARY_NAME).exists() and self._outcome() != FINISHED:
             # the server does not resume a run that failed or was stopped
             self._remove_state()
@@ -136,18 +142,18 @@ class CellDir:
 
         A runner that is killed after it has written the summary leaves this to the next.
         """
-        if not (self.path / _LOCK_NAME).exists():
+        if not (self.path / CELL_LOCK_NAME).exists():
             return
         if not keep_state:
             self._remove_state()
-        (self.path / _LOCK_NAME).unlink()
+        (self.path / CELL_LOCK_NAME).unlink()
 
     def record_failure(self, failure: Failure) -> None:
-        replace_text(self.path / _FAILURE_NAME, json.dumps(vars(failure), indent=2) + "\n")
+        replace_text(self.path / CELL_FAILURE_NAME, json.dumps(vars(failure), indent=2) + "\n")
 
     def failure(self) -> Failure | None:
         try:
-            content = json.loads((self.path / _FAILURE_NAME).read_text(encoding="utf-8"))
+            content = json.loads((self.path / CELL_FAILURE_NAME).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         return Failure(cause=content["cause"], exit_code=content["exit_code"], last_lines=tuple(content["last_lines"]))
@@ -184,7 +190,7 @@ class CellDir:
             return ""
 
     def _config(self) -> dict[str, Any]:
-        path = self.path / _CONFIG_NAME
+        path = self.path / CELL_CONFIG_NAME
         try:
             config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:

@@ -8,15 +8,15 @@ from typing import Final
 
 from pydantic import ValidationError
 
+from feddbp_common.artifacts import RUNNER_LOCK_NAME
 from feddbp_common.atomic_files import replace_text
-from feddbp_common.config.diagnostics import Problem
+from feddbp_common.config.diagnostics import FieldError
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.file_lock import FileLock, LockHeldError, is_locked
 from feddbp_lab.experiments.plan import Plan
 from feddbp_lab.experiments.run.cell_dir import CellDir
 from feddbp_lab.experiments.spec import BUILT_IN
 
-_LOCK_NAME: Final = ".runner"
 _PLANS: Final = "experiments"
 
 
@@ -35,7 +35,7 @@ class OutputDir:
         """Creates the directory if there is none, and keeps other runners out of it."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(self.path / _LOCK_NAME)
+            lock = FileLock(self.path / RUNNER_LOCK_NAME)
         except LockHeldError as error:
             raise ConfigurationError(f"another runner (process {error.owner or 'unknown'}) uses {self.path}") from None
         except OSError as error:
@@ -45,7 +45,7 @@ class OutputDir:
 
     @property
     def has_runner(self) -> bool:
-        return is_locked(self.path / _LOCK_NAME)
+        return is_locked(self.path / RUNNER_LOCK_NAME)
 
     def cell_dir(self, cell_id: str) -> CellDir:
         return CellDir(self.path / "cells" / cell_id)
@@ -76,6 +76,6 @@ class OutputDir:
             return Plan.model_validate_json(path.read_text(encoding="utf-8"))
         except ValidationError as error:
             raise ConfigurationError(
-                f"{path}: not a plan of this version ({Problem.first_of(error)}); "
+                f"{path}: not a plan of this version ({FieldError.first_in(error)}); "
                 "remove it and run the experiment again, finished cells are kept"
             ) from None

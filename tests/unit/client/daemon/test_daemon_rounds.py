@@ -1,53 +1,57 @@
-"""The daemon's way through rounds that do not go as planned, with a server and a model that only pretend."""
+"""The daemon in rounds that close early, repeat, fail or end, with a fake connection and a fake trainer."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 import torch
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.daemon import daemon as daemon_module
-from feddbp_client.daemon.backoff import Backoff
 from feddbp_client.daemon.connection import CallRefusedError, Download, ServerUnavailableError
 from feddbp_client.daemon.daemon import ClientDaemon, DaemonOptions
-from feddbp_client.training.checkpoint import CHECKPOINT_NAME, Checkpoint
+from feddbp_client.training.checkpoint import Checkpoint, ClientDirectory
 from feddbp_client.training.setup import LocalOptions
 from feddbp_client.training.trainer import RoundResult, TrainingError
+from feddbp_common.artifacts import CHECKPOINT_NAME
 from feddbp_common.config.run import RunConfig, run_to_proto
-from feddbp_common.errors import ExitCode
+from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.wire import Encoded, Payload, PayloadRules, encode
 
 CONFIG = RunConfig(rounds=3)
-Script = Callable[["PretendedServer"], AsyncIterator[pb.RoundEvent]]
+Script = Callable[["FakeConnection"], AsyncIterator[pb.RoundEvent]]
 
 
-class PretendedServer:
-    """Stands in for the connection: follows a script of events and notes what the client does."""
+class Start(Protocol):
+    def __call__(self, server: FakeConnection, *, patience: timedelta = ...) -> ClientDaemon: ...
+
+
+class FakeConnection:
+    """Replaces the connection: yields a script of events and records the client's calls."""
 
     def __init__(self, script: Script, *, closed_rounds: frozenset[int] = frozenset()) -> None:
-        self.done: list[str] = []
-        self.run_id = "pretended"
+        self.calls: list[str] = []
+        self.run_id = "first"
         self.failures: list[str] = []
+        self.payload = Payload()
         self._script = script
         self._closed_rounds = closed_rounds
         self._changed = asyncio.Event()
 
-    async def has_seen(self, what: str) -> None:
-        while what not in self.done:
+    async def has_seen(self, call: str) -> None:
+        while call not in self.calls:
             self._changed.clear()
             await self._changed.wait()
 
-    def _note(self, what: str) -> None:
-        self.done.append(what)
+    def _record(self, call: str) -> None:
+        self.calls.append(call)
         self._changed.set()
 
     async def get_run(self) -> pb.GetRunResponse:
@@ -60,41 +64,50 @@ class PretendedServer:
         return self._script(self)
 
     async def download(self, session: str, round_number: int, rules: PayloadRules) -> Download:
-        self._note(f"download {round_number}")
+        self._record(f"download {round_number}")
         if round_number in self._closed_rounds:
-            raise CallRefusedError("it is over", pb.Refusal(reason=pb.REFUSAL_REASON_WRONG_ROUND, current_round=1))
-        return Download(encoded=encode(Payload()), message_bytes=0)
+            raise CallRefusedError(
+                "the round is closed", pb.Refusal(reason=pb.REFUSAL_REASON_WRONG_ROUND, current_round=1)
+            )
+        return Download(payload=self.payload, encoded=encode(self.payload), message_bytes=0)
 
     async def report(self, request: pb.ReportRequest) -> None:
         if request.HasField("failure"):
             self.failures.append(request.failure.cause)
-        self._note(f"report {request.round}")
+        self._record(f"report {request.round}")
 
     async def upload(self, session: str, round_number: int, encoded: Encoded) -> None:
-        self._note(f"upload {round_number}")
+        self._record(f"upload {round_number}")
 
 
-class PretendedModel:
-    """Learns nothing; with `endless`, for as long as it is let."""
+class FakeTrainer:
+    """Trains nothing once it may `proceed`; with `endless`, until it is stopped."""
 
     def __init__(self) -> None:
         self.endless = False
-        self.trouble: Exception | None = None
+        self.error: Exception | None = None
+        self.received: list[Payload] = []
+        self.proceed = threading.Event()
+        self.proceed.set()
+        self.on_stop: Callable[[], None] = lambda: None
         self._stopped = threading.Event()
 
     def stop(self) -> None:
         self._stopped.set()
 
-    def observe(self, received: Payload, round_number: int) -> RoundResult:
-        return RoundResult(metrics=pb.RoundMetrics(), contribution=None)
+    def evaluate(self, received: Payload, round_number: int) -> RoundResult:
+        return RoundResult(metrics=pb.RoundMetrics(), upload=None)
 
     def train(self, received: Payload, round_number: int, on_epoch: object) -> RoundResult:
+        self.received.append(received)
+        assert self.proceed.wait(60)
         if self.endless:
             assert self._stopped.wait(60)
+            self.on_stop()
             raise TrainingError("stopped")
-        if self.trouble is not None:
-            raise self.trouble
-        return RoundResult(metrics=pb.RoundMetrics(), contribution=Payload())
+        if self.error is not None:
+            raise self.error
+        return RoundResult(metrics=pb.RoundMetrics(), upload=Payload())
 
 
 def opened(number: int, *, selected: bool = True) -> pb.RoundEvent:
@@ -102,12 +115,12 @@ def opened(number: int, *, selected: bool = True) -> pb.RoundEvent:
 
 
 def ended(outcome: pb.RunOutcome.ValueType = pb.RUN_OUTCOME_FINISHED) -> pb.RoundEvent:
-    return pb.RoundEvent(run_ended=pb.RunEnded(outcome=outcome, reason="so it goes"))
+    return pb.RoundEvent(run_ended=pb.RunEnded(outcome=outcome, reason="end of the script"))
 
 
-def pretended_checkpoint(round_number: int, metrics: pb.RoundMetrics) -> Checkpoint:
+def empty_checkpoint(round_number: int, metrics: pb.RoundMetrics) -> Checkpoint:
     return Checkpoint(
-        run_id="pretended",
+        run_id="first",
         client_id=0,
         round=round_number,
         architecture="none",
@@ -121,71 +134,69 @@ def pretended_checkpoint(round_number: int, metrics: pb.RoundMetrics) -> Checkpo
 
 
 @pytest.fixture
-def model() -> PretendedModel:
-    return PretendedModel()
+def trainer() -> FakeTrainer:
+    return FakeTrainer()
 
 
 @pytest.fixture
-def start(
-    tmp_path: Path, model: PretendedModel, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[PretendedServer], ClientDaemon]:
-    models = iter((model, PretendedModel()))
+def start(tmp_path: Path, trainer: FakeTrainer, monkeypatch: pytest.MonkeyPatch) -> Start:
+    trainers = iter((trainer, FakeTrainer()))
 
-    def prepared(config: RunConfig, run_id: str, *_: object) -> SimpleNamespace:
+    def built(config: RunConfig, run_id: str, *_: object) -> SimpleNamespace:
         return SimpleNamespace(
+            client_id=0,
             run_id=run_id,
             config=config,
-            local=next(models),
+            trainer=next(trainers),
             architecture="none",
-            summary=pb.DataSummary,
+            data_summary=pb.DataSummary,
             capabilities=pb.Capabilities,
-            checkpoint=pretended_checkpoint,
+            checkpoint=empty_checkpoint,
         )
 
-    monkeypatch.setattr(daemon_module, "prepare", prepared)
-    monkeypatch.setattr(daemon_module, "resume", lambda *_: None)
+    monkeypatch.setattr(daemon_module, "build_client", built)
     local = LocalOptions(data=None, data_dir=tmp_path, model=None, device=torch.device("cpu"), amp=False)
-    options = DaemonOptions(state_dir=tmp_path, patience=timedelta(0), local=local)
 
-    def started(server: PretendedServer) -> ClientDaemon:
+    def started(server: FakeConnection, *, patience: timedelta = timedelta(0)) -> ClientDaemon:
         connection: Any = server
+        options = DaemonOptions(state_dir=tmp_path, patience=patience, local=local)
         return ClientDaemon(0, connection, options, training_slot=asyncio.Semaphore(1))
 
     return started
 
 
-async def test_a_round_that_closed_before_its_download_is_passed_over(
-    start: Callable[[PretendedServer], ClientDaemon],
+async def test_a_round_that_closed_before_its_download_is_skipped(
+    start: Start,
 ) -> None:
-    async def script(server: PretendedServer) -> AsyncIterator[pb.RoundEvent]:
+    async def script(server: FakeConnection) -> AsyncIterator[pb.RoundEvent]:
         yield opened(0)
         await server.has_seen("download 0")
         yield opened(1)
         await server.has_seen("upload 1")
         yield ended()
 
-    server = PretendedServer(script, closed_rounds=frozenset({0}))
+    server = FakeConnection(script, closed_rounds=frozenset({0}))
     assert await start(server).run() is ExitCode.OK
-    assert server.done == ["download 0", "download 1", "report 1", "upload 1"]
+    assert server.calls == ["download 0", "download 1", "report 1", "upload 1"]
 
 
-async def test_a_round_that_was_observed_and_opens_anew_is_trained(
-    start: Callable[[PretendedServer], ClientDaemon],
+async def test_a_round_that_was_only_evaluated_and_reopens_is_trained(
+    start: Start,
 ) -> None:
-    async def script(server: PretendedServer) -> AsyncIterator[pb.RoundEvent]:
+    async def script(server: FakeConnection) -> AsyncIterator[pb.RoundEvent]:
         yield opened(0, selected=False)
         await server.has_seen("report 0")
         yield opened(0, selected=True)
         await server.has_seen("upload 0")
         yield ended()
 
-    server = PretendedServer(script)
+    server = FakeConnection(script)
     assert await start(server).run() is ExitCode.OK
-    assert server.done == ["download 0", "report 0", "download 0", "report 0", "upload 0"]
+    assert server.calls == ["download 0", "report 0", "download 0", "report 0", "upload 0"]
 
 
-async def test_a_round_that_is_told_of_twice_is_done_once(start: Callable[[PretendedServer], ClientDaemon]) -> None:
-    async def script(server: PretendedServer) -> AsyncIterator[pb.RoundEvent]:
+async def test_a_round_that_is_announced_twice_runs_once(start: Start) -> None:
+    async def script(server: FakeConnection) -> AsyncIterator[pb.RoundEvent]:
         yield opened(0)
         await server.has_seen("upload 0")
         yield pb.RoundEvent(waiting=pb.Waiting(reason="the run is paused"))
@@ -194,112 +205,158 @@ async def test_a_round_that_is_told_of_twice_is_done_once(start: Callable[[Prete
         await server.has_seen("upload 1")
         yield ended()
 
-    server = PretendedServer(script)
+    server = FakeConnection(script)
     assert await start(server).run() is ExitCode.OK
-    assert server.done.count("upload 0") == 1
+    assert server.calls.count("upload 0") == 1
 
 
-async def test_a_server_that_has_forgotten_a_round_is_given_it_again_and_nothing_is_trained_twice(
-    start: Callable[[PretendedServer], ClientDaemon],
-) -> None:
-    told: list[list[str]] = []
-
-    async def script(server: PretendedServer) -> AsyncIterator[pb.RoundEvent]:
-        server.done = []
-        told.append(server.done)
+async def test_training_gets_the_payload_that_the_connection_decoded(start: Start, trainer: FakeTrainer) -> None:
+    async def script(server: FakeConnection) -> AsyncIterator[pb.RoundEvent]:
         yield opened(0)
         await server.has_seen("upload 0")
-        if len(told) == 1:
-            raise ServerUnavailableError("its disk is lost")
         yield ended()
 
-    server = PretendedServer(script)
-    daemon = start(server)
-    daemon._backoff = Backoff(patience=timedelta(seconds=30), clock=time.monotonic)
+    server = FakeConnection(script)
+    assert await start(server).run() is ExitCode.OK
+    (received,) = trainer.received
+    assert received is server.payload
+
+
+async def test_a_round_the_server_has_lost_is_delivered_again_without_training_twice(
+    start: Start,
+) -> None:
+    sessions: list[list[str]] = []
+
+    async def script(server: FakeConnection) -> AsyncIterator[pb.RoundEvent]:
+        server.calls = []
+        sessions.append(server.calls)
+        yield opened(0)
+        await server.has_seen("upload 0")
+        if len(sessions) == 1:
+            raise ServerUnavailableError("the disk was lost")
+        yield ended()
+
+    server = FakeConnection(script)
+    daemon = start(server, patience=timedelta(seconds=30))
     async with asyncio.timeout(30):
         assert await daemon.run() is ExitCode.OK
-    assert told == [["download 0", "report 0", "upload 0"], ["report 0", "upload 0"]]
+    assert sessions == [["download 0", "report 0", "upload 0"], ["report 0", "upload 0"]]
 
 
-async def test_the_last_word_of_a_server_that_is_gone_counts(
-    start: Callable[[PretendedServer], ClientDaemon], monkeypatch: pytest.MonkeyPatch
+async def test_a_round_in_progress_is_delivered_in_the_next_session(start: Start, trainer: FakeTrainer) -> None:
+    sessions = 0
+
+    async def script(server: FakeConnection) -> AsyncIterator[pb.RoundEvent]:
+        nonlocal sessions
+        sessions += 1
+        yield opened(0)
+        await server.has_seen("download 0")
+        if sessions == 1:
+            raise ServerUnavailableError("the connection was lost")
+        trainer.proceed.set()
+        await server.has_seen("upload 0")
+        yield ended()
+
+    trainer.proceed.clear()
+    server = FakeConnection(script)
+    async with asyncio.timeout(30):
+        assert await start(server, patience=timedelta(seconds=30)).run() is ExitCode.OK
+    assert server.calls == ["download 0", "report 0", "upload 0"]
+
+
+async def test_the_directory_stays_locked_until_the_training_thread_has_ended(
+    start: Start, trainer: FakeTrainer, tmp_path: Path
 ) -> None:
-    async def script(server: PretendedServer) -> AsyncIterator[pb.RoundEvent]:
+    async def script(server: FakeConnection) -> AsyncIterator[pb.RoundEvent]:
         yield opened(0)
         await server.has_seen("download 0")
         yield ended(pb.RUN_OUTCOME_STOPPED)
 
-    async def gone(self: PretendedServer, request: pb.ReportRequest) -> None:
+    def try_to_lock() -> None:
+        with pytest.raises(ConfigurationError, match="another daemon runs client 0"):
+            ClientDirectory(tmp_path, "first", 0)
+        attempts.append(True)
+
+    attempts: list[bool] = []
+    trainer.endless, trainer.on_stop = True, try_to_lock
+    async with asyncio.timeout(30):
+        await start(FakeConnection(script)).run()
+    assert attempts
+    ClientDirectory(tmp_path, "first", 0).close()
+
+
+async def test_run_ended_decides_the_exit_code_even_if_the_server_is_gone(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def script(server: FakeConnection) -> AsyncIterator[pb.RoundEvent]:
+        yield opened(0)
+        await server.has_seen("download 0")
+        yield ended(pb.RUN_OUTCOME_STOPPED)
+
+    async def gone(self: FakeConnection, request: pb.ReportRequest) -> None:
         raise ServerUnavailableError("the server does not answer")
 
-    monkeypatch.setattr(PretendedServer, "report", gone)
-    assert await start(PretendedServer(script)).run() is ExitCode.RUN_FAILED
+    monkeypatch.setattr(FakeConnection, "report", gone)
+    assert await start(FakeConnection(script)).run() is ExitCode.RUN_FAILED
 
 
-async def test_training_is_given_up_when_the_run_is_stopped(
-    start: Callable[[PretendedServer], ClientDaemon], model: PretendedModel
-) -> None:
-    async def script(server: PretendedServer) -> AsyncIterator[pb.RoundEvent]:
+async def test_training_is_aborted_when_the_run_is_stopped(start: Start, trainer: FakeTrainer) -> None:
+    async def script(server: FakeConnection) -> AsyncIterator[pb.RoundEvent]:
         yield opened(0)
         await server.has_seen("download 0")
         yield ended(pb.RUN_OUTCOME_STOPPED)
 
-    model.endless = True
+    trainer.endless = True
     async with asyncio.timeout(30):
-        assert await start(PretendedServer(script)).run() is ExitCode.RUN_FAILED
+        assert await start(FakeConnection(script)).run() is ExitCode.RUN_FAILED
 
 
-async def test_work_for_one_run_is_never_given_to_another(
-    start: Callable[[PretendedServer], ClientDaemon], model: PretendedModel
-) -> None:
-    async def script(server: PretendedServer) -> AsyncIterator[pb.RoundEvent]:
+async def test_a_result_of_one_run_is_never_delivered_to_another(start: Start, trainer: FakeTrainer) -> None:
+    async def script(server: FakeConnection) -> AsyncIterator[pb.RoundEvent]:
         yield opened(0)
-        if server.run_id == "pretended":
+        if server.run_id == "first":
             await server.has_seen("download 0")
             server.run_id = "another"
-            raise ServerUnavailableError("it was stopped, and started with another run")
+            raise ServerUnavailableError("restarted with another run")
         await server.has_seen("upload 0")
         yield ended()
 
-    model.endless = True
-    server = PretendedServer(script)
-    daemon = start(server)
-    daemon._backoff = Backoff(patience=timedelta(seconds=30), clock=time.monotonic)
+    trainer.endless = True
+    server = FakeConnection(script)
+    daemon = start(server, patience=timedelta(seconds=30))
     async with asyncio.timeout(30):
         assert await daemon.run() is ExitCode.OK
-    assert server.done == ["download 0", "download 0", "report 0", "upload 0"]
+    assert server.calls == ["download 0", "download 0", "report 0", "upload 0"]
 
 
 @pytest.mark.parametrize(
-    ("trouble", "told"),
+    ("error", "message"),
     [
         (RuntimeError("CUDA out of memory.\nTry this and that"), "RuntimeError: CUDA out of memory."),
         (NotImplementedError(), "NotImplementedError"),
         (TrainingError("training diverged"), "training diverged"),
     ],
 )
-async def test_whatever_training_raises_is_told_to_the_server_in_one_line(
-    start: Callable[[PretendedServer], ClientDaemon], model: PretendedModel, trouble: Exception, told: str
+async def test_an_error_of_training_is_reported_to_the_server_in_one_line(
+    start: Start, trainer: FakeTrainer, error: Exception, message: str
 ) -> None:
-    async def script(server: PretendedServer) -> AsyncIterator[pb.RoundEvent]:
+    async def script(server: FakeConnection) -> AsyncIterator[pb.RoundEvent]:
         yield opened(0)
         await asyncio.Event().wait()
 
-    model.trouble = trouble
-    server = PretendedServer(script)
+    trainer.error = error
+    server = FakeConnection(script)
     with pytest.raises(TrainingError) as raised:
         await start(server).run()
-    assert str(raised.value) == told
-    assert server.failures == [told]
+    assert str(raised.value) == message
+    assert server.failures == [message]
 
 
-async def test_the_last_evaluation_is_finished_even_if_the_run_did_not_wait_for_it(
-    start: Callable[[PretendedServer], ClientDaemon], tmp_path: Path
-) -> None:
-    async def script(server: PretendedServer) -> AsyncIterator[pb.RoundEvent]:
+async def test_the_final_evaluation_completes_even_if_the_run_did_not_wait_for_it(start: Start, tmp_path: Path) -> None:
+    async def script(server: FakeConnection) -> AsyncIterator[pb.RoundEvent]:
         yield pb.RoundEvent(final_evaluation=pb.FinalEvaluation(round=CONFIG.rounds))
         await server.has_seen(f"download {CONFIG.rounds}")
         yield ended()
 
-    assert await start(PretendedServer(script)).run() is ExitCode.OK
-    assert Checkpoint.load(tmp_path / "pretended" / "client-0" / CHECKPOINT_NAME).round == CONFIG.rounds
+    assert await start(FakeConnection(script)).run() is ExitCode.OK
+    assert Checkpoint.load(tmp_path / "first" / "client-0" / CHECKPOINT_NAME).round == CONFIG.rounds

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(autouse=True)
-def nothing_remembered() -> Iterator[None]:
+def empty_dataset_cache() -> Iterator[None]:
     clear_dataset_cache()
     yield
     clear_dataset_cache()
@@ -22,18 +22,18 @@ def nothing_remembered() -> Iterator[None]:
 
 @dataclass
 class FileServer:
-    """A web server whose manners each test chooses."""
+    """A web server whose behaviour each test sets."""
 
     url: str = ""
     files: dict[str, bytes] = field(default_factory=dict)
     honours_range: bool = True
     break_after: list[int] = field(default_factory=list)
-    """How many bytes of the body each of the first answers sends before the line drops."""
+    """Bytes of the body that each of the first responses sends before the connection drops."""
     statuses: list[int] = field(default_factory=list)
-    """Error codes of the first answers."""
+    """Error codes of the first responses."""
     shifted: int = 0
-    """By how much an answer to a range misses its beginning."""
-    asked: list[str | None] = field(default_factory=list)
+    """Offset by which the response to a range starts too late."""
+    ranges: list[str | None] = field(default_factory=list)
     """The Range header of each request."""
 
 
@@ -44,13 +44,13 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked = self.headers.get("Range")
-            state.asked.append(asked)
+            requested = self.headers.get("Range")
+            state.ranges.append(requested)
             content = state.files.get(self.path)
             if state.statuses or content is None:
                 self.send_error(state.statuses.pop(0) if state.statuses else 404)
                 return
-            start = int(asked.removeprefix("bytes=").removesuffix("-")) if asked and state.honours_range else 0
+            start = int(requested.removeprefix("bytes=").removesuffix("-")) if requested and state.honours_range else 0
             if start and start >= len(content):
                 self.send_error(416)
                 return

@@ -14,7 +14,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 @settings(max_examples=80, deadline=None)
 @given(samples=st.integers(0, 300), batch_size=st.integers(1, 64), seed=st.integers(0, 2**31))
-def test_an_epoch_shows_each_sample_once_but_for_a_lone_last_one(samples: int, batch_size: int, seed: int) -> None:
+def test_an_epoch_has_each_sample_once_except_a_single_last_one(samples: int, batch_size: int, seed: int) -> None:
     epoch = batches(samples, batch_size=batch_size, generator=seeded(seed))
     shown = [index for batch in epoch for index in batch.tolist()]
     lone = batch_size > 1 and samples % batch_size == 1

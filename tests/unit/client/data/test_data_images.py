@@ -1,4 +1,4 @@
-"""Single images, made to fit a client's input as its training images were."""
+"""Single images, resized to a client's input as its training images were."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_a_digit_as_published_becomes_what_clients_train_on(tmp_path: Path) -> None:
+def test_a_published_digit_is_resized_as_in_training(tmp_path: Path) -> None:
     from sklearn.datasets import load_digits
 
     for original, trained in zip(load_digits().images[:20], read_digits().images, strict=False):
@@ -25,7 +25,7 @@ def test_a_digit_as_published_becomes_what_clients_train_on(tmp_path: Path) -> N
         assert np.array_equal(fitted(tmp_path / "digit.png", (1, 16, 16), origin="digit"), trained)
 
 
-def test_a_photograph_becomes_what_a_folder_of_them_becomes(tmp_path: Path) -> None:
+def test_a_photograph_is_resized_as_in_a_folder(tmp_path: Path) -> None:
     for name in ("fern", "rose"):
         (tmp_path / name).mkdir()
         Image.fromarray(pixels(1, side=40)[0][:30]).save(tmp_path / name / "first.png")
@@ -34,7 +34,7 @@ def test_a_photograph_becomes_what_a_folder_of_them_becomes(tmp_path: Path) -> N
     assert np.array_equal(fitted(tmp_path / "fern" / "first.png", (3, 30, 30), origin="fern"), trained)
 
 
-def test_one_that_fits_already_stays_as_it_is() -> None:
+def test_an_image_of_the_right_shape_is_unchanged() -> None:
     (colour,) = pixels(1, side=8)
     assert np.array_equal(fitted(colour, (3, 8, 8), origin="image"), colour)
     grey = colour[..., :1]
@@ -49,6 +49,6 @@ def test_height_and_width_may_differ() -> None:
 @pytest.mark.parametrize(
     "picture", [b"no image", np.zeros((2, 2), dtype=np.float32), np.zeros((2, 2, 7), dtype=np.uint8)]
 )
-def test_what_is_no_image_is_called_by_its_name(picture: bytes) -> None:
+def test_an_unreadable_image_is_named(picture: bytes) -> None:
     with pytest.raises(DataError, match=r"^holiday\.jpg: "):
         fitted(picture, (3, 8, 8), origin="holiday.jpg")

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from feddbp_client.data import DataError, dirichlet_split, least_samples, train_test_split
 
 
-def by_hand(labels: list[int], clients: int, alpha: float, seed: int, least: int) -> list[list[int]]:
-    """The procedure as it is written down, with plain lists."""
+def reference_split(labels: list[int], clients: int, alpha: float, seed: int, least: int) -> list[list[int]]:
+    """The documented procedure, with plain lists."""
     random = np.random.RandomState(seed)
     while True:
         held: list[list[int]] = [[] for _ in range(clients)]
@@ -42,12 +42,12 @@ PINNED = [
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize(("clients", "alpha", "least"), [(1, 0.1, 0), (4, 0.1, 40), (5, 0.5, 60), (7, 100.0, 70)])
-def test_the_split_is_the_one_made_by_hand(clients: int, alpha: float, least: int, seed: int) -> None:
+def test_the_split_agrees_with_a_plain_reference(clients: int, alpha: float, least: int, seed: int) -> None:
     shares = dirichlet_split(LABELS, clients=clients, alpha=alpha, seed=seed, least=least)
-    assert [share.tolist() for share in shares] == by_hand(LABELS.tolist(), clients, alpha, seed, least)
+    assert [share.tolist() for share in shares] == reference_split(LABELS.tolist(), clients, alpha, seed, least)
 
 
-def test_the_stream_is_the_same_on_every_machine() -> None:
+def test_the_split_is_the_same_on_every_machine() -> None:
     shares = dirichlet_split(np.arange(40) % 4, clients=3, alpha=0.5, seed=1, least=3)
     assert [share.tolist() for share in shares] == PINNED
 
@@ -73,7 +73,7 @@ def test_every_split_is_a_partition_that_respects_the_limits(
     assert sorted(np.concatenate(shares).tolist()) == list(range(len(labels)))
     assert min(map(len, shares)) >= least
     for client, share in enumerate(shares):
-        # Who holds an even share gets nothing more, but for the sample that rounding may leave to the last.
+        # A client with an even share gets nothing more, except the sample that rounding may leave to the last one.
         allowed = 1 if client == clients - 1 else 0
         held = 0
         for number in np.unique(array):
@@ -82,7 +82,7 @@ def test_every_split_is_a_partition_that_respects_the_limits(
             held += piece
 
 
-def test_another_seed_is_another_split() -> None:
+def test_another_seed_gives_another_split() -> None:
     one, other = (dirichlet_split(LABELS, clients=4, alpha=0.1, seed=seed, least=40) for seed in (1, 2))
     assert not all(map(np.array_equal, one, other))
 
@@ -104,14 +104,14 @@ def test_a_tiny_alpha_still_splits_while_it_can_be_drawn() -> None:
         dirichlet_split(labels, clients=5, alpha=1e-9, seed=1, least=100)
 
 
-def test_a_split_that_never_comes_out_ends_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_split_that_never_succeeds_ends_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("feddbp_client.data.partition._SPLIT_ATTEMPTS", 20)
     with pytest.raises(DataError, match=r"gave each of 20 clients 5 in 20 draws with alpha 0\.01; take fewer clients"):
         dirichlet_split(np.arange(100) % 2, clients=20, alpha=0.01, seed=1, least=5)
 
 
 @pytest.mark.parametrize(
-    ("options", "complaint"),
+    ("options", "message"),
     [
         ({"clients": 0}, "over 0 clients"),
         ({"alpha": 0.0}, "alpha is 0.0"),
@@ -121,9 +121,9 @@ def test_a_split_that_never_comes_out_ends_with_advice(monkeypatch: pytest.Monke
         ({"least": 151}, "600 samples are too few for 4 clients with at least 151 each"),
     ],
 )
-def test_what_cannot_be_split_is_refused_at_once(options: dict[str, float], complaint: str) -> None:
+def test_an_impossible_split_is_refused_at_once(options: dict[str, float], message: str) -> None:
     settings = {"clients": 4, "alpha": 0.1, "seed": 1, "least": 10, **options}
-    with pytest.raises(DataError, match=complaint):
+    with pytest.raises(DataError, match=message):
         dirichlet_split(LABELS, **settings)  # type: ignore[arg-type]
 
 
@@ -142,7 +142,7 @@ def test_the_least_is_a_batch_or_half_an_even_share(total: int, clients: int, ba
 
 @given(samples=st.integers(3, 500), seed=st.integers(0, 2**32 - 1), client=st.integers(0, 2**32 - 1))
 @settings(max_examples=40, deadline=None)
-def test_a_quarter_is_set_apart_to_test_on(samples: int, seed: int, client: int) -> None:
+def test_a_quarter_is_the_test_part(samples: int, seed: int, client: int) -> None:
     train, test = train_test_split(samples, seed=seed, client_id=client)
     assert sorted([*train.tolist(), *test.tolist()]) == list(range(samples))
     assert len(train) == samples * 3 // 4
@@ -150,7 +150,7 @@ def test_a_quarter_is_set_apart_to_test_on(samples: int, seed: int, client: int)
     assert np.array_equal(train, again)
 
 
-def test_seed_and_client_both_decide_who_is_tested_on_what() -> None:
+def test_seed_and_client_both_decide_the_test_part() -> None:
     parts = [train_test_split(100, seed=s, client_id=c)[0].tolist() for s, c in [(1, 2), (2, 1), (1, 1)]]
     assert parts[0] != parts[1] != parts[2] != parts[0]
     assert parts[0] != sorted(parts[0])

@@ -23,7 +23,7 @@ NAMES = tuple("abcd")
 
 
 def numbered(count: int, *, side: int = 4) -> LabelledImages:
-    """Image i carries i in its first two bytes, so that a sample can be told in a shard."""
+    """Image i has i in its first two bytes, so that it can be identified in a shard."""
     images = pixels(count, side=side)
     images[:, 0, 0, 0], images[:, 0, 0, 1] = np.arange(count) // 256, np.arange(count) % 256
     return LabelledImages(images, np.arange(count) % 4, NAMES)
@@ -73,7 +73,7 @@ def test_the_batch_size_decides_the_least_a_client_holds() -> None:
     assert min(sizes) >= 32
 
 
-def test_a_class_nobody_trains_on_here_is_counted_as_zero() -> None:
+def test_a_class_without_training_samples_has_a_count_of_zero() -> None:
     part = shards(numbered(400), alpha=0.05)[0]
     assert len(part.label_counts) == 4
     assert part.label_counts.sum() == len(part.train_labels)
@@ -101,20 +101,20 @@ def test_the_split_is_computed_once_for_all_clients_of_a_process(monkeypatch: py
     assert len(calls) == 1
 
 
-def test_private_data_without_a_test_part_give_a_quarter_of_themselves() -> None:
+def test_private_data_without_a_test_part_is_tested_on_a_quarter() -> None:
     part = private_shard(ImageParts(numbered(40)), seed=1, client_id=3)
     assert (len(part.train_labels), len(part.test_labels)) == (30, 10)
     assert sorted(identities(part.train_images) + identities(part.test_images)) == list(range(40))
 
 
-def test_private_data_with_a_test_part_keep_it_and_shuffle_only_the_training_part() -> None:
+def test_private_data_with_a_test_part_keeps_it_and_shuffles_only_the_training_part() -> None:
     part = private_shard(ImageParts(numbered(40), numbered(7)), seed=1, client_id=3)
     assert identities(part.test_images) == list(range(7))
     assert identities(part.train_images) != list(range(40))
     assert sorted(identities(part.train_images)) == list(range(40))
 
 
-def test_private_data_may_be_too_few() -> None:
+def test_private_data_with_too_few_samples_is_refused() -> None:
     with pytest.raises(DataError, match="client 3 has 1 training samples, it needs at least 2"):
         private_shard(ImageParts(numbered(1), numbered(7)), seed=1, client_id=3)
     with pytest.raises(DataError, match="client 3 has 2 samples, it needs at least 3"):

@@ -1,4 +1,4 @@
-"""A process that hosts clients keeps their shards, and the data set they were cut from only while it is needed."""
+"""The data set cache of a process, which is cleared when all clients have their shards."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from feddbp_client.data import SharedLoad, load_dataset
-from feddbp_client.training.setup import ClientSetup, LocalOptions, prepare
+from feddbp_client.data import SharedDatasetCache, load_dataset
+from feddbp_client.training.setup import LocalClient, LocalOptions, build_client
 from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
 from feddbp_common.errors import ConfigurationError
 
@@ -19,7 +19,7 @@ CONFIG = RunConfig(
 
 
 class Process:
-    """As many clients as it is told, which load the digits together."""
+    """A process with these clients, which share the digits."""
 
     def __init__(self, *client_ids: int) -> None:
         self._options = LocalOptions(
@@ -28,49 +28,49 @@ class Process:
             model=None,
             device=torch.device("cpu"),
             amp=False,
-            shared_load=SharedLoad(client_ids),
+            dataset_cache=SharedDatasetCache(client_ids),
         )
 
-    def prepare(self, client_id: int) -> ClientSetup:
-        return prepare(CONFIG, "run", client_id, self._options)
+    def build_client(self, client_id: int) -> LocalClient:
+        return build_client(CONFIG, "run", client_id, self._options)
 
 
 def loaded_images() -> weakref.ref[object]:
-    """Whether the images that are in memory now still are, later on."""
+    """A weak reference to the cached images, empty once they are freed."""
     return weakref.ref(load_dataset("digits", Path()).images)
 
 
 def test_the_data_set_is_freed_when_the_last_client_has_its_shard() -> None:
     process = Process(0, 2)
-    first = process.prepare(0)
+    first = process.build_client(0)
     images = loaded_images()
     assert images() is not None
-    last = process.prepare(2)
+    last = process.build_client(2)
     assert images() is None
-    assert all(len(prepared.data.train_images) > 0 for prepared in (first, last))
+    assert all(len(client.data.train_images) > 0 for client in (first, last))
 
 
-def test_a_client_that_prepares_twice_does_not_count_for_another() -> None:
+def test_a_client_that_is_built_twice_releases_the_cache_once() -> None:
     process = Process(0, 1)
-    process.prepare(0)
+    process.build_client(0)
     images = loaded_images()
-    process.prepare(0)
+    process.build_client(0)
     assert images() is not None
 
 
-def test_a_client_that_cannot_go_on_does_not_keep_it() -> None:
+def test_a_client_that_fails_to_load_releases_the_cache() -> None:
     process = Process(0, 3)
-    process.prepare(0)
+    process.build_client(0)
     images = loaded_images()
     with pytest.raises(ConfigurationError, match="client id 3 is not one of this run's 0 to 2"):
-        process.prepare(3)
+        process.build_client(3)
     assert images() is None
 
 
-def test_another_run_frees_it_again() -> None:
+def test_the_cache_is_cleared_again_in_another_run() -> None:
     process = Process(0, 1)
     for _ in range(2):
-        process.prepare(1)
+        process.build_client(1)
         images = loaded_images()
-        process.prepare(0)
+        process.build_client(0)
         assert images() is None

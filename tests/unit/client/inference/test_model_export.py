@@ -1,4 +1,4 @@
-"""Exported clients: the same answers, in files of every format, where nothing of this project is installed."""
+"""Exported clients give the same scores in every format, without this project installed."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def client_of(method: str = "feddbp", **options: Any) -> TrainedClient:
     return TrainedClient(checkpoint_of(method, **options), device="cpu")
 
 
-def read_elsewhere(tmp_path: Path, pixels: Tensor, files: list[Path]) -> dict[str, tuple[dict[str, Any], Any]]:
-    """By file, the facts and the scores that a process without this project finds in it."""
+def read_without_project(tmp_path: Path, pixels: Tensor, files: list[Path]) -> dict[str, tuple[dict[str, Any], Any]]:
+    """By file, the facts and the scores that a process without this project reads from it."""
     np.save(tmp_path / "pixels.npy", pixels.numpy())
     done = subprocess.run(
         [sys.executable, "-c", READER, tmp_path / "pixels.npy", *files],
@@ -61,7 +61,7 @@ def read_elsewhere(tmp_path: Path, pixels: Tensor, files: list[Path]) -> dict[st
 
 
 def assert_same(client: TrainedClient, pixels: Tensor, scores: Any) -> None:
-    """The scores lead to the very predictions of the client."""
+    """Asserts that the scores give the client's own predictions."""
     for row, prediction in zip(scores, client.predict(as_arrays(pixels)), strict=True):
         assert row.argmax() == prediction.best.class_id
         if prediction.measure == "probability":
@@ -74,10 +74,10 @@ def assert_same(client: TrainedClient, pixels: Tensor, scores: Any) -> None:
 
 @pytest.mark.parametrize(
     ("file_format", "architectures"),
-    # an exported program takes seconds to make, so only of those whose shapes are the most involved
+    # an exported program takes seconds: only for the architectures with the most complex shapes
     [("torchscript", MINI), ("torch-export", ("mini_inception", "mini_mixer"))],
 )
-def test_architectures_answer_the_same_where_this_project_is_not(
+def test_exported_architectures_give_the_same_scores_without_this_project(
     file_format: str, architectures: tuple[str, ...], tmp_path: Path
 ) -> None:
     clients = {name: client_of(architecture=name) for name in architectures}
@@ -85,12 +85,12 @@ def test_architectures_answer_the_same_where_this_project_is_not(
     for client, path in zip(clients.values(), files, strict=True):
         export(client, path, file_format)
     pixels = random_pixels(5, seed=3)
-    found = read_elsewhere(tmp_path, pixels, files)
+    found = read_without_project(tmp_path, pixels, files)
     for (name, client), path in zip(clients.items(), files, strict=True):
         facts, scores = found[path.name]
         assert (facts["architecture"], facts["class_names"]) == (name, list(NAMES))
         assert_same(client, pixels, scores)
-        # TorchScript's records for debugging cannot be left out
+        # TorchScript's debug records cannot be left out
         assert file_format == "torchscript" or str(Path(__file__).parents[4]).encode() not in path.read_bytes()
 
 
@@ -102,7 +102,7 @@ def test_architectures_answer_the_same_where_this_project_is_not(
         ("torch-export", ("fedkd",)),
     ],
 )
-def test_every_way_to_predict_survives_export(file_format: str, methods: tuple[str, ...], tmp_path: Path) -> None:
+def test_every_inference_rule_can_be_exported(file_format: str, methods: tuple[str, ...], tmp_path: Path) -> None:
     clients = [client_of(name) for name in methods]
     clients.append(client_of(image_shape=(3, 20, 16), inference="prototype"))
     for client in clients:
@@ -111,23 +111,23 @@ def test_every_way_to_predict_survives_export(file_format: str, methods: tuple[s
         module: Any = torch.jit.load(path) if file_format == "torchscript" else torch.export.load(path).module()
         pixels = random_pixels(3, client.facts.image_shape)
         assert_same(client, pixels, module(pixels).numpy())
-        # from 0 to 1 everything would look black
+        # images from 0 to 1 would be black
         with pytest.raises(Exception, match=r"uint8|Byte"):
             module(pixels / 255)
 
 
-def test_onnx_answers_the_same_by_its_own_reference(tmp_path: Path) -> None:
+def test_onnx_gives_the_same_scores_in_its_reference_implementation(tmp_path: Path) -> None:
     client, path, pixels = client_of(architecture="mini_mixer"), tmp_path / "client.onnx", random_pixels(5)
     export(client, path, "onnx")
     model = onnx.load(path)
     onnx.checker.check_model(model, full_check=True)
     (scores,) = ReferenceEvaluator(model).run(["scores"], {"images": pixels.numpy()})
     assert_same(client, pixels, scores)
-    told = {entry.key: entry.value for entry in model.metadata_props}
-    assert json.loads(told[FACTS_NAME]) == json.loads(json.dumps(facts_of(client)))
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    assert json.loads(metadata[FACTS_NAME]) == json.loads(json.dumps(facts_of(client)))
 
 
-def test_an_onnx_file_that_answers_otherwise_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_onnx_file_with_different_scores_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     convert = torch.onnx.export
 
     def convert_with_a_fault(*args: Any, **options: Any) -> Any:
@@ -139,13 +139,13 @@ def test_an_onnx_file_that_answers_otherwise_is_not_written(tmp_path: Path, monk
         return converted
 
     monkeypatch.setattr(torch.onnx, "export", convert_with_a_fault)
-    with pytest.raises(ExportError, match="mini_plain, once exported, gives other scores"):
+    with pytest.raises(ExportError, match="mini_plain, once exported, gives different scores"):
         export(client_of(), tmp_path / "client.onnx", "onnx")
     assert list(tmp_path.iterdir()) == []
 
 
 class PoolsLikeGoogLeNet(nn.Module):
-    """Rounds up where there is nothing to round, which ONNX's reference gets wrong."""
+    """Has ceil_mode without an effect, which ONNX's reference gets wrong."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ class PoolsLikeGoogLeNet(nn.Module):
         return torch.cat([images, self.pool(images)], dim=1).flatten(1)[:, -40:]
 
 
-def test_onnx_has_pools_that_round_up_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_onnx_exports_pools_with_a_needless_ceil_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[__name__], "made", lambda shape: PoolsLikeGoogLeNet(), raising=False)
     client, path, pixels = client_of(architecture=f"{__name__}:made"), tmp_path / "client.onnx", random_pixels(5)
     export(client, path, "onnx")
@@ -170,20 +170,20 @@ def test_the_facts_say_what_the_scores_are() -> None:
 
 
 class FixedBatch(nn.Module):
-    """Takes it for granted that there are as many images as there were when it was traced."""
+    """Fixes the batch size when it is traced."""
 
     def forward(self, images: Tensor) -> Tensor:
         return images.flatten().reshape(int(images.shape[0]), -1)[:, :40]
 
 
-class Undecided(nn.Module):
-    """Looks at the values to decide what to compute, which no graph can."""
+class DataDependent(nn.Module):
+    """Branches on values, which a graph cannot."""
 
     def forward(self, images: Tensor) -> Tensor:
         return images.flatten(1)[:, :40] * (2 if float(images.sum()) > 0 else 3)
 
 
-@pytest.mark.parametrize(("body", "file_format"), [(FixedBatch, "torchscript"), (Undecided, "torch-export")])
+@pytest.mark.parametrize(("body", "file_format"), [(FixedBatch, "torchscript"), (DataDependent, "torch-export")])
 def test_a_model_that_cannot_be_exported_leaves_no_file(
     body: type[nn.Module], file_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,12 +195,12 @@ def test_a_model_that_cannot_be_exported_leaves_no_file(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"nowhere/client.pt cannot be written: No such file"):
         export(client_of("local"), tmp_path / "nowhere" / "client.pt", "torchscript")
 
 
-def test_onnx_without_its_packages_says_how_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_onnx_without_its_packages_says_how_to_install_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("feddbp_common.optional_deps.find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=r"ONNX needs onnx, onnxscript: pip install 'feddbp\[onnx\]'"):
         export(client_of("local"), tmp_path / "client.onnx", "onnx")

@@ -1,4 +1,4 @@
-"""A trained client put to use: what it says of images, and from which checkpoints it can be brought back."""
+"""Inference with a trained client: its predictions, and the checkpoints it can be restored from."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from trained_samples import GREY, NAMES, as_arrays, checkpoint_of, random_pixels
 
 from feddbp_client.data import DataError
 from feddbp_client.data.batches import scaled
-from feddbp_client.inference.restore import restored_method
+from feddbp_client.inference.restore import restore_method
 from feddbp_client.inference.trained_client import TrainedClient
-from feddbp_client.training.checkpoint import CHECKPOINT_NAME, Checkpoint
+from feddbp_client.training.checkpoint import Checkpoint
 from feddbp_client.training.setup import build_method
+from feddbp_common.artifacts import CHECKPOINT_NAME
 from feddbp_common.config.run import run_from_proto
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.methods import METHODS
 from feddbp_common.wire import Encoded, decode
 
 MEASURES = {"feddbp": "distance", "fedproto": "squared distance", "fedtgp": "squared distance"}
-"""Of the methods that do not predict with a head."""
+"""Measures of the methods that do not predict with a head."""
 CPU = torch.device("cpu")
 
 
@@ -44,7 +45,7 @@ def saved(checkpoint: Checkpoint, directory: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", list(METHODS))
-def test_it_predicts_what_its_method_predicts(name: str, tmp_path: Path) -> None:
+def test_predictions_are_those_of_the_method(name: str, tmp_path: Path) -> None:
     checkpoint, pixels = checkpoint_of(name), random_pixels(20)
     method = build_method(run_from_proto(checkpoint.config), 0, checkpoint.architecture, "linear", GREY)
     method.load_state_dict(dict(checkpoint.model))
@@ -56,7 +57,7 @@ def test_it_predicts_what_its_method_predicts(name: str, tmp_path: Path) -> None
     assert {prediction.measure for prediction in found} == {MEASURES.get(name, "probability")}
 
 
-def test_candidates_come_with_names_the_nearest_first_and_only_those_with_a_prototype() -> None:
+def test_candidates_are_the_classes_with_a_prototype_nearest_first() -> None:
     for prediction in client_of().predict(as_arrays(random_pixels(5))):
         values = [candidate.value for candidate in prediction.candidates]
         assert values == sorted(values)
@@ -73,7 +74,7 @@ def test_a_head_gives_probabilities_of_all_classes() -> None:
         assert sum(values) == pytest.approx(1)
 
 
-def test_only_as_many_candidates_as_asked_for() -> None:
+def test_top_limits_the_candidates() -> None:
     client, images = client_of(), as_arrays(random_pixels(1))
     (everything,) = client.predict(images)
     (few,) = client.predict(images, top=2)
@@ -83,7 +84,7 @@ def test_only_as_many_candidates_as_asked_for() -> None:
         client.predict(images, top=0)
 
 
-def test_every_way_of_giving_an_image_gives_the_same(tmp_path: Path) -> None:
+def test_every_form_of_an_image_gives_the_same_prediction(tmp_path: Path) -> None:
     client, path = client_of(), tmp_path / "grey.png"
     (pixels,) = as_arrays(random_pixels(1))
     image = Image.fromarray(pixels[..., 0])
@@ -95,7 +96,7 @@ def test_every_way_of_giving_an_image_gives_the_same(tmp_path: Path) -> None:
         assert client.predict(lone) == expected  # type: ignore[arg-type]
 
 
-def test_many_images_are_answered_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predictions_are_in_the_order_of_the_images(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("feddbp_client.inference.trained_client._BATCH", 4)
     client, images = client_of(), as_arrays(random_pixels(10))
     one_by_one = [client.predict([image])[0].best for image in images]
@@ -104,22 +105,22 @@ def test_many_images_are_answered_in_their_order(monkeypatch: pytest.MonkeyPatch
     assert client.predict([]) == []
 
 
-@pytest.mark.parametrize(("content", "complaint"), [(None, "no such file"), (b"text", "not a readable image")])
-def test_an_image_that_is_none_is_named(content: bytes | None, complaint: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("content", "message"), [(None, "no such file"), (b"text", "not a readable image")])
+def test_an_unreadable_image_is_named(content: bytes | None, message: str, tmp_path: Path) -> None:
     path = tmp_path / "notes.png"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(DataError, match=f"notes.png: {complaint}"):
+    with pytest.raises(DataError, match=f"notes.png: {message}"):
         client_of().predict([path])
 
 
-def test_it_says_which_client_it_is() -> None:
+def test_facts_identify_the_client() -> None:
     facts = client_of("fedproto", architecture="mini_mixer").facts
     assert (facts.run_id, facts.client_id, facts.method, facts.round) == ("sample", 0, "fedproto", 1)
     assert (facts.architecture, facts.image_shape, facts.class_names) == ("mini_mixer", GREY, NAMES)
 
 
-def test_bringing_a_client_back_leaves_the_programs_random_numbers_alone() -> None:
+def test_restoring_a_client_does_not_change_the_random_state() -> None:
     checkpoint = checkpoint_of()
     torch.manual_seed(7)
     expected = torch.rand(3)
@@ -129,14 +130,14 @@ def test_bringing_a_client_back_leaves_the_programs_random_numbers_alone() -> No
 
 
 @pytest.mark.parametrize("name", ["lg-fedavg", "fedgen", "fedkd", "fedmrl"])
-def test_weights_a_round_ended_with_are_not_undone_by_what_it_began_with(name: str) -> None:
-    """The checkpoint of a round that was trained: weights the server also sends are newer than what it sent."""
+def test_weights_of_the_rounds_end_are_not_overwritten_by_the_download(name: str) -> None:
+    """In a checkpoint after training, shared weights are newer than the download."""
     checkpoint = checkpoint_of(name)
     moved = {
         key: value + 1 if value.is_floating_point() and not key.startswith("mentee.anchor_") else value
         for key, value in checkpoint.model.items()
     }
-    method = restored_method(replace(checkpoint, model=moved), CPU)
+    method = restore_method(replace(checkpoint, model=moved), CPU)
     for key, value in method.state_dict().items():
         assert torch.equal(value, moved[key]), key
 
@@ -144,7 +145,7 @@ def test_weights_a_round_ended_with_are_not_undone_by_what_it_began_with(name: s
 # --- where checkpoints are
 
 
-def test_a_clients_directory_is_as_good_as_its_file(tmp_path: Path) -> None:
+def test_a_client_can_be_loaded_from_its_directory(tmp_path: Path) -> None:
     path = saved(checkpoint_of("local"), tmp_path)
     images = as_arrays(random_pixels(2))
     by_file, by_directory = TrainedClient.load(path), TrainedClient.load(str(tmp_path))
@@ -152,7 +153,7 @@ def test_a_clients_directory_is_as_good_as_its_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("below", ["client-3", "run-1/client-3", "clients/run-1/client-3"])
-def test_a_directory_above_clients_is_answered_with_one_of_them(below: str, tmp_path: Path) -> None:
+def test_a_directory_above_clients_is_an_error_that_names_one_of_them(below: str, tmp_path: Path) -> None:
     saved(checkpoint_of("local"), tmp_path / below)
     with pytest.raises(ConfigurationError, match=f"give one, such as {tmp_path / below}$"):
         TrainedClient.load(tmp_path)
@@ -169,19 +170,19 @@ def test_a_client_that_has_not_trained_yet_has_no_checkpoint(tmp_path: Path) -> 
 
 
 def rewritten(path: Path, **metadata: str | None) -> Path:
-    """The same file with other metadata; None leaves an entry out."""
+    """Rewrites the file with other metadata; None removes an entry."""
     with safe_open(path, framework="pt") as file:
-        told = {**file.metadata(), **metadata}
+        changed = {**file.metadata(), **metadata}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-    save_file(tensors, path, {name: value for name, value in told.items() if value is not None})
+    save_file(tensors, path, {name: value for name, value in changed.items() if value is not None})
     return path
 
 
 @pytest.mark.parametrize(
-    ("metadata", "complaint"),
+    ("metadata", "message"),
     [
         ({"format": None}, "is not a client's checkpoint"),
-        ({"format": "feddbp-checkpoint-9"}, "of another version: its format is feddbp-checkpoint-9, ours"),
+        ({"format": "feddbp-checkpoint-9"}, "has checkpoint format feddbp-checkpoint-9; this version reads"),
         ({"config": "AAAA"}, "cannot read the checkpoint"),
         ({"config": "&"}, "cannot read the checkpoint"),
         ({"architecture": None}, "cannot read the checkpoint .*architecture"),
@@ -199,11 +200,11 @@ def rewritten(path: Path, **metadata: str | None) -> Path:
         ({"head": "wig"}, "no head is called 'wig'"),
     ],
 )
-def test_what_is_wrong_with_a_checkpoint_is_said_in_one_line(
-    metadata: dict[str, str | None], complaint: str, tmp_path: Path
+def test_an_unusable_checkpoint_is_described_in_one_line(
+    metadata: dict[str, str | None], message: str, tmp_path: Path
 ) -> None:
     path = rewritten(saved(checkpoint_of("local"), tmp_path), **metadata)
-    with pytest.raises(ConfigurationError, match=complaint) as raised:
+    with pytest.raises(ConfigurationError, match=message) as raised:
         TrainedClient.load(path, device="cpu")
     assert "\n" not in str(raised.value)
 
@@ -216,26 +217,26 @@ def test_a_client_whose_training_has_diverged_does_not_predict() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 5, 1000, -1000])
-def test_a_file_that_was_cut_short_cannot_be_read(size: int, tmp_path: Path) -> None:
+def test_a_truncated_file_cannot_be_read(size: int, tmp_path: Path) -> None:
     path = saved(checkpoint_of("local"), tmp_path)
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(ConfigurationError, match="cannot read the checkpoint"):
         TrainedClient.load(path)
 
 
-def test_something_else_is_no_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("this is no checkpoint at all")
+def test_another_file_is_not_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("not a checkpoint")
     with pytest.raises(ConfigurationError, match=r"cannot read the checkpoint .*notes.txt"):
         TrainedClient.load(tmp_path / "notes.txt")
 
 
-def test_damage_to_what_the_server_sent_is_noticed() -> None:
+def test_a_damaged_download_in_a_checkpoint_is_detected() -> None:
     checkpoint = checkpoint_of()
     assert checkpoint.received is not None
     body = bytearray(checkpoint.received.body())
     body[7] ^= 1
     damaged = Encoded(manifest=checkpoint.received.manifest, segments=(memoryview(body),))
-    with pytest.raises(ConfigurationError, match=r"what the server sent to client 0 .* is damaged"):
+    with pytest.raises(ConfigurationError, match=r"the download in the checkpoint of client 0 .* is damaged"):
         TrainedClient(replace(checkpoint, received=damaged))
 
 
@@ -245,11 +246,11 @@ def test_a_client_without_prototypes_cannot_predict_yet(name: str) -> None:
         TrainedClient(checkpoint_of(name, rounds=0))
 
 
-def test_a_client_that_predicts_with_its_head_needs_no_round_to_be_over() -> None:
+def test_a_client_that_predicts_with_its_head_needs_no_completed_round() -> None:
     assert client_of("fedproc", rounds=0).predict(as_arrays(random_pixels(1)))
 
 
-def test_a_model_of_the_users_own_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_users_own_model_is_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_own_models.py").write_text(
         "from torch import nn\ndef tiny(shape): return nn.Sequential(nn.Flatten(), nn.Linear(256, 40))\n"
     )
@@ -258,6 +259,6 @@ def test_a_model_of_the_users_own_is_found_again(tmp_path: Path, monkeypatch: py
     sys.modules.pop("my_own_models")
 
 
-def test_a_device_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_device_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="--device tpu9"):
         TrainedClient.load(saved(checkpoint_of("local"), tmp_path), device="tpu9")

@@ -1,4 +1,4 @@
-"""The user guide's example of own data and an own model, as far as it goes without a server."""
+"""The user guide's example of own data and an own model, without a server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_both_kinds_of_data_and_the_model_can_be_used(example: Path) -> None:
+def test_both_data_formats_and_the_model_can_be_used(example: Path) -> None:
     for source, shape in (("pictures", (3, 32, 32)), ("scans.npz", (1, 32, 32))):
         data = load_private_data(example / source, classes=3, class_names=NAMES).train
         assert (data.images.shape[3], *data.images.shape[1:3]) == shape

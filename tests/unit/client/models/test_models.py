@@ -1,4 +1,4 @@
-"""Every architecture by name: its size, its feature, and what it says to images it cannot take."""
+"""Every architecture by name: its size, its feature, and its errors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def parameters_of(model: nn.Module) -> int:
 
 @functools.cache
 def on_meta(architecture: str, image_shape: tuple[int, int, int]) -> nn.Module:
-    """Built without memory or arithmetic: only shapes."""
+    """Built on the meta device: shapes only."""
     with torch.device("meta"):
         return build_backbone(architecture, image_shape).eval()
 
@@ -58,7 +58,7 @@ def test_every_architecture_gives_the_common_feature(architecture: str, image_sh
 
 
 @pytest.mark.parametrize("group", MODEL_GROUPS)
-def test_every_group_is_made_of_what_can_be_built(group: str) -> None:
+def test_every_architecture_of_every_group_can_be_built(group: str) -> None:
     members = MODEL_GROUPS[group]
     assert set(members.bodies) <= set(_BUILDERS)
     assert all(build_head(kind, 7)(torch.zeros(2, 512)).shape == (2, 7) for kind in members.heads)
@@ -95,7 +95,7 @@ def test_the_same_seed_gives_the_same_weights() -> None:
 
 @pytest.mark.parametrize("channels", [1, 4])
 @pytest.mark.parametrize("architecture", ["googlenet", "mobilenet_v2", "resnet10"])
-def test_stems_start_on_the_same_scale_for_any_number_of_channels(architecture: str, channels: int) -> None:
+def test_stems_have_the_same_initial_scale_for_any_number_of_channels(architecture: str, channels: int) -> None:
     def stem(channels: int) -> nn.Conv2d:
         torch.manual_seed(0)
         model = build_backbone(architecture, (channels, 32, 32))
@@ -107,7 +107,7 @@ def test_stems_start_on_the_same_scale_for_any_number_of_channels(architecture: 
 
 
 @pytest.mark.parametrize(
-    ("architecture", "image_shape", "complaint"),
+    ("architecture", "image_shape", "message"),
     [
         ("resnet81", (3, 32, 32), "did you mean 'resnet8' or 'resnet18'"),
         ("nothing-like-it", (3, 32, 32), "there are:"),
@@ -128,22 +128,22 @@ def test_stems_start_on_the_same_scale_for_any_number_of_channels(architecture: 
         ("own_models:whole_numbers", (3, 32, 32), "in floating point"),
     ],
 )
-def test_a_model_that_cannot_be_had(
-    architecture: str, image_shape: tuple[int, int, int], complaint: str, own_models: None
+def test_a_model_that_cannot_be_built_is_described_in_one_line(
+    architecture: str, image_shape: tuple[int, int, int], message: str, own_models: None
 ) -> None:
     with pytest.raises(ModelError) as refusal:
         build_backbone(architecture, image_shape)
-    assert complaint in str(refusal.value)
+    assert message in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
 
-def test_a_model_of_the_users_own_is_pooled_like_the_others(own_models: None) -> None:
+def test_a_users_own_model_is_pooled_like_the_others(own_models: None) -> None:
     model = build_backbone("own_models:net", (3, 8, 8))
     assert model(torch.zeros(4, 3, 8, 8)).shape == (4, 512)
     assert model.training
 
 
-def test_a_part_the_user_froze_stays_frozen(own_models: None) -> None:
+def test_a_part_that_the_user_put_into_eval_mode_stays_in_it(own_models: None) -> None:
     model = build_backbone("own_models:half_frozen", (3, 8, 8))
     assert [type(part) for part in model.modules() if not part.training] == [nn.BatchNorm2d]
 

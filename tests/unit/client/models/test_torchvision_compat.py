@@ -1,4 +1,4 @@
-"""torchvision imports beside any build of torch, and nothing is declared that its own library defines."""
+"""torchvision can be imported beside any build of torch; operators of its own library are not declared again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Importing = Callable[..., list[str]]
 
 @pytest.fixture
 def importing(monkeypatch: pytest.MonkeyPatch) -> Importing:
-    """Runs the import afresh without performing it, and tells what was done in which order."""
+    """Runs the uncached import with fakes, and returns the steps in their order."""
 
     def run(*, library_loads: bool) -> list[str]:
         done: list[str] = []
@@ -36,7 +36,7 @@ def importing(monkeypatch: pytest.MonkeyPatch) -> Importing:
     return run
 
 
-def test_it_imports_here_and_only_once() -> None:
+def test_torchvision_is_imported_once() -> None:
     vision = compat.torchvision()
     assert vision is compat.torchvision()
     assert hasattr(torch.ops.torchvision, "nms")
@@ -64,7 +64,7 @@ def test_an_operator_that_exists_is_not_declared_again() -> None:
     assert len(compat._declared) == declared
 
 
-def test_without_torchvision_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_torchvision_is_an_error_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat, "find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match="pip install"):
         compat.torchvision.__wrapped__()

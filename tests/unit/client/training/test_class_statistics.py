@@ -1,4 +1,4 @@
-"""Class means and Fisher scores against one sample at a time."""
+"""Class means and Fisher scores against a reference for one sample at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 def split(seed: int = 0, *, samples: int = 23, width: int = 4) -> tuple[Tensor, Tensor]:
-    """Images that are vectors already, and labels among 0..6 without class 3."""
+    """Images that are vectors, and labels in 0..6 without class 3."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.tensor([0, 1, 2, 4, 5, 6])[torch.randint(6, (samples,), generator=generator)]
     return torch.randn(samples, width, generator=generator), labels
@@ -63,7 +63,7 @@ def test_means_are_taken_class_by_class_and_absent_classes_are_left_out() -> Non
     np.testing.assert_allclose(found.means, np.array(expected), rtol=1e-6)
 
 
-def test_the_arrays_have_the_types_of_the_wire() -> None:
+def test_the_arrays_have_the_dtypes_of_the_wire_format() -> None:
     found = means_of(*split())
     assert [a.dtype.name for a in (found.class_ids, found.counts, found.means)] == ["int32", "int32", "float32"]
 
@@ -78,11 +78,11 @@ def test_neither_batch_size_nor_order_changes_a_mean_of_given_vectors(
     one, other = means_of(images, labels), means_of(images[order], labels[order], batch_size=batch_size)
     assert np.array_equal(one.class_ids, other.class_ids)
     assert np.array_equal(one.counts, other.counts)
-    # sums are float64: what is left of the order is at most the last bit of the rounded mean
+    # sums are float64: the order changes at most the last bit of the rounded mean
     np.testing.assert_allclose(one.means, other.means, rtol=2e-7, atol=1e-12)
 
 
-def test_large_offsets_do_not_drown_small_differences() -> None:
+def test_large_offsets_do_not_cancel_small_differences() -> None:
     images = torch.full((50_000, 1), 1000.0)
     images[1::2] += 0.5
     found = means_of(images, torch.zeros(50_000, dtype=torch.int64), batch_size=4096)
@@ -146,11 +146,11 @@ def test_the_closed_form_is_the_one_of_the_paper() -> None:
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_samples_learnt_by_heart_keep_meaningful_scores(wrapped: bool) -> None:
+def test_perfectly_fitted_samples_keep_meaningful_scores(wrapped: bool) -> None:
     torch.manual_seed(5)
     head = nn.Linear(8, 4)
     z, labels = torch.randn(6, 8), torch.tensor([0, 1, 2, 3, 0, 1])
-    # far out in the direction of their class: p_y is one to float32, and 1 - p_y down to 1e-20
+    # far in the direction of their class: p_y is one in float32, and 1 - p_y down to 1e-20
     z = z + 150 * head.weight.detach()[labels]
     found = log_likelihood_gradients(nn.Sequential(head) if wrapped else head, z, labels)
     precise = nn.Linear(8, 4).double()
@@ -202,7 +202,7 @@ def test_the_pass_leaves_no_graph_and_no_gradients(kind: str) -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_evaluation_puts_the_mode_back(training: bool) -> None:
+def test_evaluation_restores_the_mode(training: bool) -> None:
     module = nn.Sequential(nn.Dropout()).train(training)
     with evaluation(module):
         assert not module[0].training
@@ -210,7 +210,7 @@ def test_evaluation_puts_the_mode_back(training: bool) -> None:
     assert module[0].training is training
 
 
-def test_evaluation_puts_the_mode_back_after_a_failure() -> None:
+def test_evaluation_restores_the_mode_after_a_failure() -> None:
     module = nn.Dropout()
     with pytest.raises(RuntimeError), evaluation(module):
         raise RuntimeError

@@ -1,4 +1,4 @@
-"""Which device a client gets, by what torch says there is, and what becomes of results on one without float64."""
+"""Selection of a client's device, and results on a device without float64."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from feddbp_common.errors import ConfigurationError
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """A machine with so many CUDA GPUs, and perhaps one of Apple's."""
+    """A machine with this number of CUDA GPUs, and with or without an Apple GPU."""
     cuda, mps = request.param
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: cuda)
@@ -27,13 +27,13 @@ def machine(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
     indirect=["machine"],
 )
 @pytest.mark.usefixtures("machine")
-def test_auto_takes_the_best_there_is(expected: str) -> None:
+def test_auto_selects_the_best_available_device(expected: str) -> None:
     assert choose_device(gpu=None, device="auto") == torch.device(expected)
 
 
 @pytest.mark.parametrize("machine", [(2, True)], indirect=True)
 @pytest.mark.usefixtures("machine")
-def test_what_is_asked_for_is_taken() -> None:
+def test_the_requested_device_is_selected() -> None:
     assert choose_device(gpu=1, device="auto") == torch.device("cuda:1")
     assert choose_device(gpu=None, device="cuda") == torch.device("cuda:0")
     assert choose_device(gpu=None, device="mps") == torch.device("mps")
@@ -43,7 +43,7 @@ def test_what_is_asked_for_is_taken() -> None:
 @pytest.mark.parametrize("machine", [(0, False)], indirect=True)
 @pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize(
-    ("gpu", "device", "complaint"),
+    ("gpu", "device", "message"),
     [
         (0, "auto", "--gpu 0: torch sees no GPU here; use --device cpu to train without one"),
         (None, "cuda:1", "--device cuda:1: torch sees no GPU here"),
@@ -52,13 +52,13 @@ def test_what_is_asked_for_is_taken() -> None:
         (None, "gpu", "--device gpu: not a device"),
     ],
 )
-def test_what_cannot_be_had_is_told(gpu: int | None, device: str, complaint: str) -> None:
-    with pytest.raises(ConfigurationError, match=complaint):
+def test_an_unavailable_device_is_an_error(gpu: int | None, device: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         choose_device(gpu=gpu, device=device)
 
 
 class OnApple(Tensor):
-    """Scores that are still on a GPU of Apple's."""
+    """Scores on an Apple GPU."""
 
     def double(self) -> Tensor:  # type: ignore[override]
         raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
@@ -67,7 +67,7 @@ class OnApple(Tensor):
         return self.as_subclass(Tensor)
 
 
-def test_scores_leave_a_device_without_float64_before_they_are_made_it() -> None:
+def test_scores_are_moved_to_the_cpu_before_the_conversion_to_float64() -> None:
     scores = torch.tensor([-2.0, -1.0, -torch.inf]).as_subclass(OnApple)
-    told = prediction_of(scores, ScoreKind.DISTANCE, ("cat", "dog", "emu"), top=3)
-    assert [(candidate.name, candidate.value) for candidate in told.candidates] == [("dog", 1.0), ("cat", 2.0)]
+    prediction = prediction_of(scores, ScoreKind.DISTANCE, ("cat", "dog", "emu"), top=3)
+    assert [(candidate.name, candidate.value) for candidate in prediction.candidates] == [("dog", 1.0), ("cat", 2.0)]

@@ -1,4 +1,4 @@
-"""A client's own images, at the size the run asks for, and a client that comes back with others."""
+"""Private images at the run's size, and a client that resumes with images of another size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from PIL import Image
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.training.checkpoint import ClientDirectory
-from feddbp_client.training.setup import ClientSetup, LocalOptions, prepare, resume
+from feddbp_client.training.setup import LocalClient, LocalOptions, build_client, restore_checkpoint
 from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig, run_from_proto, run_to_proto
 from feddbp_common.errors import ConfigurationError
 
@@ -33,25 +33,27 @@ def pictures(path: Path, side: int) -> Path:
     return path
 
 
-def prepared(data: Path, image_size: int | None = None) -> ClientSetup:
+def built(data: Path, image_size: int | None = None) -> LocalClient:
     options = LocalOptions(data=data, data_dir=Path(), model=None, device=torch.device("cpu"), amp=False)
-    # as a client gets it
-    return prepare(run_from_proto(run_to_proto(config(image_size))), "run", 0, options)
+    # as a client receives it
+    return build_client(run_from_proto(run_to_proto(config(image_size))), "run", 0, options)
 
 
-@pytest.mark.parametrize(("side", "asked_for", "taken"), [(20, None, 20), (100, None, 64), (20, 40, 40), (100, 96, 96)])
-def test_images_have_the_size_the_run_asks_for_or_else_their_own(
-    tmp_path: Path, side: int, asked_for: int | None, taken: int
+@pytest.mark.parametrize(
+    ("side", "image_size", "expected"), [(20, None, 20), (100, None, 64), (20, 40, 40), (100, 96, 96)]
+)
+def test_images_have_the_size_of_the_run_or_else_their_own(
+    tmp_path: Path, side: int, image_size: int | None, expected: int
 ) -> None:
-    assert prepared(pictures(tmp_path, side), asked_for).data.image_shape == (3, taken, taken)
+    assert built(pictures(tmp_path, side), image_size).data.image_shape == (3, expected, expected)
 
 
-def test_a_client_that_comes_back_with_images_of_another_size_is_told(tmp_path: Path) -> None:
+def test_a_client_that_resumes_with_images_of_another_size_is_refused(tmp_path: Path) -> None:
     directory = ClientDirectory(tmp_path / "state", "run", 0)
-    before = prepared(pictures(tmp_path / "before", 20))
+    before = built(pictures(tmp_path / "before", 20))
     before.checkpoint(0, pb.RoundMetrics()).save(directory.checkpoint)
-    assert resume(before, directory) is not None
-    after = prepared(pictures(tmp_path / "after", 24))
+    assert restore_checkpoint(before, directory) is not None
+    after = built(pictures(tmp_path / "after", 24))
     with pytest.raises(ConfigurationError, match=r"with images of shape \[3, 20, 20\], not \[3, 24, 24\];"):
-        resume(after, directory)
+        restore_checkpoint(after, directory)
     directory.close()

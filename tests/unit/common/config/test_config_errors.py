@@ -1,4 +1,4 @@
-"""Complaints name where a value came from, also when only several values together are wrong."""
+"""Error messages name the source of a value, also if only a combination of values is invalid."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from feddbp_common.config.command_line import Parser, settings_from, settings_parser
-from feddbp_common.config.sources import build_parser, resolve
+from feddbp_common.config.sources import add_flags, resolve
 from feddbp_common.errors import ConfigurationError
 
 
@@ -19,14 +19,14 @@ class _Strict(BaseModel):
 
 
 class Boat(_Strict):
-    """Boat: who fits in."""
+    """Boat: its size."""
 
     seats: int = Field(4, description="how many")
     name: str = Field("Hope", description="what it is called")
     cargo: dict[str, Any] = Field({}, description="what else", json_schema_extra={"flag": "--load"})
 
     @model_validator(mode="after")
-    def _has_a_name_of_its_own(self) -> Self:
+    def _name_and_cargo_are_allowed(self) -> Self:
         if self.name == "Titanic":
             raise ConfigurationError("no boat may be called Titanic")
         if "ice" in self.cargo:
@@ -38,10 +38,10 @@ class Trip(_Strict):
     """All options of a trip."""
 
     boat: Boat = Boat()
-    crew: int = Field(2, description="how many row")
+    crew: int = Field(2, description="number of rowers")
 
     @model_validator(mode="after")
-    def _everyone_has_a_seat(self) -> Self:
+    def _crew_fits(self) -> Self:
         if self.crew > self.boat.seats:
             raise ConfigurationError(f"--crew is {self.crew}, but there are only {self.boat.seats} seats")
         return self
@@ -49,14 +49,14 @@ class Trip(_Strict):
 
 def flags(*argv: str) -> argparse.Namespace:
     parser = Parser(prog="row", allow_abbrev=False)
-    build_parser(parser, Trip, env_prefix="ROW_")
+    add_flags(parser, Trip, env_prefix="ROW_")
     return parser.parse_args(argv)
 
 
-def complaint(*argv: str, env: dict[str, str] | None = None, file: Path | None = None) -> str:
-    with pytest.raises(ConfigurationError) as refused:
+def error_message(*argv: str, env: dict[str, str] | None = None, file: Path | None = None) -> str:
+    with pytest.raises(ConfigurationError) as caught:
         resolve(Trip, flags(*argv), env_prefix="ROW_", environ=env or {}, file=file)
-    return str(refused.value)
+    return str(caught.value)
 
 
 @pytest.fixture
@@ -66,48 +66,48 @@ def trip_file(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_flag() -> None:
-    assert complaint("--name", "Titanic") == "--name: no boat may be called Titanic"
+def test_a_flag_is_named() -> None:
+    assert error_message("--name", "Titanic") == "--name: no boat may be called Titanic"
 
 
-def test_a_variable() -> None:
-    assert complaint(env={"ROW_NAME": "Titanic"}) == "ROW_NAME: no boat may be called Titanic"
+def test_a_variable_is_named() -> None:
+    assert error_message(env={"ROW_NAME": "Titanic"}) == "ROW_NAME: no boat may be called Titanic"
 
 
-def test_a_line_of_a_file(trip_file: Path) -> None:
-    told = complaint("--crew", "2", file=trip_file)
-    assert told == f"{trip_file}: boat.name: no boat may be called Titanic"
+def test_a_key_in_a_file_is_named(trip_file: Path) -> None:
+    message = error_message("--crew", "2", file=trip_file)
+    assert message == f"{trip_file}: boat.name: no boat may be called Titanic"
 
 
-def test_the_source_that_won_is_the_one_at_fault(trip_file: Path) -> None:
-    told = complaint("--crew", "2", env={"ROW_NAME": "Titanic"}, file=trip_file)
-    assert told == "ROW_NAME: no boat may be called Titanic"
+def test_the_source_with_the_highest_precedence_is_named(trip_file: Path) -> None:
+    message = error_message("--crew", "2", env={"ROW_NAME": "Titanic"}, file=trip_file)
+    assert message == "ROW_NAME: no boat may be called Titanic"
 
 
-def test_what_the_complaint_says_itself_is_not_said_twice() -> None:
-    assert complaint("--crew", "5") == "--crew is 5, but there are only 4 seats"
+def test_a_flag_that_the_message_contains_is_not_repeated() -> None:
+    assert error_message("--crew", "5") == "--crew is 5, but there are only 4 seats"
 
 
-def test_a_variable_is_named_also_where_the_complaint_speaks_of_its_flag() -> None:
-    assert complaint(env={"ROW_CREW": "5"}) == "ROW_CREW: --crew is 5, but there are only 4 seats"
+def test_a_variable_is_named_even_if_the_message_contains_its_flag() -> None:
+    assert error_message(env={"ROW_CREW": "5"}) == "ROW_CREW: --crew is 5, but there are only 4 seats"
 
 
-def test_two_values_that_do_not_fit_together_are_both_named() -> None:
-    told = complaint("--seats", "1", env={"ROW_CREW": "3"})
+def test_both_sources_of_two_incompatible_values_are_named() -> None:
+    message = error_message("--seats", "1", env={"ROW_CREW": "3"})
     assert (
-        told == "--seats: --crew is 3, but there are only 1 seats"
-    )  # with one seat, the usual crew of two has no place either
-    told = complaint("--seats", "2", env={"ROW_CREW": "3"})
-    assert told == "--seats and ROW_CREW: --crew is 3, but there are only 2 seats"
+        message == "--seats: --crew is 3, but there are only 1 seats"
+    )  # a single seat is too few for the default crew as well
+    message = error_message("--seats", "2", env={"ROW_CREW": "3"})
+    assert message == "--seats and ROW_CREW: --crew is 3, but there are only 2 seats"
 
 
-def test_values_that_have_nothing_to_do_with_it_are_not_named() -> None:
-    told = complaint("--seats", "7", "--load", "water=1", env={"ROW_NAME": "Titanic", "ROW_CREW": "3"})
-    assert told == "ROW_NAME: no boat may be called Titanic"
+def test_sources_of_unrelated_values_are_not_named() -> None:
+    message = error_message("--seats", "7", "--load", "water=1", env={"ROW_NAME": "Titanic", "ROW_CREW": "3"})
+    assert message == "ROW_NAME: no boat may be called Titanic"
 
 
-def test_of_two_mistakes_the_first_is_named_with_its_source() -> None:
-    assert complaint("--crew", "9", env={"ROW_NAME": "Titanic"}) == "ROW_NAME: no boat may be called Titanic"
+def test_the_first_of_two_errors_is_reported_with_its_source() -> None:
+    assert error_message("--crew", "9", env={"ROW_NAME": "Titanic"}) == "ROW_NAME: no boat may be called Titanic"
 
 
 @pytest.mark.parametrize(
@@ -118,15 +118,15 @@ def test_of_two_mistakes_the_first_is_named_with_its_source() -> None:
         (["--load", "water=1"], {"ROW_LOAD": "ice=1"}, "ROW_LOAD or --load"),
     ],
 )
-def test_pairs_may_come_from_several_places(argv: list[str], env: dict[str, str], source: str) -> None:
-    assert complaint(*argv, env=env) == f"{source}: ice melts"
+def test_all_sources_of_merged_pairs_are_named(argv: list[str], env: dict[str, str], source: str) -> None:
+    assert error_message(*argv, env=env) == f"{source}: ice melts"
 
 
-def test_a_variable_that_holds_no_pair() -> None:
-    assert complaint(env={"ROW_LOAD": "ice"}) == "ROW_LOAD: 'ice' is not NAME=VALUE"
+def test_a_variable_without_a_pair_is_named() -> None:
+    assert error_message(env={"ROW_LOAD": "ice"}) == "ROW_LOAD: 'ice' is not NAME=VALUE"
 
 
-# --- a file for several commands ---
+# --- a file shared by several commands ---
 
 
 class Anchor(_Strict):
@@ -136,7 +136,7 @@ class Anchor(_Strict):
 
 
 class Stay(_Strict):
-    """All options of staying where one is."""
+    """All options of staying."""
 
     anchor: Anchor = Anchor()
 
@@ -152,12 +152,12 @@ def stay(*argv: str) -> Stay:
     return settings_from(Stay, settings_parser("stay", "", Stay).parse_args(argv))
 
 
-def test_tables_of_other_commands_are_passed_over_in_the_environments_file(shared: Path) -> None:
+def test_tables_of_other_commands_are_ignored_in_a_file_from_the_environment(shared: Path) -> None:
     shared.write_text("[boat]\nseats = 3\n[anchor]\ndepth = 8\n[engine.fuel]\nkind = 'diesel'\n")
     assert stay().anchor.depth == 8
 
 
-def test_but_not_in_a_file_that_was_given_to_this_one(shared: Path) -> None:
+def test_tables_of_other_commands_are_refused_in_a_file_from_a_flag(shared: Path) -> None:
     shared.write_text("[boat]\nseats = 3\n")
     with pytest.raises(ConfigurationError, match=rf"--config {shared}: there is no option 'boat\.seats'"):
         stay("--config", str(shared))
@@ -166,16 +166,16 @@ def test_but_not_in_a_file_that_was_given_to_this_one(shared: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "option"),
     [("[anchor]\ndepht = 8\n", "anchor.depht"), ("[ancor]\ndepth = 8\n", "ancor.depth"), ("depth = 8\n", "depth")],
-    ids=["in a table of its own", "in a table that is misspelt", "in no table"],
+    ids=["in the key", "in the table", "without a table"],
 )
-def test_a_slip_of_the_pen_is_still_one(shared: Path, content: str, option: str) -> None:
+def test_a_typo_is_refused_also_in_a_file_from_the_environment(shared: Path, content: str, option: str) -> None:
     shared.write_text(content)
-    with pytest.raises(ConfigurationError) as refused:
+    with pytest.raises(ConfigurationError) as caught:
         stay()
-    told = f"FEDDBP_CONFIG {shared}: there is no option {option!r}; did you mean 'anchor.depth'?"
-    assert str(refused.value) == told
+    message = f"FEDDBP_CONFIG {shared}: there is no option {option!r}; did you mean 'anchor.depth'?"
+    assert str(caught.value) == message
 
 
-def test_a_file_that_is_not_there_is_told_with_the_variable_that_named_it(shared: Path) -> None:
+def test_a_missing_file_is_reported_with_its_variable(shared: Path) -> None:
     with pytest.raises(ConfigurationError, match=rf"FEDDBP_CONFIG {shared}: No such file or directory"):
         stay()

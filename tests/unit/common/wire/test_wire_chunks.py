@@ -24,7 +24,7 @@ def segments_of(lengths: list[int]) -> list[memoryview]:
 @example(lengths=[3, 1, 4], size=4)
 @example(lengths=[1, 0, 3, 8], size=4)
 @example(lengths=[5, 2, 12, 1], size=4)
-def test_chunks_are_full_but_for_the_last_and_join_to_what_was_cut(lengths: list[int], size: int) -> None:
+def test_chunks_have_the_given_size_except_the_last_and_concatenate_to_the_input(lengths: list[int], size: int) -> None:
     segments = segments_of(lengths)
     chunks = list(chunked(segments, size))
     assert b"".join(chunks) == b"".join(segments)
@@ -34,7 +34,7 @@ def test_chunks_are_full_but_for_the_last_and_join_to_what_was_cut(lengths: list
 
 @settings(max_examples=60, deadline=None)
 @given(lengths=st.lists(st.integers(0, 25), max_size=8), size=st.integers(1, 12))
-def test_what_is_cut_can_be_put_together_again(lengths: list[int], size: int) -> None:
+def test_assembled_chunks_give_the_original_bytes(lengths: list[int], size: int) -> None:
     segments = segments_of(lengths)
     assembler = BodyAssembler(sum(lengths))
     for chunk in chunked(segments, size):
@@ -44,31 +44,31 @@ def test_what_is_cut_can_be_put_together_again(lengths: list[int], size: int) ->
     assert assembler.body() == b"".join(segments)
 
 
-def test_chunks_stay_well_below_the_largest_message_grpc_takes() -> None:
+def test_chunks_are_far_below_the_message_limit_of_grpc() -> None:
     body = memoryview(bytes(3 * CHUNK_BYTES + 1))
     assert [len(chunk) for chunk in chunked([body])] == [CHUNK_BYTES] * 3 + [1]
     assert CHUNK_BYTES <= 1 << 20
 
 
-def test_chunks_outlive_the_array_they_were_cut_from() -> None:
+def test_chunks_do_not_change_with_their_source() -> None:
     source = bytearray(b"abcdefgh")
     chunks = list(chunked([memoryview(source)], 3))
     source[:] = b"xxxxxxxx"
     assert chunks == [b"abc", b"def", b"gh"]
 
 
-def test_nothing_is_cut_before_it_is_asked_for() -> None:
-    asked: list[int] = []
+def test_chunks_are_produced_lazily() -> None:
+    read: list[int] = []
 
     def segments() -> Iterator[memoryview]:
         for number in range(3):
-            asked.append(number)
+            read.append(number)
             yield memoryview(b"abcd")
 
     pieces = chunked(segments(), 4)
-    assert asked == []
+    assert read == []
     assert next(pieces) == b"abcd"
-    assert asked == [0]
+    assert read == [0]
 
 
 def test_an_empty_chunk_is_refused() -> None:
@@ -78,7 +78,7 @@ def test_an_empty_chunk_is_refused() -> None:
 
 
 @pytest.mark.parametrize("pieces", [[b"abcde"], [b"abcd", b"e"], [b"ab", b"c", b"de"]])
-def test_more_bytes_than_were_declared_are_refused_as_they_arrive(pieces: list[bytes]) -> None:
+def test_bytes_beyond_the_declared_size_are_refused_on_arrival(pieces: list[bytes]) -> None:
     assembler = BodyAssembler(4)
     for piece in pieces[:-1]:
         assembler.add(piece)
@@ -87,7 +87,7 @@ def test_more_bytes_than_were_declared_are_refused_as_they_arrive(pieces: list[b
     assert refusal.value.field == "chunk"
 
 
-def test_a_body_that_stopped_early_is_refused_with_both_numbers() -> None:
+def test_a_body_that_ends_early_is_refused_with_both_sizes() -> None:
     assembler = BodyAssembler(4)
     assembler.add(b"abc")
     assert not assembler.complete
@@ -96,7 +96,7 @@ def test_a_body_that_stopped_early_is_refused_with_both_numbers() -> None:
     assert refusal.value.field == "chunk"
 
 
-def test_a_body_of_nothing_needs_no_chunk() -> None:
+def test_an_empty_body_needs_no_chunk() -> None:
     assembler = BodyAssembler(0)
     assert assembler.complete
     assert assembler.body() == b""
@@ -111,7 +111,7 @@ def test_a_body_of_one_chunk_is_not_copied() -> None:
     assert assembler.body() is piece
 
 
-def test_a_body_that_was_put_together_keeps_no_pieces_beside_it() -> None:
+def test_an_assembled_body_does_not_keep_its_chunks() -> None:
     assembler = BodyAssembler(64 << 20)
     tracemalloc.start()
     for _ in range(64):
@@ -123,7 +123,7 @@ def test_a_body_that_was_put_together_keeps_no_pieces_beside_it() -> None:
     assert assembler.body() is body
 
 
-def test_a_large_declared_size_takes_no_memory() -> None:
+def test_a_large_declared_size_allocates_nothing() -> None:
     assembler = BodyAssembler(1 << 62)
     assembler.add(b"x")
     assert not assembler.complete

@@ -21,7 +21,7 @@ HALF_TYPES = [WireType.FLOAT16, WireType.BFLOAT16]
 
 
 def over_the_wire(payload: Payload, real_type: WireType = WireType.FLOAT32) -> Payload:
-    """What the other side reads: only bytes survive the way."""
+    """Returns what the receiver decodes from the bytes."""
     encoded = encode(payload, real_type=real_type)
     return decode(pb.Manifest.FromString(encoded.manifest.SerializeToString()), encoded.body())
 
@@ -35,7 +35,7 @@ def float_of(bits: int) -> float:
 
 
 def as_bfloat16(value: float) -> float:
-    """The nearest number with an upper half only, by exact arithmetic; of two equally near ones the even."""
+    """Rounds to the nearest bfloat16 by exact arithmetic, ties to even."""
     sign = bits_of(value) & 0x8000_0000
     below = bits_of(abs(value)) & 0xFFFF_0000
     above = below + 0x1_0000
@@ -50,18 +50,18 @@ def as_float16(value: float) -> float:
     return float(struct.unpack("<e", struct.pack("<e", value))[0])
 
 
-# --- there and back ---
+# --- round trip ---
 
 
 @settings(max_examples=80, deadline=None)
 @given(payloads())
-def test_a_payload_comes_out_as_it_went_in(payload: Payload) -> None:
+def test_encoding_and_decoding_preserve_a_payload(payload: Payload) -> None:
     assert same(over_the_wire(payload), payload)
 
 
 @settings(max_examples=40, deadline=None)
 @given(payloads(), st.sampled_from(HALF_TYPES))
-def test_half_precision_rounds_real_values_and_nothing_else(payload: Payload, real_type: WireType) -> None:
+def test_half_precision_rounds_only_real_values(payload: Payload, real_type: WireType) -> None:
     rounded = as_float16 if real_type is WireType.FLOAT16 else as_bfloat16
     received = over_the_wire(payload, real_type)
     for (name, sent), (received_name, got) in zip(payload.arrays(), received.arrays(), strict=True):
@@ -77,7 +77,7 @@ def test_half_precision_rounds_real_values_and_nothing_else(payload: Payload, re
 @example(float_of(0x7F7F_FFFF))
 @example(float_of(0x0000_8000))
 @example(-0.0)
-def test_bfloat16_is_the_nearest_number_ties_to_even(value: float) -> None:
+def test_bfloat16_rounds_to_nearest_ties_to_even(value: float) -> None:
     received = over_the_wire(Payload(tensors={"x": np.array([value], dtype=np.float32)}), WireType.BFLOAT16)
     assert bits_of(received.tensors["x"].tolist()[0]) == bits_of(as_bfloat16(value))
 
@@ -87,7 +87,7 @@ def test_bfloat16_is_the_nearest_number_ties_to_even(value: float) -> None:
 @example(6.0e-8)  # subnormal in half precision
 @example(2049.0)  # halfway
 @example(-0.0)
-def test_float16_is_the_nearest_number_ties_to_even(value: float) -> None:
+def test_float16_rounds_to_nearest_ties_to_even(value: float) -> None:
     received = over_the_wire(Payload(tensors={"x": np.array([value], dtype=np.float32)}), WireType.FLOAT16)
     assert bits_of(received.tensors["x"].tolist()[0]) == bits_of(as_float16(value))
 
@@ -97,7 +97,7 @@ def test_float16_is_the_nearest_number_ties_to_even(value: float) -> None:
 @example(0x7FFF_FFFF, False)  # what graphics processors write for "not a number"
 @example(0x7FC0_0000, False)
 @example(0x7F80_0001, True)
-def test_bfloat16_never_turns_what_is_not_finite_into_a_number(bits: int, negative: bool) -> None:
+def test_bfloat16_keeps_nan_and_infinity(bits: int, negative: bool) -> None:
     array = np.array([bits | (0x8000_0000 if negative else 0)], dtype=np.uint32).view(np.float32)
     received = over_the_wire(Payload(tensors={"x": array}), WireType.BFLOAT16)
     assert not np.isfinite(received.tensors["x"]).any()
@@ -113,26 +113,26 @@ def test_bfloat16_never_turns_what_is_not_finite_into_a_number(bits: int, negati
         (WireType.BFLOAT16, -np.inf),
     ],
 )
-def test_a_value_that_is_not_finite_arrives_as_what_it_is(real_type: WireType, value: float) -> None:
+def test_nan_and_infinity_are_preserved(real_type: WireType, value: float) -> None:
     received = over_the_wire(Payload(tensors={"x": np.array([value], dtype=np.float32)}), real_type)
     np.testing.assert_array_equal(received.tensors["x"], [value])
 
 
 @pytest.mark.parametrize("value", [65_504.0, 65_504.004, -65_519.99])
-def test_what_rounds_to_the_largest_float16_is_sent_as_that(value: float) -> None:
+def test_values_that_round_to_the_largest_float16_are_sent(value: float) -> None:
     received = over_the_wire(Payload(tensors={"x": np.array([value], dtype=np.float32)}), WireType.FLOAT16)
     assert received.tensors["x"].tolist() == [math.copysign(65_504.0, value)]
 
 
 @pytest.mark.parametrize("real_type", LARGEST)
-def test_the_largest_value_of_a_type_arrives_as_it_is(real_type: WireType) -> None:
+def test_the_largest_value_of_a_type_is_preserved(real_type: WireType) -> None:
     largest = np.array([LARGEST[real_type]], dtype=np.float32)
     received = over_the_wire(Payload(tensors={"x": largest}), real_type).tensors["x"]
     assert received.tolist() == largest.tolist()
 
 
 @pytest.mark.parametrize("value", [65_520.0, 65_536.0, -1e6, math.inf])
-def test_what_float16_cannot_hold_is_refused_by_the_name_of_its_tensor(value: float) -> None:
+def test_a_value_too_large_for_float16_is_refused_with_the_name_of_its_tensor(value: float) -> None:
     payload = Payload(tensors={"head": np.array([0.0, value], dtype=np.float32)})
     with pytest.raises(PayloadError, match="too large for float16") as refusal:
         encode(payload, real_type=WireType.FLOAT16)
@@ -140,14 +140,14 @@ def test_what_float16_cannot_hold_is_refused_by_the_name_of_its_tensor(value: fl
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.int64, np.uint8, np.bool_, ">f4"])
-def test_an_array_of_a_type_the_protocol_lacks_cannot_be_sent(dtype: str) -> None:
+def test_an_array_of_an_unsupported_type_cannot_be_sent(dtype: str) -> None:
     with pytest.raises(PayloadError) as refusal:
         encode(Payload(tensors={"odd": np.zeros(2, dtype=dtype)}))
     assert refusal.value.field == "odd"
 
 
 @pytest.mark.parametrize("real_type", [WireType.FLOAT32, *HALF_TYPES])
-def test_a_number_without_dimensions_stays_an_array(real_type: WireType) -> None:
+def test_a_scalar_stays_a_zero_dimensional_array(real_type: WireType) -> None:
     received = over_the_wire(Payload(tensors={"x": np.array(1.5, dtype=np.float32)}), real_type).tensors["x"]
     assert isinstance(received, np.ndarray)
     assert received.shape == ()
@@ -156,14 +156,14 @@ def test_a_number_without_dimensions_stays_an_array(real_type: WireType) -> None
 
 @settings(max_examples=40, deadline=None)
 @given(arrays(np.float32, max_dims=3), st.sampled_from([WireType.FLOAT32, WireType.BFLOAT16]))
-def test_arrays_that_are_not_contiguous_travel_like_their_copies(array: np.ndarray, real_type: WireType) -> None:
+def test_arrays_that_are_not_contiguous_are_encoded_like_their_copies(array: np.ndarray, real_type: WireType) -> None:
     strided = np.repeat(array[..., None], 2, axis=-1)[..., 0].T
     sent, copied = Payload(tensors={"x": strided}), Payload(tensors={"x": strided.copy(order="C")})
     assert encode(sent, real_type=real_type).manifest == encode(copied, real_type=real_type).manifest
     assert encode(sent, real_type=real_type).body() == encode(copied, real_type=real_type).body()
 
 
-def test_bytes_travel_little_endian_in_the_order_prototypes_fisher_tensors() -> None:
+def test_bytes_are_little_endian_in_the_order_prototypes_fisher_tensors() -> None:
     payload = Payload(
         prototypes=PrototypeSet(class_ids=np.array([4], np.int32), vectors=np.array([[1.0, -2.0]], np.float32)),
         fisher=TopChannels(np.array([[1]], np.uint16)),
@@ -181,7 +181,7 @@ def test_an_empty_payload_is_a_manifest_without_a_body() -> None:
     assert same(decode(encoded.manifest, b""), Payload())
 
 
-def test_counts_may_be_left_out_and_stay_out() -> None:
+def test_counts_are_optional() -> None:
     received = over_the_wire(Payload(prototypes=prototype_set(counts=None)))
     assert received.prototypes is not None
     assert received.prototypes.counts is None
@@ -190,7 +190,7 @@ def test_counts_may_be_left_out_and_stay_out() -> None:
 # --- copies ---
 
 
-def test_float32_arrays_are_viewed_not_copied_on_their_way_out() -> None:
+def test_float32_arrays_are_not_copied_by_encoding() -> None:
     payload = sample_payload()
     segments = encode(payload).segments
     for (_, array), segment in zip(payload.arrays(), segments, strict=True):
@@ -198,19 +198,19 @@ def test_float32_arrays_are_viewed_not_copied_on_their_way_out() -> None:
 
 
 @pytest.mark.parametrize("buffer", [bytes, bytearray, memoryview])
-def test_float32_arrays_are_viewed_not_copied_on_their_way_in(buffer: type) -> None:
+def test_float32_arrays_are_not_copied_by_decoding(buffer: type) -> None:
     encoded = encode(sample_payload())
     body = buffer(encoded.body())
     for _, array in decode(encoded.manifest, body).arrays():
         assert np.shares_memory(array, np.frombuffer(body, dtype=np.uint8))
 
 
-# --- a part of the body ---
+# --- incomplete bodies ---
 
 
 @settings(max_examples=40, deadline=None)
 @given(payloads(), st.sampled_from([WireType.FLOAT32, WireType.BFLOAT16]))
-def test_prototypes_can_be_read_from_the_beginning_of_a_body(payload: Payload, real_type: WireType) -> None:
+def test_prototypes_can_be_decoded_from_the_start_of_a_body(payload: Payload, real_type: WireType) -> None:
     encoded = encode(payload, real_type=real_type)
     prefix = encoded.body()[: prototype_bytes(encoded.manifest)]
     from_prefix = decode(encoded.manifest, prefix, prototypes_only=True)
@@ -218,14 +218,14 @@ def test_prototypes_can_be_read_from_the_beginning_of_a_body(payload: Payload, r
     assert same(from_prefix, Payload(prototypes=in_full.prototypes))
 
 
-def test_a_prefix_is_not_taken_for_the_whole() -> None:
+def test_a_prefix_of_a_body_is_refused() -> None:
     encoded = encode(sample_payload())
     with pytest.raises(PayloadError) as refusal:
         decode(encoded.manifest, encoded.body()[: prototype_bytes(encoded.manifest)])
     assert refusal.value.field == "fisher"
 
 
-def test_prototypes_need_all_of_their_own_bytes() -> None:
+def test_decoding_prototypes_needs_all_their_bytes() -> None:
     encoded = encode(sample_payload())
     with pytest.raises(PayloadError) as refusal:
         decode(encoded.manifest, encoded.body()[: prototype_bytes(encoded.manifest) - 1], prototypes_only=True)
@@ -233,14 +233,14 @@ def test_prototypes_need_all_of_their_own_bytes() -> None:
 
 
 @pytest.mark.parametrize(("cut", "field"), [(1, "prototypes"), (31, "prototypes"), (33, "fisher"), (70, "head")])
-def test_a_body_that_stops_early_names_the_tensor_it_stops_in(cut: int, field: str) -> None:
+def test_a_body_that_ends_early_is_refused_with_the_name_of_the_incomplete_tensor(cut: int, field: str) -> None:
     encoded = encode(sample_payload())
     with pytest.raises(PayloadError, match="bytes but only") as refusal:
         decode(encoded.manifest, encoded.body()[:cut])
     assert refusal.value.field == field
 
 
-def test_bytes_that_nothing_declares_are_refused() -> None:
+def test_undeclared_bytes_are_refused() -> None:
     encoded = encode(sample_payload())
     with pytest.raises(PayloadError, match="1 bytes follow that no tensor declares") as refusal:
         decode(encoded.manifest, encoded.body() + b"\0")
@@ -248,7 +248,7 @@ def test_bytes_that_nothing_declares_are_refused() -> None:
 
 
 @pytest.mark.parametrize("dtype", [pb.DTYPE_UNSPECIFIED, 99])
-def test_an_element_type_nobody_knows_is_refused(dtype: int) -> None:
+def test_an_unknown_element_type_is_refused(dtype: int) -> None:
     manifest = pb.Manifest(tensors=[pb.Tensor(name="x", dtype=dtype, shape=[1])])
     with pytest.raises(PayloadError) as refusal:
         decode(manifest, b"1234")
@@ -261,7 +261,7 @@ def test_fisher_without_a_form_is_refused() -> None:
     assert refusal.value.field == "fisher"
 
 
-def test_what_a_tensor_takes_is_known_without_its_bytes() -> None:
+def test_the_size_of_a_tensor_follows_from_its_declaration() -> None:
     sizes = {WireType.FLOAT32: 4, WireType.FLOAT16: 2, WireType.BFLOAT16: 2, WireType.INT32: 4, WireType.UINT16: 2}
     assert {wire_type: wire_type.item_bytes for wire_type in WireType} == sizes
     assert tensor_bytes(pb.Tensor(name="x", dtype=pb.DTYPE_FLOAT16, shape=[3, 5])) == 30
@@ -277,7 +277,7 @@ def digest(payload: Payload) -> bytes:
 
 
 def variations() -> dict[str, Payload]:
-    """The sample payload, each time with one thing about it changed."""
+    """Returns variants of the sample payload that differ from it in one respect each."""
     base = sample_payload()
     assert base.prototypes is not None
     assert isinstance(base.fisher, FisherScores)
@@ -307,7 +307,7 @@ def variations() -> dict[str, Payload]:
     }
 
 
-def test_no_two_different_payloads_share_a_digest() -> None:
+def test_different_payloads_have_different_digests() -> None:
     digests = {changed: digest(payload) for changed, payload in variations().items()}
     assert len(set(digests.values())) == len(digests)
 
@@ -325,7 +325,7 @@ def test_flipping_any_bit_of_the_body_changes_the_digest(payload: Payload, data:
 
 @settings(max_examples=40, deadline=None)
 @given(payloads())
-def test_equal_payloads_share_a_digest_however_their_bytes_are_cut(payload: Payload) -> None:
+def test_the_digest_does_not_depend_on_segment_boundaries(payload: Payload) -> None:
     encoded = encode(payload)
     body = encoded.body()
     assert digest(over_the_wire(payload)) == encoded.manifest.sha256
@@ -333,7 +333,7 @@ def test_equal_payloads_share_a_digest_however_their_bytes_are_cut(payload: Payl
     assert digest_of(encoded.manifest, [body[:3], b"", body[3:]]) == encoded.manifest.sha256
 
 
-def test_the_digest_does_not_depend_on_how_protobuf_writes_the_manifest() -> None:
+def test_the_digest_does_not_depend_on_protobuf_serialisation() -> None:
     encoded = encode(sample_payload())
     pieces = [
         pb.Manifest(prototypes=encoded.manifest.prototypes).SerializeToString(),
@@ -348,7 +348,7 @@ def test_the_digest_does_not_depend_on_how_protobuf_writes_the_manifest() -> Non
         assert digest_of(pb.Manifest.FromString(written), [encoded.body()]) == encoded.manifest.sha256
 
 
-def test_the_names_of_prototypes_and_fisher_are_given_not_told() -> None:
+def test_received_names_of_prototypes_and_fisher_are_ignored() -> None:
     encoded = encode(sample_payload())
     renamed = pb.Manifest()
     renamed.CopyFrom(encoded.manifest)
@@ -357,12 +357,12 @@ def test_the_names_of_prototypes_and_fisher_are_given_not_told() -> None:
     assert same(decode(renamed, encoded.body()), sample_payload())
 
 
-def test_the_digest_is_the_same_in_every_version() -> None:
+def test_the_digest_does_not_change_between_versions() -> None:
     expected = "cab385d292caa84eb0ec37427f2c596e8b0e076f5918c778914f1cffdadab48d"
     assert encode(sample_payload()).manifest.sha256.hex() == expected
 
 
-def test_encoding_is_a_function_of_the_payload_alone() -> None:
+def test_encoding_is_deterministic() -> None:
     def once() -> Encoded:
         return encode(sample_payload(top_channels=True), real_type=WireType.BFLOAT16)
 

@@ -31,7 +31,7 @@ from feddbp_common.wire import (
 from feddbp_common.wire.rules import MAGNITUDE_BOUND
 
 LABEL_COUNTS = (3, 0, 9)
-"""What the client behind `sample_payload` said at join: three samples of class 0 and nine of class 2."""
+"""Declared at join by the client of `sample_payload`: three samples of class 0 and nine of class 2."""
 
 RULES = PayloadRules(
     prototypes=PrototypeRule(classes=3, width=4, counts=True),
@@ -49,7 +49,7 @@ Change = Callable[[pb.Manifest], Any]
 
 
 def manifest_of(payload: Payload | None = None, change: Change | None = None) -> pb.Manifest:
-    """A manifest that is right in everything but `change`; its total follows the declared shapes."""
+    """Returns a valid manifest with `change` applied."""
     manifest = encode(payload or sample_payload()).manifest
     if change is not None:
         change(manifest)
@@ -71,68 +71,68 @@ def with_total(manifest: pb.Manifest, total: int) -> pb.Manifest:
     return manifest
 
 
-# --- what is admitted ---
+# --- accepted manifests ---
 
 
-def test_a_payload_that_keeps_every_rule_is_admitted() -> None:
+def test_a_payload_within_all_rules_is_accepted() -> None:
     admit(manifest_of())
     check_values(sample_payload(), RULES)
 
 
-def test_top_channels_are_admitted_where_the_run_sends_them() -> None:
+def test_top_channels_are_accepted_in_a_run_that_sends_them() -> None:
     admit(manifest_of(sample_payload(top_channels=True)), TOP_RULES)
     check_values(sample_payload(top_channels=True), TOP_RULES)
 
 
-def test_a_client_without_a_class_sends_no_row() -> None:
-    nobody = Payload(
+def test_a_payload_without_rows_is_accepted() -> None:
+    empty = Payload(
         prototypes=prototype_set((), counts=()),
         fisher=FisherScores(np.zeros((0, 4), np.float32)),
         tensors={"head": np.zeros((1, 3), np.float32)},
     )
-    admit(manifest_of(nobody))
-    check_values(nobody, RULES)
+    admit(manifest_of(empty))
+    check_values(empty, RULES)
 
 
 @pytest.mark.parametrize("real_type", [WireType.FLOAT32, WireType.FLOAT16, WireType.BFLOAT16])
-def test_real_tensors_may_travel_in_any_real_type(real_type: WireType) -> None:
+def test_real_tensors_are_accepted_in_any_real_type(real_type: WireType) -> None:
     admit(encode(sample_payload(), real_type=real_type).manifest)
 
 
-def test_what_is_not_required_may_be_left_out() -> None:
+def test_optional_parts_may_be_absent() -> None:
     without_steps = replace(sample_payload(), tensors={"head": np.zeros((2, 3), np.float32)})
     admit(manifest_of(without_steps))
     admit(manifest_of(Payload()), DOWNLOAD_RULES)
     admit(manifest_of(Payload()), NOTHING)
 
 
-def test_counts_may_be_left_out_where_nobody_needs_them() -> None:
+def test_counts_may_be_absent_if_the_rule_does_not_require_them() -> None:
     admit(manifest_of(Payload(prototypes=prototype_set(counts=None))), DOWNLOAD_RULES)
 
 
-def test_counts_or_not_a_class_of_which_no_samples_were_declared_at_join_is_refused() -> None:
+def test_a_class_without_samples_declared_at_join_is_refused_with_and_without_counts() -> None:
     for counts in (None, (3, 1)):
-        stranger = Payload(prototypes=prototype_set((0, 1), counts=counts))
-        refusal = refusal_of(manifest_of(stranger), DOWNLOAD_RULES)
+        undeclared = Payload(prototypes=prototype_set((0, 1), counts=counts))
+        refusal = refusal_of(manifest_of(undeclared), DOWNLOAD_RULES)
         assert refusal.field == "class_ids"
         assert refusal.reason == "names class 1, of which no samples were declared at join"
-        check_manifest(manifest_of(stranger), DOWNLOAD_RULES, max_bytes=10_000)  # nothing was declared
+        check_manifest(manifest_of(undeclared), DOWNLOAD_RULES, max_bytes=10_000)  # without declared label counts
 
 
-def test_as_many_samples_as_were_declared_at_join_are_admitted() -> None:
+def test_counts_equal_to_those_declared_at_join_are_accepted() -> None:
     admit(manifest_of(replace(sample_payload(), prototypes=prototype_set(counts=(3, 9)))))
 
 
-def test_counts_are_taken_as_they_come_where_nothing_was_declared() -> None:
+def test_counts_are_not_bounded_without_declared_label_counts() -> None:
     check_manifest(manifest_of(change=lambda m: m.prototypes.counts.__setitem__(0, 10**6)), RULES, max_bytes=10_000)
 
 
-def test_a_payload_of_exactly_the_admitted_size_is_admitted() -> None:
+def test_a_payload_of_exactly_the_maximum_size_is_accepted() -> None:
     manifest = manifest_of()
     admit(manifest, max_bytes=manifest.total_bytes)
 
 
-# --- what a manifest is refused for, by the name of the field at fault ---
+# --- refused manifests, with the field at fault ---
 
 
 def _move_fisher_to_channels(manifest: pb.Manifest) -> None:
@@ -151,8 +151,8 @@ def _add_unknown(manifest: pb.Manifest) -> None:
 
 
 REFUSALS: dict[str, tuple[Change, str, str]] = {
-    "a total that is too small": (lambda m: setattr(m, "total_bytes", 95), "total_bytes", "says 95, but"),
-    "a total that is too large": (lambda m: setattr(m, "total_bytes", 97), "total_bytes", "says 97, but"),
+    "a total that is too small": (lambda m: setattr(m, "total_bytes", 95), "total_bytes", "is 95, but"),
+    "a total that is too large": (lambda m: setattr(m, "total_bytes", 97), "total_bytes", "is 97, but"),
     "no digest": (lambda m: m.ClearField("sha256"), "sha256", "has 0 bytes, not 32"),
     "a digest of another length": (lambda m: setattr(m, "sha256", b"x" * 31), "sha256", "has 31 bytes, not 32"),
     "a class the run does not have": (
@@ -165,7 +165,7 @@ REFUSALS: dict[str, tuple[Change, str, str]] = {
         "class_ids",
         "must be ascending without repeats",
     ),
-    "a class that is named twice": (
+    "a repeated class": (
         lambda m: m.prototypes.class_ids.__setitem__(1, 0),
         "class_ids",
         "must be ascending without repeats",
@@ -220,7 +220,7 @@ REFUSALS: dict[str, tuple[Change, str, str]] = {
         "fisher",
         "has shape [1, 8], not [2, 4]",
     ),
-    "a tensor nobody asked for": (_add_unknown, "'tail'", "has no place in this payload"),
+    "an unexpected tensor": (_add_unknown, "'tail'", "is not expected in this payload"),
     "a tensor that is declared twice": (_repeat_head, "head", "is declared twice"),
     "a tensor of another type": (
         lambda m: setattr(m.tensors[0], "dtype", pb.DTYPE_INT32),
@@ -245,17 +245,17 @@ REFUSALS: dict[str, tuple[Change, str, str]] = {
     "a type that is not set": (
         lambda m: setattr(m.tensors[0], "dtype", pb.DTYPE_UNSPECIFIED),
         "head",
-        "dtype 0 is not one this protocol knows",
+        "dtype 0 is not defined by the protocol",
     ),
     "prototypes of no type": (
         lambda m: m.prototypes.ClearField("matrix"),
         "prototypes",
-        "dtype 0 is not one this protocol knows",
+        "dtype 0 is not defined by the protocol",
     ),
     "a type of a later version": (
         lambda m: setattr(m.fisher.scores, "dtype", 77),
         "fisher",
-        "dtype 77 is not one this protocol knows",
+        "dtype 77 is not defined by the protocol",
     ),
     "too many dimensions": (
         lambda m: m.tensors[0].shape.extend([1] * 7),
@@ -286,7 +286,7 @@ def _without(part: str) -> Payload:
 
 
 @pytest.mark.parametrize("part", ["prototypes", "fisher", "head"])
-def test_a_part_that_is_required_must_not_be_missing(part: str) -> None:
+def test_a_missing_required_part_is_refused(part: str) -> None:
     refusal = refusal_of(manifest_of(_without(part)))
     assert (refusal.field, refusal.reason) == (part, "is missing")
 
@@ -300,12 +300,12 @@ def test_a_part_that_is_required_must_not_be_missing(part: str) -> None:
         (Payload(tensors={"head": np.zeros((2, 3), np.float32)}), NOTHING, "'head'"),
     ],
 )
-def test_a_part_no_rule_mentions_has_no_place(payload: Payload, rules: PayloadRules, field: str) -> None:
+def test_a_part_without_a_rule_is_refused(payload: Payload, rules: PayloadRules, field: str) -> None:
     refusal = refusal_of(manifest_of(payload), rules)
-    assert (refusal.field, refusal.reason) == (field, "has no place in this payload")
+    assert (refusal.field, refusal.reason) == (field, "is not expected in this payload")
 
 
-def test_full_scores_are_refused_where_only_top_channels_travel() -> None:
+def test_full_scores_are_refused_in_a_run_that_sends_top_channels() -> None:
     refusal = refusal_of(manifest_of(), TOP_RULES)
     assert (refusal.field, refusal.reason) == ("fisher", "must be sent as top_channels in this run")
 
@@ -323,7 +323,7 @@ def test_top_channels_must_have_their_type_and_one_row_per_class(channels: np.nd
     assert (refusal.field, refusal.reason) == ("fisher", reason)
 
 
-def test_counts_that_are_sent_unasked_are_checked_all_the_same() -> None:
+def test_optional_counts_are_checked_if_present() -> None:
     manifest = manifest_of(Payload(prototypes=prototype_set(counts=(0, 1))))
     assert refusal_of(manifest, DOWNLOAD_RULES).field == "counts"
 
@@ -341,19 +341,19 @@ def rows_of(**counts: int) -> pb.Manifest:
     return manifest_of(Payload(tensors={name: made[name](count) for name, count in counts.items()}))
 
 
-def test_tensors_whose_rows_belong_together_have_as_many() -> None:
+def test_tensors_with_corresponding_rows_need_the_same_number_of_rows() -> None:
     for admitted in ({"labels": 3, "logits": 3}, {"labels": 0, "logits": 0}, {"labels": 3}, {}):
         admit(rows_of(**admitted), ROWS)
     refusal = refusal_of(rows_of(labels=2, logits=3), ROWS)
     assert (refusal.field, refusal.reason) == ("logits", "has 3 rows, but labels has 2")
     refusal = refusal_of(rows_of(logits=3), ROWS)
-    assert (refusal.field, refusal.reason) == ("labels", "is missing, but logits is there")
+    assert (refusal.field, refusal.reason) == ("labels", "is missing, but logits is present")
 
 
 # --- sizes ---
 
 
-def test_more_bytes_than_are_admitted_are_refused_as_too_large() -> None:
+def test_a_payload_above_the_maximum_size_is_refused_as_too_large() -> None:
     manifest = manifest_of()
     total = manifest.total_bytes
     refusal = refusal_of(manifest, max_bytes=total - 1)
@@ -366,9 +366,9 @@ def test_a_huge_shape_is_refused_without_allocating_it(shape: list[int]) -> None
     manifest = pb.Manifest(
         prototypes=pb.PrototypeSet(matrix=pb.Tensor(dtype=pb.DTYPE_FLOAT32, shape=shape)), sha256=bytes(32)
     )
-    honest_total = 4 * shape[0] * shape[1]
-    if honest_total < 2**64:
-        manifest.total_bytes = honest_total
+    true_total = 4 * shape[0] * shape[1]
+    if true_total < 2**64:
+        manifest.total_bytes = true_total
     tracemalloc.start()
     try:
         refusal = refusal_of(manifest)
@@ -378,18 +378,18 @@ def test_a_huge_shape_is_refused_without_allocating_it(shape: list[int]) -> None
     finally:
         tracemalloc.stop()
     assert refusal.field == "total_bytes"
-    assert isinstance(refusal, PayloadTooLargeError) == (honest_total < 2**64)
+    assert isinstance(refusal, PayloadTooLargeError) == (true_total < 2**64)
     assert peak < 1 << 20
 
 
-def test_many_empty_dimensions_do_not_hide_a_shape() -> None:
+def test_an_empty_dimension_does_not_hide_a_wrong_shape() -> None:
     manifest = manifest_of(change=lambda m: m.tensors[0].shape.__setitem__(slice(None), [2**32 - 1, 0]))
     assert refusal_of(with_total(manifest, manifest.total_bytes - 24)).field == "head"
 
 
 @pytest.mark.parametrize("dtype", [pb.DTYPE_FLOAT32, 99])
-def test_a_name_from_the_wire_is_fit_for_one_line_of_a_log(dtype: int) -> None:
-    name = "head\nERROR all is lost " + "x" * 10_000
+def test_a_received_name_is_shortened_and_escaped_in_messages(dtype: int) -> None:
+    name = "head\nERROR forged line " + "x" * 10_000
     manifest = pb.Manifest(tensors=[pb.Tensor(name=name, dtype=dtype, shape=[0])], sha256=bytes(32))
     text = str(refusal_of(manifest))
     assert "\n" not in text
@@ -406,7 +406,7 @@ def values_refusal(payload: Payload, rules: PayloadRules = RULES) -> PayloadErro
 
 
 def with_value(part: str, value: float) -> Payload:
-    """The sample payload with one value somewhere inside a part replaced."""
+    """Returns the sample payload with one value of a part replaced."""
     payload = sample_payload()
     assert payload.prototypes is not None
     assert isinstance(payload.fisher, FisherScores)
@@ -441,11 +441,11 @@ def test_infinities_of_both_signs_do_not_cancel() -> None:
 
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("part", ["prototypes", "head"])
-def test_a_value_beyond_all_reason_is_refused(part: str, sign: int) -> None:
+def test_a_value_beyond_the_magnitude_bound_is_refused(part: str, sign: int) -> None:
     just_beyond = float(np.nextafter(np.float32(sign * MAGNITUDE_BOUND), np.float32(sign * np.inf)))
     refusal = values_refusal(with_value(part, just_beyond))
     assert refusal.field == part
-    assert "admitted is" in refusal.reason
+    assert refusal.reason.endswith("the maximum is 1e+06" if sign > 0 else "the minimum is -1e+06")
     check_values(with_value(part, sign * MAGNITUDE_BOUND), RULES)
 
 
@@ -453,9 +453,9 @@ LARGEST_HALF = 65_504.0
 
 
 @pytest.mark.parametrize("part", ["prototypes", "fisher", "head"])
-def test_a_value_the_runs_type_cannot_hold_is_refused_whatever_type_it_came_in(part: str) -> None:
+def test_a_value_too_large_for_the_type_of_the_run_is_refused_in_any_type(part: str) -> None:
     beyond = float(np.nextafter(np.float32(LARGEST_HALF), np.float32(np.inf)))
-    with pytest.raises(PayloadError, match="the most admitted is 65504") as refused:
+    with pytest.raises(PayloadError, match="the maximum is 65504") as refused:
         check_values(with_value(part, beyond), RULES, real_type=WireType.FLOAT16)
     assert refused.value.field == part
     check_values(with_value(part, LARGEST_HALF), RULES, real_type=WireType.FLOAT16)
@@ -463,7 +463,7 @@ def test_a_value_the_runs_type_cannot_hold_is_refused_whatever_type_it_came_in(p
         check_values(with_value(part, beyond), RULES, real_type=wide)
 
 
-def test_whole_numbers_have_no_part_in_the_runs_type_for_reals() -> None:
+def test_integers_are_not_bounded_by_the_real_type_of_the_run() -> None:
     rule = TensorRule(name="steps", shape=(Dim(0, 5),), types=(WireType.INT32,), low=-(10**9), high=10**9)
     steps = Payload(tensors={"steps": np.array([-(10**9), 10**9], np.int32)})
     check_values(steps, PayloadRules(tensors=(rule,)), real_type=WireType.FLOAT16)
@@ -471,19 +471,19 @@ def test_whole_numbers_have_no_part_in_the_runs_type_for_reals() -> None:
 
 def test_scores_must_not_be_negative() -> None:
     refusal = values_refusal(with_value("fisher", -1e-30))
-    assert (refusal.field, refusal.reason) == ("fisher", "has a value of -1e-30, the least admitted is 0")
+    assert (refusal.field, refusal.reason) == ("fisher", "has a value of -1e-30, the minimum is 0")
     check_values(with_value("fisher", 0.0), RULES)
     check_values(with_value("fisher", -0.0), RULES)
 
 
 @pytest.mark.parametrize("value", [-11, 11])
-def test_a_tensor_has_bounds_of_its_own(value: int) -> None:
+def test_a_value_beyond_the_bounds_of_its_tensor_is_refused(value: int) -> None:
     assert values_refusal(with_value("steps", value)).field == "steps"
     check_values(with_value("steps", value - np.sign(value)), RULES)
 
 
 @pytest.mark.parametrize("real_type", [WireType.FLOAT16, WireType.BFLOAT16])
-def test_what_is_not_finite_is_refused_in_any_real_type(real_type: WireType) -> None:
+def test_nan_is_refused_in_any_real_type(real_type: WireType) -> None:
     payload = Payload(prototypes=prototype_set())
     encoded = encode(payload, real_type=real_type)
     nan = b"\x01\x7e" if real_type is WireType.FLOAT16 else b"\xc1\x7f"
@@ -501,31 +501,31 @@ def test_a_channel_that_does_not_exist_is_refused() -> None:
     check_values(channels([0, 1], [3, 2]), TOP_RULES)
 
 
-def test_a_channel_named_twice_in_one_row_is_refused() -> None:
+def test_a_repeated_channel_in_a_row_is_refused() -> None:
     refusal = values_refusal(channels([0, 1], [3, 3]), TOP_RULES)
     assert (refusal.field, refusal.reason) == ("fisher", "names a channel twice in one row")
     check_values(channels([3, 1], [1, 3]), TOP_RULES)
 
 
-def test_repeats_are_found_wherever_they_stand_in_a_row() -> None:
+def test_repeats_need_not_be_adjacent() -> None:
     rules = replace(TOP_RULES, top_channels=4)
     assert values_refusal(channels([0, 1, 2, 0], [0, 1, 2, 3]), rules).field == "fisher"
 
 
 @pytest.mark.parametrize("rules", [RULES, TOP_RULES])
-def test_parts_without_a_single_value_have_nothing_to_refuse(rules: PayloadRules) -> None:
+def test_parts_without_values_are_accepted(rules: PayloadRules) -> None:
     empty = PrototypeSet(class_ids=np.zeros(0, np.int32), vectors=np.zeros((0, 4), np.float32))
     check_values(Payload(prototypes=empty, fisher=FisherScores(np.zeros((0, 4), np.float32))), rules)
     check_values(Payload(prototypes=empty, fisher=TopChannels(np.zeros((0, 2), np.uint16))), rules)
     check_values(Payload(tensors={"steps": np.zeros(0, np.int32)}), rules)
 
 
-# --- whatever comes ---
+# --- arbitrary manifests ---
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_a_manifest_of_any_content_is_admitted_or_refused_and_nothing_else(data: st.DataObject) -> None:
+def test_an_arbitrary_manifest_is_accepted_or_refused_without_another_error(data: st.DataObject) -> None:
     uint32 = st.integers(0, 2**32 - 1) | st.integers(0, 5)
     tensors = st.builds(
         pb.Tensor,
@@ -563,7 +563,7 @@ def test_a_manifest_of_any_content_is_admitted_or_refused_and_nothing_else(data:
 
 @settings(max_examples=50, deadline=None)
 @given(payloads())
-def test_what_is_admitted_can_be_decoded_and_has_the_shapes_the_rules_ask_for(payload: Payload) -> None:
+def test_an_accepted_payload_can_be_decoded_and_has_the_shapes_of_the_rules(payload: Payload) -> None:
     encoded = encode(payload)
     rules = PayloadRules(
         prototypes=PrototypeRule(classes=65_536, width=3),

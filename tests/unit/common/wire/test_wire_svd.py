@@ -1,4 +1,4 @@
-"""Weights as truncated decompositions: never erased, never larger than they were, never mistaken for another form."""
+"""Compression of weights by truncated singular value decomposition."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def numbers(tensors: dict[str, FloatArray]) -> int:
 
 
 def reference_rank(tensor: Array, energy: float) -> int:
-    """The smallest rank that keeps more than the energy, over all kernels together, tried one by one."""
+    """Finds the smallest rank that keeps more than the energy over all kernels by trying all."""
     kernels = tensor.reshape(-1, *tensor.shape[-2:]).astype(np.float64)
     squares = [np.linalg.svd(kernel, compute_uv=False) ** 2 for kernel in kernels]
     full = len(squares[0])
@@ -55,12 +55,12 @@ def rank_of(compressed: dict[str, FloatArray], name: str = "w") -> int:
     return int(compressed[name + ".sigma"].shape[-1])
 
 
-# --- what is lost
+# --- loss
 
 
 @given(tensors, energies)
 @settings(deadline=None)
-def test_no_more_is_lost_than_the_energy_allows(tensor: Array, energy: float) -> None:
+def test_the_loss_is_within_the_energy(tensor: Array, energy: float) -> None:
     restored = decompress(compress({"w": tensor}, energy))["w"]
     assert restored.shape == tensor.shape
     assert restored.dtype == np.float32
@@ -71,18 +71,18 @@ def test_no_more_is_lost_than_the_energy_allows(tensor: Array, energy: float) ->
 
 @given(tensors, energies)
 @settings(deadline=None)
-def test_nothing_becomes_larger_than_it_was(tensor: Array, energy: float) -> None:
+def test_compression_never_increases_the_size(tensor: Array, energy: float) -> None:
     compressed = compress({"w": tensor}, energy)
     assert numbers(compressed) <= tensor.size
     assert set(compressed) in ({"w"}, {"w.u", "w.sigma", "w.v"})
 
 
 @pytest.mark.parametrize("tensor", [uniform(7, 40), uniform(40, 7), uniform(4, 3, 5, 5), low_rank(30, 30, 4)])
-def test_full_energy_is_lossless_to_rounding(tensor: Array) -> None:
+def test_full_energy_is_lossless_up_to_rounding(tensor: Array) -> None:
     assert np.allclose(decompress(compress({"w": tensor}, 1.0))["w"], tensor, rtol=1e-6, atol=1e-6)
 
 
-def test_a_matrix_of_low_rank_survives_almost_unharmed() -> None:
+def test_a_matrix_of_low_rank_is_restored_almost_exactly() -> None:
     tensor = low_rank(60, 80, 3)
     compressed = compress({"w": tensor}, 0.999999)
     assert rank_of(compressed) == 3
@@ -126,8 +126,8 @@ def test_factors_are_those_of_the_singular_value_decomposition() -> None:
     assert np.allclose(compressed["w.v"] @ compressed["w.v"].T, np.eye(rank), atol=1e-5)
 
 
-def test_a_flat_spectrum_is_not_erased() -> None:
-    """A fresh head has 92.5 % of its energy in nine of ten directions, less than a threshold of 0.95 asks for."""
+def test_a_flat_spectrum_keeps_full_rank() -> None:
+    """Nine of ten directions of an untrained head hold 92.5 % of its energy, below a threshold of 0.95."""
     head = uniform(10, 512, bound=512**-0.5)
     squares = np.linalg.svd(head, compute_uv=False) ** 2
     assert 0.92 < squares[:9].sum() / squares.sum() < 0.94
@@ -135,7 +135,7 @@ def test_a_flat_spectrum_is_not_erased() -> None:
     assert np.array_equal(decompress(compress({"eye": np.eye(8, dtype=np.float32)}, 0.95))["eye"], np.eye(8))
 
 
-def test_a_fresh_layer_travels_dense_since_its_factors_are_larger() -> None:
+def test_an_untrained_layer_is_sent_dense_because_its_factors_are_larger() -> None:
     layer = uniform(512, 1600, bound=1600**-0.5)
     assert 420 < reference_rank(layer, 0.95) < 440
     compressed = compress({"fc.weight": layer}, 0.95)
@@ -144,12 +144,12 @@ def test_a_fresh_layer_travels_dense_since_its_factors_are_larger() -> None:
 
 
 @pytest.mark.parametrize("shape", [(30, 20), (2, 2, 5, 5)])
-def test_a_tensor_of_zeros_stays_one(shape: tuple[int, ...]) -> None:
+def test_a_tensor_of_zeros_is_restored(shape: tuple[int, ...]) -> None:
     zeros = np.zeros(shape, dtype=np.float32)
     assert np.array_equal(decompress(compress({"w": zeros}, 0.95))["w"], zeros)
 
 
-def test_a_kernel_of_zeros_among_others_stays_one() -> None:
+def test_a_kernel_of_zeros_among_others_is_restored() -> None:
     tensor = np.stack([np.zeros((1, 5, 5), dtype=np.float32), np.ones((1, 5, 5), dtype=np.float32)])
     compressed = compress({"w": tensor}, 0.95)
     assert rank_of(compressed) == 1
@@ -159,7 +159,7 @@ def test_a_kernel_of_zeros_among_others_stays_one() -> None:
 # --- the form
 
 
-def test_vectors_and_scalars_travel_as_they_are() -> None:
+def test_vectors_and_scalars_are_sent_unchanged() -> None:
     given_tensors = {"bias": uniform(3), "scale": uniform(1)[0].reshape(()), "cube": uniform(3, 3, 3)}
     assert compress(given_tensors, 0.1) == given_tensors
 
@@ -182,25 +182,25 @@ def test_the_same_input_gives_the_same_bits() -> None:
     assert all(one[name].tobytes() == other[name].tobytes() for name in one)
 
 
-def test_what_the_bounds_would_not_let_in_travels_dense() -> None:
+def test_a_tensor_beyond_the_bounds_of_factors_is_sent_dense() -> None:
     tensor = (low_rank(30, 30, 1) * 1e5).astype(np.float32)
     assert np.linalg.norm(tensor) > SIGMA_BOUND
     assert list(compress({"w": tensor}, 0.9)) == ["w"]
 
 
-# --- what goes wrong
+# --- errors
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("shape", [(4,), (30, 30), (2, 2, 5, 5)])
-def test_what_is_not_finite_is_refused_by_name(bad: float, shape: tuple[int, ...]) -> None:
+def test_a_value_that_is_not_finite_is_refused_with_the_name_of_its_tensor(bad: float, shape: tuple[int, ...]) -> None:
     tensor = np.zeros(shape, dtype=np.float32)
     tensor.flat[0] = bad
     with pytest.raises(PayloadError, match=r"^fc\.weight: has a value that is not finite"):
         compress({"fc.weight": tensor}, 0.95)
 
 
-def test_a_decomposition_that_fails_leaves_the_tensor_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tensor_whose_decomposition_fails_is_sent_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(_: object) -> None:
         raise np.linalg.LinAlgError("Eigenvalues did not converge")
 
@@ -210,35 +210,35 @@ def test_a_decomposition_that_fails_leaves_the_tensor_as_it_is(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("name", ["w.u", "w.sigma", "w.v"])
-def test_a_tensor_may_not_have_the_name_of_a_factor(name: str) -> None:
-    with pytest.raises(PayloadError, match="only a factor"):
+def test_names_of_factors_are_reserved(name: str) -> None:
+    with pytest.raises(PayloadError, match="reserved for factors"):
         compress({name: uniform(3)}, 0.95)
 
 
 @pytest.mark.parametrize(
-    ("given_shapes", "complaint"),
+    ("given_shapes", "message"),
     [
         ({"w.u": (4, 2)}, "w.sigma: is missing"),
         ({"w.u": (4, 2), "w.sigma": (2,)}, "w.v: is missing"),
-        ({"w": (4, 4), "w.u": (4, 2), "w.sigma": (2,), "w.v": (2, 4)}, "w.u: comes beside w itself"),
-        ({"w.u": (4, 2), "w.sigma": (3,), "w.v": (2, 4)}, "make no product"),
-        ({"w.u": (4, 2), "w.sigma": (2,), "w.v": (3, 4)}, "make no product"),
-        ({"w.u": (4, 2), "w.sigma": (2,), "w.v": (1, 1, 2, 4)}, "make no product"),
-        ({"w.u": (3, 2, 5, 1), "w.sigma": (2, 3, 1), "w.v": (3, 2, 1, 5)}, "make no product"),
-        ({"w.u": (2,), "w.sigma": (2,), "w.v": (2,)}, "make no product"),
-        ({"w.u": (), "w.sigma": (), "w.v": ()}, "make no product"),
+        ({"w": (4, 4), "w.u": (4, 2), "w.sigma": (2,), "w.v": (2, 4)}, "w.u: is sent together with w itself"),
+        ({"w.u": (4, 2), "w.sigma": (3,), "w.v": (2, 4)}, "cannot be multiplied"),
+        ({"w.u": (4, 2), "w.sigma": (2,), "w.v": (3, 4)}, "cannot be multiplied"),
+        ({"w.u": (4, 2), "w.sigma": (2,), "w.v": (1, 1, 2, 4)}, "cannot be multiplied"),
+        ({"w.u": (3, 2, 5, 1), "w.sigma": (2, 3, 1), "w.v": (3, 2, 1, 5)}, "cannot be multiplied"),
+        ({"w.u": (2,), "w.sigma": (2,), "w.v": (2,)}, "cannot be multiplied"),
+        ({"w.u": (), "w.sigma": (), "w.v": ()}, "cannot be multiplied"),
     ],
 )
 def test_factors_that_do_not_belong_together_are_refused(
-    given_shapes: dict[str, tuple[int, ...]], complaint: str
+    given_shapes: dict[str, tuple[int, ...]], message: str
 ) -> None:
-    with pytest.raises(PayloadError, match=complaint):
+    with pytest.raises(PayloadError, match=message):
         dense_shapes(given_shapes)
-    with pytest.raises(PayloadError, match=complaint):
+    with pytest.raises(PayloadError, match=message):
         decompress({name: np.zeros(shape, dtype=np.float32) for name, shape in given_shapes.items()})
 
 
-def test_the_shapes_tell_what_decompressing_would_give() -> None:
+def test_decompressed_shapes_follow_from_compressed_shapes() -> None:
     compressed = compress({"a": low_rank(30, 50, 1), "b": uniform(6, 4, 5, 5), "c": uniform(7)}, 0.3)
     found = dense_shapes({name: tensor.shape for name, tensor in compressed.items()})
     assert found == {"a": (30, 50), "b": (6, 4, 5, 5), "c": (7,)}
@@ -260,7 +260,7 @@ RULES = PayloadRules(
 
 @pytest.mark.parametrize("real_type", [WireType.FLOAT32, WireType.FLOAT16, WireType.BFLOAT16])
 @pytest.mark.parametrize("energy", [0.3, 0.95, 1.0])
-def test_either_form_passes_the_rules_and_the_wire(energy: float, real_type: WireType) -> None:
+def test_both_forms_pass_the_rules_and_are_restored_after_encoding(energy: float, real_type: WireType) -> None:
     given_tensors = {"conv": uniform(6, 4, 5, 5), "fc": low_rank(30, 50, 2), "bias": uniform(3)}
     encoded = encode(Payload(tensors=compress(given_tensors, energy)), real_type=real_type)
     check_manifest(encoded.manifest, RULES, max_bytes=1 << 20)
@@ -273,33 +273,33 @@ def test_either_form_passes_the_rules_and_the_wire(energy: float, real_type: Wir
 
 
 @pytest.mark.parametrize(
-    ("name", "tensor", "complaint"),
+    ("name", "tensor", "message"),
     [
-        ("fc.u", np.full((30, 1), 1.5, dtype=np.float32), "the most admitted is 1.01"),
-        ("fc.v", np.full((1, 50), -1.5, dtype=np.float32), "the least admitted is -1.01"),
-        ("fc.sigma", np.full(1, 2e3, dtype=np.float32), "the most admitted is 1000"),
-        ("fc.sigma", np.full(1, -1, dtype=np.float32), "the least admitted is 0"),
+        ("fc.u", np.full((30, 1), 1.5, dtype=np.float32), "the maximum is 1.01"),
+        ("fc.v", np.full((1, 50), -1.5, dtype=np.float32), "the minimum is -1.01"),
+        ("fc.sigma", np.full(1, 2e3, dtype=np.float32), "the maximum is 1000"),
+        ("fc.sigma", np.full(1, -1, dtype=np.float32), "the minimum is 0"),
     ],
 )
-def test_factors_that_no_decomposition_gives_are_refused(name: str, tensor: Array, complaint: str) -> None:
+def test_factors_beyond_their_bounds_are_refused(name: str, tensor: Array, message: str) -> None:
     compressed = compress({"fc": low_rank(30, 50, 1)}, 0.9)
-    with pytest.raises(PayloadError, match=complaint):
+    with pytest.raises(PayloadError, match=message):
         check_values(Payload(tensors={**compressed, name: tensor}), RULES)
 
 
-def test_made_up_factors_add_up_to_no_more_than_a_singular_value() -> None:
+def test_the_product_of_forged_factors_is_clipped() -> None:
     rank = 30
-    made_up = {
+    forged = {
         "fc.u": np.ones((30, rank), np.float32),
         "fc.sigma": np.full(rank, 1e3, np.float32),
         "fc.v": np.ones((rank, 50), np.float32),
     }
-    check_values(Payload(tensors=made_up), RULES)  # each for itself is as it should be
-    restored = decompress(made_up)["fc"]
+    check_values(Payload(tensors=forged), RULES)  # each factor is within its bounds
+    restored = decompress(forged)["fc"]
     assert restored.max() == pytest.approx(1020.1)
 
 
-def test_a_rank_above_the_shorter_side_is_refused_on_the_header() -> None:
+def test_a_rank_above_the_shorter_side_is_refused_by_the_manifest() -> None:
     factors = {"fc.u": uniform(30, 31), "fc.sigma": np.ones(31, dtype=np.float32), "fc.v": uniform(31, 50)}
     encoded = encode(Payload(tensors=factors))
     with pytest.raises(PayloadError, match=r"fc\.u: has shape \[30, 31\], not \[30, 1 to 30\]"):

@@ -100,4 +100,4 @@ def test_a_client_certificate_does_not_pass(parties: Path, capsys: pytest.Captur
 
 def test_another_machine_is_not_called_without_encryption(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["health", "--server", "fl.example.org:50051"]) == 2
-    assert "give --certs, or say --insecure" in capsys.readouterr().err
+    assert "use --certs or --insecure" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from trained_samples import NAMES, as_arrays, checkpoint_of, random_pixels
 
 from feddbp_client.inference.model_export import FORMATS
 from feddbp_client.inference.trained_client import TrainedClient
-from feddbp_client.training.checkpoint import CHECKPOINT_NAME
+from feddbp_common.artifacts import CHECKPOINT_NAME
 from feddbp_lab.cli import main
 from feddbp_lab.commands.export import BY_SUFFIX, FileFormat
 

@@ -124,11 +124,11 @@ async def test_a_client_is_personalised_with_its_newest_upload_before_the_round(
         assert sent.prototypes is not None
         return int((reply.prototypes.vectors == sent.prototypes.vectors).sum())
 
-    in_round_1 = await aggregator.reply(0, 1)
+    in_round_1 = await aggregator.download(0, 1)
     assert own_values(decode(in_round_1.manifest, in_round_1.body()), contribution(0)) >= 4  # two channels, two classes
-    in_round_2 = await aggregator.reply(0, 2)
+    in_round_2 = await aggregator.download(0, 2)
     assert own_values(decode(in_round_2.manifest, in_round_2.body()), contribution(0, scale=100.0)) >= 4
-    stranger = await aggregator.reply(7, 1)
+    stranger = await aggregator.download(7, 1)
     assert stranger.manifest.sha256.hex() == aggregator.sha256
 
 
@@ -139,7 +139,7 @@ async def test_replies_travel_in_the_type_the_run_asks_for_but_are_kept_in_full(
     await save(thread, 0, contribution(0))
     learnt = await aggregator.close_round(0, label_counts)
     aggregator.adopt(learnt)
-    reply = await aggregator.reply(5, 1)
+    reply = await aggregator.download(5, 1)
     await thread.close()
     assert reply.manifest.prototypes.matrix.dtype == pb.DTYPE_BFLOAT16
     assert reply.body() == encode(learnt.payload, real_type=WireType.BFLOAT16).body()
@@ -151,11 +151,11 @@ async def test_what_cannot_be_sent_fails_the_round_and_nobody_who_asks(
 ) -> None:
     config = CONFIG.model_copy(update={"wire": WireConfig(wire_dtype=RealType.FLOAT16)})
     aggregator = Aggregator(config, thread)
-    before = await aggregator.reply(0, 0)
+    before = await aggregator.download(0, 0)
     monkeypatch.setattr(aggregator._strategy, "aggregate", lambda *_, **__: contribution(0, scale=1e6))
     with pytest.raises(PayloadError, match="prototypes"):
         await aggregator.close_round(0, label_counts)
-    assert (await aggregator.reply(0, 0)) is before
+    assert (await aggregator.download(0, 0)) is before
 
 
 async def test_what_a_strategy_raises_reaches_whoever_closes_the_round(
@@ -185,9 +185,9 @@ async def test_what_is_kept_in_memory_and_what_is_read_make_the_same_bits(thread
         await save(thread, client, contribution(client))
     from_store, from_memory, from_both = (Aggregator(CONFIG, thread) for _ in range(3))
     for client in range(CLIENTS):
-        from_memory.keep(0, client, contribution(client))
+        from_memory.cache(0, client, contribution(client))
     for client in (1, CLIENTS - 1):
-        from_both.keep(0, client, contribution(client))
+        from_both.cache(0, client, contribution(client))
     digests = {
         (await aggregator.close_round(0, label_counts)).encoded.manifest.sha256
         for aggregator in (from_store, from_memory, from_both)
@@ -198,7 +198,7 @@ async def test_what_is_kept_in_memory_and_what_is_read_make_the_same_bits(thread
 async def test_a_round_is_closed_without_reading_what_is_kept(thread: StoreWriter) -> None:
     aggregator = Aggregator(CONFIG, thread)
     await save(thread, 0, contribution(0, scale=100.0))  # tells where the values come from
-    aggregator.keep(0, 0, contribution(0))
+    aggregator.cache(0, 0, contribution(0))
     learnt = (await aggregator.close_round(0, label_counts)).payload
     assert learnt.prototypes is not None
     assert (learnt.prototypes.vectors == contribution(0).prototypes.vectors).all()
@@ -210,7 +210,7 @@ async def test_a_reply_that_is_the_same_for_all_is_made_once_a_round(thread: Sto
     for number in range(2):
         await save(thread, 0, contribution(number), number)
         aggregator.adopt(await aggregator.close_round(number, label_counts))
-        first, second = [await aggregator.reply(client, number + 1) for client in (0, 1)]
+        first, second = [await aggregator.download(client, number + 1) for client in (0, 1)]
         assert first is second
         replies.append(first.manifest.sha256)
     assert replies[0] != replies[1]

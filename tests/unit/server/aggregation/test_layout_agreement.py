@@ -52,7 +52,7 @@ def contribution(*, compressed: bool = False, **images: int) -> Encoded:
 
 
 async def upload(server: Server, session: str, encoded: Encoded, number: int = 0) -> None:
-    await server.ingest.receive(parts(session, number, encoded, chunk=1 << 18), server.coordinator.sessions.by_session)
+    await server.upload(parts(session, number, encoded, chunk=1 << 18))
 
 
 async def refusal(server: Server, session: str, encoded: Encoded, number: int = 0) -> RefusedError:
@@ -64,14 +64,14 @@ async def refusal(server: Server, session: str, encoded: Encoded, number: int = 
 async def test_a_client_with_other_images_is_refused_and_the_run_goes_on(tmp_path: Path) -> None:
     async with Server(MemoryStore(), tmp_path, config=run("fedmrl", small_dim=WIDTH)) as server:
         first, second, third = await join_all(server)
-        await upload(server, first.session, contribution())
-        refused = await refusal(server, second.session, contribution(channels=3))
+        await upload(server, first.secret, contribution())
+        refused = await refusal(server, second.secret, contribution(channels=3))
         assert str(refused) == "conv1.weight: has shape [32, 3, 5, 5], for other clients [32, 1, 5, 5]"
         assert refused.details.reason == pb.REFUSAL_REASON_INVALID_PAYLOAD
         assert refused.details.field == "conv1.weight"
-        assert server.coordinator.state.uploaded == ids(0)
+        assert server.engine.state.uploaded == ids(0)
         for daemon in (second, third):
-            await upload(server, daemon.session, contribution())
+            await upload(server, daemon.secret, contribution())
         await server.until_round(1)
 
 
@@ -80,8 +80,8 @@ async def test_where_the_size_of_images_is_known_being_first_decides_nothing(tmp
     config = config.model_copy(update={"data": DataConfig(dataset="custom", classes=CLASSES, image_size=16)})
     async with Server(MemoryStore(), tmp_path, config=config) as server:
         first, second, _ = await join_all(server)
-        assert str(await refusal(server, first.session, contribution(side=2))).startswith("fc.weight: ")
-        await upload(server, second.session, contribution(side=1))
+        assert str(await refusal(server, first.secret, contribution(side=2))).startswith("fc.weight: ")
+        await upload(server, second.secret, contribution(side=1))
 
 
 async def test_it_is_refused_on_its_header_before_a_byte_is_buffered(tmp_path: Path) -> None:
@@ -92,20 +92,20 @@ async def test_it_is_refused_on_its_header_before_a_byte_is_buffered(tmp_path: P
 
     async with Server(MemoryStore(), tmp_path, config=run("fedmrl", small_dim=WIDTH)) as server:
         first, second, _ = await join_all(server)
-        await upload(server, first.session, contribution())
+        await upload(server, first.secret, contribution())
         with pytest.raises(RefusedError, match=r"fc\.weight"):
-            await server.ingest.receive(endless(second.session), server.coordinator.sessions.by_session)
+            await server.upload(endless(second.secret))
 
 
 async def test_the_form_a_tensor_travels_in_does_not_matter(tmp_path: Path) -> None:
     async with Server(MemoryStore(), tmp_path, config=run("fedkd")) as server:
         first, second, third = await join_all(server)
-        await upload(server, first.session, contribution(compressed=True))
-        assert (await refusal(server, second.session, contribution(compressed=True, side=2))).details.field == (
+        await upload(server, first.secret, contribution(compressed=True))
+        assert (await refusal(server, second.secret, contribution(compressed=True, side=2))).details.field == (
             "fc.weight"
         )
-        await upload(server, second.session, contribution())
-        await upload(server, third.session, contribution(compressed=True))
+        await upload(server, second.secret, contribution())
+        await upload(server, third.secret, contribution(compressed=True))
         await server.until_round(1)
 
 
@@ -115,8 +115,8 @@ async def test_a_tensor_that_is_there_in_no_form_or_in_both_is_refused(tmp_path:
     without = {name: tensor for name, tensor in dense.items() if name != "fc.weight"}
     async with Server(MemoryStore(), tmp_path, config=run("fedkd")) as server:
         first, *_ = await join_all(server)
-        for tensors, reason in ((without, "is missing"), ({**dense, **factors}, "comes beside conv1.weight itself")):
-            refused = await refusal(server, first.session, encode(Payload(tensors=tensors)))
+        for tensors, reason in ((without, "is missing"), ({**dense, **factors}, "sent together with conv1.weight")):
+            refused = await refusal(server, first.secret, encode(Payload(tensors=tensors)))
             assert reason in str(refused)
 
 
@@ -127,19 +127,17 @@ async def test_what_was_decided_outlives_the_server(tmp_path: Path, completed: i
     async with Server(store, tmp_path, config=config) as server:
         daemons = await join_all(server)
         for daemon in daemons if completed else daemons[:1]:
-            await upload(server, daemon.session, contribution())
+            await upload(server, daemon.secret, contribution())
         await server.until_round(completed)
         await server.settled()
     async with Server(store, tmp_path, config=config) as server:
         for daemon in daemons[1:]:
-            assert "for other clients" in str(
-                await refusal(server, daemon.session, contribution(channels=3), completed)
-            )
+            assert "for other clients" in str(await refusal(server, daemon.secret, contribution(channels=3), completed))
         for daemon in daemons if completed else daemons[1:]:
-            await upload(server, daemon.session, contribution(), completed)
+            await upload(server, daemon.secret, contribution(), completed)
         await server.until_round(completed + 1)
 
 
 async def test_methods_that_agree_by_their_rules_alone_have_nothing_to_decide(tmp_path: Path) -> None:
     async with Server(MemoryStore(), tmp_path, config=run("feddbp", k_top=2)) as server:
-        assert server.coordinator.aggregator.check_layout(pb.Manifest()) == {}
+        assert server.engine.aggregator.check_layout(pb.Manifest()) == {}

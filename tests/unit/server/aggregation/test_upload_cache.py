@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from feddbp_common.wire import Payload
-from feddbp_server.aggregation.upload_cache import UploadCache
+from feddbp_server.aggregation.aggregator import UploadCache
 
 
 def upload(size: int) -> Payload:

@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,9 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from feddbp_common.errors import ConfigurationError
 from feddbp_server.app import Server
 from feddbp_server.config import ListenConfig, ServerConfig
-from feddbp_server.metrics import Monitor, exporter
-from feddbp_server.metrics.exporter import Exporter, OnLoop
+from feddbp_server.metrics import Monitor
+from feddbp_server.metrics.exporter import Exporter, LoopIsBusyError, OnLoop
+from feddbp_server.run.limits import DEFAULT_LIMITS, Limits
 
 
 class Gauge:
@@ -40,10 +42,10 @@ class Gauge:
 
 
 @asynccontextmanager
-async def exported(gauge: Gauge) -> AsyncIterator[Exporter]:
+async def exported(gauge: Gauge, limits: Limits = DEFAULT_LIMITS) -> AsyncIterator[Exporter]:
     registry = CollectorRegistry(support_collectors_without_names=True)
-    registry.register(OnLoop(gauge.families, asyncio.get_running_loop()))
-    exporter = Exporter(registry, host="127.0.0.1", port=0)
+    registry.register(OnLoop(gauge.families, asyncio.get_running_loop(), limits))
+    exporter = Exporter(registry, host="127.0.0.1", port=0, limits=limits)
     try:
         yield exporter
     finally:
@@ -85,9 +87,9 @@ async def test_metrics_are_in_one_place() -> None:
     assert (refused.value.code, refused.value.reason) == (404, "metrics are at /metrics")
 
 
-async def test_a_loop_that_is_busy_gets_the_scraper_a_503(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exporter, "_LOOP_SECONDS", 0.05)
-    async with exported(Gauge("feddbp_test")) as listening:
+async def test_a_loop_that_is_busy_gets_the_scraper_a_503() -> None:
+    impatient = Limits(collect_wait=timedelta(seconds=0.05))
+    async with exported(Gauge("feddbp_test"), impatient) as listening:
         answered: list[int] = []
 
         def scrape() -> None:
@@ -118,12 +120,12 @@ async def test_a_failure_to_collect_is_logged_and_hurts_nobody_else(caplog: pyte
 async def test_scrapers_that_say_nothing_take_only_so_many_threads() -> None:
     async with exported(Gauge("feddbp_test")) as listening:
         with ExitStack() as silent:
-            for _ in range(exporter._MAX_SCRAPES):
+            for _ in range(DEFAULT_LIMITS.scrapes):
                 silent.enter_context(socket.create_connection(("127.0.0.1", listening.port)))
             one_more = silent.enter_context(socket.create_connection(("127.0.0.1", listening.port), timeout=20))
             assert await asyncio.to_thread(one_more.recv, 1) == b""  # turned away at once
             during = [thread for thread in threading.enumerate() if "process_request_thread" in thread.name]
-            assert len(during) == exporter._MAX_SCRAPES
+            assert len(during) == DEFAULT_LIMITS.scrapes
         async with asyncio.timeout(20):
             while True:
                 try:
@@ -144,7 +146,7 @@ async def test_after_closing_nobody_listens_and_no_thread_is_left() -> None:
 async def test_a_loop_that_is_gone_is_not_waited_for() -> None:
     loop = asyncio.new_event_loop()
     loop.close()
-    with pytest.raises(exporter.LoopIsBusyError):
+    with pytest.raises(LoopIsBusyError):
         OnLoop(list, loop).collect()
 
 
@@ -169,7 +171,7 @@ async def test_an_address_others_can_reach_is_pointed_out(
     monkeypatch.setattr(Monitor, "listen", lambda *_: 9464)
     server = Server(ServerConfig(listen=ListenConfig(metrics_port=9464, metrics_host=host, state_dir=tmp_path)))
     server._serve_metrics()
-    assert (f"metrics are told to anyone who reaches {host}, unencrypted" in caplog.text) is told
+    assert (f"metrics are readable, unencrypted, by any host that reaches {host}" in caplog.text) is told
     await server._shut_down()
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_server.reporting.audit import Audit
-from feddbp_server.reporting.event_log import EventLog
+from feddbp_server.reporting.event_log import Audit, EventLog
+from feddbp_server.run.limits import DEFAULT_LIMITS
 from feddbp_server.run.refusals import RefusedError
-from feddbp_server.run.sessions import Client
+from feddbp_server.run.sessions import Session
 from feddbp_server.run.state_machine import CloseRound, MembersDropped, Phase
 
 REFUSAL = RefusedError(pb.REFUSAL_REASON_WRONG_ROUND, "the run is in round 3", field="round")
@@ -38,7 +38,7 @@ def changes() -> Changes:
 @pytest.fixture
 def event_log(tmp_path: Path, changes: Changes) -> Iterator[EventLog]:
     audit = Audit(tmp_path, clock=lambda: 0.0)  # time stands still, so what may be written is not renewed
-    yield EventLog(audit, changed=changes)
+    yield EventLog(audit, limits=DEFAULT_LIMITS, changed=changes)
     audit.close()
 
 
@@ -58,8 +58,8 @@ def test_a_flood_of_refusals_hides_nothing_else(event_log: EventLog, changes: Ch
     assert event_log.audit.refusals == {"wrong_round": 2000}
 
 
-def a_client(client_id: int) -> Client:
-    return Client(
+def a_client(client_id: int) -> Session:
+    return Session(
         client_id=client_id,
         epoch=1,
         session_sha256=b"",
@@ -85,17 +85,17 @@ def test_a_client_in_a_loop_is_counted_but_does_not_fill_the_disk(
     assert written == {("joined", 1): 20, ("failed", 1): 20, ("left", 1): 20, ("joined", 2): 1, ("flood", 1): 3}
     floods = [line for line in lines if line["what"] == "flood"]
     assert [flood.get(what) for flood, what in zip(floods, ("joined", "failed", "left"), strict=True)] == [480] * 3
-    assert (event_log.audit.noted["joined"], event_log.audit.noted["failed"]) == (501, 500)
+    assert (event_log.audit.recorded["joined"], event_log.audit.recorded["failed"]) == (501, 500)
 
 
 def test_what_a_client_does_is_written_down_again_as_time_passes(tmp_path: Path) -> None:
     now = 0.0
     audit = Audit(tmp_path, clock=lambda: now)
     for _ in range(50):
-        audit.note_of_client("failed", client=1)
+        audit.record_client_event("failed", client=1)
     now = 10.0
-    assert audit.note_of_client("failed", client=1)
-    assert not audit.note_of_client("failed", client=1)
+    assert audit.record_client_event("failed", client=1)
+    assert not audit.record_client_event("failed", client=1)
     audit.close()
     *_, flood, failed, last = audited(tmp_path)
     assert (flood["what"], flood["failed"], failed["what"]) == ("flood", 30, "failed")
@@ -109,7 +109,7 @@ def test_one_client_does_not_push_the_others_out_of_sight(event_log: EventLog) -
         event_log.incident(1, f"trouble {number}")
     assert [(incident.client_id, incident.message) for incident in event_log.incidents] == [
         (None, "the disk is full"),
-        (2, "could not do round 3: its own trouble"),
+        (2, "failed in round 3: its own trouble"),
         *((1, f"trouble {number}") for number in range(497, 500)),
     ]
 
@@ -153,6 +153,6 @@ def test_trouble_with_the_storage_is_told_and_so_is_its_end(
         event_log.storage("")
     assert [incident.message for incident in event_log.incidents] == ["the disk is full"]
     assert caplog.messages == [
-        "the disk is full; nothing is accepted until it can be",
+        "the disk is full; nothing is accepted until it can be written",
         "the state directory can be used again",
     ]

@@ -10,9 +10,9 @@ import pytest
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.run import RunConfig
-from feddbp_server.reporting.metrics_log import Report, Results, Traffic
-from feddbp_server.reporting.summary import RoundAccuracy, Tally, summarise
-from feddbp_server.run.sessions import Client
+from feddbp_server.reporting.metrics_log import MetricsLog, Report, Traffic
+from feddbp_server.reporting.summary import RoundAccuracy, RunOutcome, Tally, summarise
+from feddbp_server.run.sessions import Session
 from feddbp_server.run.state_machine import Phase
 from feddbp_server.store import ReportRecord
 
@@ -58,7 +58,7 @@ def lines(directory: Path) -> list[dict[str, Any]]:
 
 
 def test_every_report_becomes_a_line(tmp_path: Path) -> None:
-    results = Results(tmp_path)
+    results = MetricsLog(tmp_path)
     results.add(report(3, 2, 8, 10, up=100, down=50, head=4))
     assert lines(tmp_path) == [
         {
@@ -77,7 +77,7 @@ def test_every_report_becomes_a_line(tmp_path: Path) -> None:
 
 
 def test_lines_come_in_the_order_of_the_reports(tmp_path: Path) -> None:
-    results = Results(tmp_path)
+    results = MetricsLog(tmp_path)
     for entry in REPORTS:
         results.add(entry)
     assert [(line["round"], line["client"]) for line in lines(tmp_path)] == [
@@ -91,7 +91,7 @@ def test_lines_come_in_the_order_of_the_reports(tmp_path: Path) -> None:
 
 
 def test_a_line_can_be_read_as_soon_as_its_report_is_in(tmp_path: Path) -> None:
-    results = Results(tmp_path)
+    results = MetricsLog(tmp_path)
     for count, entry in enumerate(REPORTS, start=1):
         results.add(entry)
         assert len(lines(tmp_path)) == count
@@ -107,7 +107,7 @@ def test_the_rule_that_counts_is_the_one_the_report_names() -> None:
 def test_a_client_without_test_samples_is_no_division_by_zero(tmp_path: Path) -> None:
     empty = report(0, 0, 0, 0)
     assert empty.accuracy == 0.0
-    results = Results(tmp_path)
+    results = MetricsLog(tmp_path)
     results.add(empty)
     assert lines(tmp_path)[0]["accuracies"] == {"head": 0.0, "prototype": 0.0}
     assert results.accuracy_of(0) == 0.0
@@ -121,7 +121,7 @@ def test_on_a_restart_the_file_is_written_anew_from_what_is_stored(tmp_path: Pat
         ReportRecord(client_id=entry.client_id, round=entry.round, metrics=entry.metrics.SerializeToString())
         for entry in REPORTS[:3]
     ]
-    results = Results(tmp_path)
+    results = MetricsLog(tmp_path)
     results.restore([Report.from_record(record) for record in records])
     results.add(REPORTS[3])
     assert [(line["round"], line["client"], line["accuracy"]) for line in lines(tmp_path)] == [
@@ -136,7 +136,7 @@ def test_on_a_restart_the_file_is_written_anew_from_what_is_stored(tmp_path: Pat
 def test_a_restart_gives_the_same_numbers_as_no_restart(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    straight, restarted = Results(tmp_path / "a"), Results(tmp_path / "b")
+    straight, restarted = MetricsLog(tmp_path / "a"), MetricsLog(tmp_path / "b")
     for entry in REPORTS:
         straight.add(entry)
     restarted.restore(REPORTS[:4])
@@ -152,7 +152,7 @@ def test_a_restart_gives_the_same_numbers_as_no_restart(tmp_path: Path) -> None:
 
 
 def test_the_newest_report_of_a_client_is_that_of_its_newest_round(tmp_path: Path) -> None:
-    results = Results(tmp_path)
+    results = MetricsLog(tmp_path)
     assert results.newest_of(0) is None
     results.add(REPORTS[2])
     results.add(REPORTS[0])  # late
@@ -160,7 +160,7 @@ def test_the_newest_report_of_a_client_is_that_of_its_newest_round(tmp_path: Pat
 
 
 def test_the_accuracy_of_a_round_is_that_of_its_reports_so_far(tmp_path: Path) -> None:
-    results = Results(tmp_path)
+    results = MetricsLog(tmp_path)
     assert results.accuracy_of(0) is None
     results.add(REPORTS[0])
     assert (results.accuracy_of(0), results.reporters_of(0)) == (0.1, {0})
@@ -204,8 +204,8 @@ def test_numbers_do_not_depend_on_the_order_of_reports() -> None:
 # --- the summary ---
 
 
-def client(client_id: int) -> Client:
-    return Client(
+def client(client_id: int) -> Session:
+    return Session(
         client_id=client_id,
         epoch=1,
         session_sha256=b"",
@@ -215,22 +215,22 @@ def client(client_id: int) -> Client:
     )
 
 
-def summary(reports: list[Report], clients: list[Client], **changed: Any) -> dict[str, Any]:
+def summary(reports: list[Report], clients: list[Session], **changed: Any) -> dict[str, Any]:
     usual: dict[str, Any] = {
         "config": RunConfig(rounds=2, clients=2, seed=7),
         "run_id": "run-1",
-        "outcome": Phase.FINISHED,
+        "phase": Phase.FINISHED,
         "reason": "all rounds are done",
         "completed_rounds": 2,
         "seconds": 12.5,
         "prototypes_sha256": "ab12",
     }
-    return summarise(reports=reports, clients=clients, **{**usual, **changed})
+    return summarise(RunOutcome(sessions=clients, **{**usual, **changed}), reports)
 
 
 def test_the_summary_by_hand(tmp_path: Path) -> None:
     made = summary(REPORTS, [client(0), client(1), client(2)])
-    Results(tmp_path).write_summary(made)
+    MetricsLog(tmp_path).write_summary(made)
     read = json.loads((tmp_path / "summary.json").read_text())
     assert read == made
     assert (read["method"], read["dataset"], read["clients"], read["rounds"], read["seed"]) == (
@@ -277,6 +277,6 @@ def test_the_best_round_is_one_that_most_clients_took_part_in() -> None:
 
 
 def test_a_run_without_results_has_a_summary_too() -> None:
-    made = summary([], [], outcome=Phase.FAILED, reason="nobody came", completed_rounds=0)
+    made = summary([], [], phase=Phase.FAILED, reason="nobody came", completed_rounds=0)
     assert made["accuracy"] == {"best": None, "last": None}
     assert (made["outcome"], made["curve"], made["per_client"]) == ("failed", [], [])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -18,8 +19,8 @@ from run_machine import ids
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.run import RealType, WireConfig
 from feddbp_common.wire import Encoded, Payload, PrototypeSet, decode, digest_of, encode
-from feddbp_server.reporting.audit import Audit
-from feddbp_server.rpc.upload import UploadLimits, UploadReceiver
+from feddbp_server.reporting.event_log import Audit
+from feddbp_server.run.limits import Limits
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.store import MemoryStore
 
@@ -37,10 +38,17 @@ async def daemon(server: Server) -> Daemon:
     return (await join_all(server))[0]
 
 
-async def refusal_of(server: Server, stream: Parts, ingest: UploadReceiver | None = None) -> RefusedError:
+@asynccontextmanager
+async def limited(directory: Path, limits: Limits) -> AsyncIterator[tuple[Server, Daemon]]:
+    """A server with other limits, and its client 0."""
+    async with Server(MemoryStore(), directory, limits=limits) as server:
+        yield server, (await join_all(server))[0]
+
+
+async def refusal_of(server: Server, stream: Parts) -> RefusedError:
     with pytest.raises(RefusedError) as refusal:
-        await (ingest or server.ingest).receive(stream, server.coordinator.sessions.by_session)
-    assert server.coordinator.state.uploaded == ids()
+        await server.upload(stream)
+    assert server.engine.state.uploaded == ids()
     stored = await server.thread.run(lambda store: store.uploads(0))
     assert stored == []
     return refusal.value
@@ -54,7 +62,7 @@ async def stream(*sent: pb.UploadPart) -> Parts:
 def header(daemon: Daemon, encoded: Encoded, **changed: Any) -> pb.UploadPart:
     manifest = pb.Manifest()
     manifest.CopyFrom(encoded.manifest)
-    usual: dict[str, Any] = {"session": daemon.session, "round": 0, "manifest": manifest}
+    usual: dict[str, Any] = {"session": daemon.secret, "round": 0, "manifest": manifest}
     return pb.UploadPart(header=pb.UploadHeader(**{**usual, **changed}))
 
 
@@ -67,9 +75,7 @@ LEARNT = contribution(0, 0, Payload())
 
 @pytest.mark.parametrize("size", [1, 7, 50, 10_000])
 async def test_an_upload_is_accepted_however_it_is_cut(server: Server, daemon: Daemon, size: int) -> None:
-    receipt = await server.ingest.receive(
-        parts(daemon.session, 0, LEARNT, chunk=size), server.coordinator.sessions.by_session
-    )
+    receipt = await server.upload(parts(daemon.secret, 0, LEARNT, chunk=size))
     assert (receipt.round, receipt.sha256, receipt.duplicate) == (0, LEARNT.manifest.sha256, False)
     body = await server.thread.run(lambda store: store.upload_body(store.uploads(0)[0]))
     assert body == LEARNT.body()
@@ -123,10 +129,11 @@ async def test_what_the_header_gives_away_is_refused_before_a_chunk_is_read(
     assert read == []
 
 
-async def test_an_upload_larger_than_admitted_is_refused_on_its_header(server: Server, daemon: Daemon) -> None:
-    ingest = UploadReceiver(server.coordinator, UploadLimits(max_bytes=LEARNT.manifest.total_bytes - 1))
+async def test_an_upload_larger_than_admitted_is_refused_on_its_header(tmp_path: Path) -> None:
+    limits = Limits(upload_bytes=LEARNT.manifest.total_bytes - 1)
     read: list[int] = []
-    refusal = await refusal_of(server, counted(header(daemon, LEARNT), read), ingest)
+    async with limited(tmp_path, limits) as (server, daemon):
+        refusal = await refusal_of(server, counted(header(daemon, LEARNT), read))
     assert refusal.details.reason == pb.REFUSAL_REASON_TOO_LARGE
     assert read == []
 
@@ -186,7 +193,7 @@ async def test_nobody_makes_a_download_too_large_for_the_type_of_the_run(tmp_pat
     config = CONFIG.model_copy(update={"wire": WireConfig(wire_dtype=RealType.FLOAT16)})
     async with Server(MemoryStore(), tmp_path, config=config) as server:
         daemons = await join_all(server)
-        refusal = await refusal_of(server, parts(daemons[0].session, 0, in_float32(0, 1e6)))
+        refusal = await refusal_of(server, parts(daemons[0].secret, 0, in_float32(0, 1e6)))
         assert (refusal.details.reason, refusal.details.field) == (pb.REFUSAL_REASON_INVALID_PAYLOAD, "prototypes")
         for daemon in daemons:
             await daemon.send(0, in_float32(daemon.client_id, 65_504.0))
@@ -202,7 +209,7 @@ async def test_a_method_without_counts_takes_no_class_a_client_does_not_hold(tmp
     async with Server(MemoryStore(), tmp_path, config=config) as server:
         daemon = (await join_all(server))[0]
         others = PrototypeSet(class_ids=np.array([3], np.int32), vectors=np.ones((1, WIDTH), np.float32))
-        refusal = await refusal_of(server, parts(daemon.session, 0, encode(Payload(prototypes=others))))
+        refusal = await refusal_of(server, parts(daemon.secret, 0, encode(Payload(prototypes=others))))
         assert (refusal.details.reason, refusal.details.field) == (pb.REFUSAL_REASON_INVALID_PAYLOAD, "class_ids")
         assert "of which no samples were declared at join" in str(refusal)
 
@@ -215,7 +222,7 @@ async def test_a_refused_upload_can_be_followed_by_a_good_one(server: Server, da
 async def test_a_duplicate_is_answered_without_reading_its_body(server: Server, daemon: Daemon) -> None:
     await daemon.send(0, LEARNT)
     read: list[int] = []
-    receipt = await server.ingest.receive(counted(header(daemon, LEARNT), read), server.coordinator.sessions.by_session)
+    receipt = await server.upload(counted(header(daemon, LEARNT), read))
     assert receipt.duplicate
     assert read == []
 
@@ -229,21 +236,19 @@ async def stuck(part: pb.UploadPart | None) -> Parts:
     await asyncio.Event().wait()
 
 
-async def test_a_stream_that_says_nothing_is_given_up(server: Server, daemon: Daemon) -> None:
-    limits = UploadLimits(header_wait=timedelta(seconds=0.02), idle=timedelta(seconds=0.03))
-    ingest = UploadReceiver(server.coordinator, limits)
-    without_header = await refusal_of(server, stuck(None), ingest)
-    without_body = await refusal_of(server, stuck(header(daemon, LEARNT)), ingest)
+async def test_a_stream_that_says_nothing_is_given_up(tmp_path: Path) -> None:
+    limits = Limits(header_wait=timedelta(seconds=0.02), chunk_wait=timedelta(seconds=0.03))
+    async with limited(tmp_path, limits) as (server, daemon):
+        without_header = await refusal_of(server, stuck(None))
+        without_body = await refusal_of(server, stuck(header(daemon, LEARNT)))
     assert "nothing arrived for 0.02s" in str(without_header)
     assert "nothing arrived for 0.03s" in str(without_body)
 
 
 async def test_a_client_uploads_one_thing_at_a_time(server: Server, daemon: Daemon) -> None:
-    first = asyncio.create_task(
-        server.ingest.receive(stuck(header(daemon, LEARNT)), server.coordinator.sessions.by_session)
-    )
+    first = asyncio.create_task(server.upload(stuck(header(daemon, LEARNT))))
     await asyncio.sleep(0.01)
-    refusal = await refusal_of(server, parts(daemon.session, 0, LEARNT))
+    refusal = await refusal_of(server, parts(daemon.secret, 0, LEARNT))
     assert refusal.details.reason == pb.REFUSAL_REASON_BUSY
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -252,11 +257,9 @@ async def test_a_client_uploads_one_thing_at_a_time(server: Server, daemon: Daem
 
 
 async def test_the_upload_of_a_superseded_session_is_given_up_for_the_next_one(server: Server, daemon: Daemon) -> None:
-    zombie = asyncio.create_task(
-        server.ingest.receive(stuck(header(daemon, LEARNT)), server.coordinator.sessions.by_session)
-    )
+    zombie = asyncio.create_task(server.upload(stuck(header(daemon, LEARNT))))
     await asyncio.sleep(0.01)
-    successor = await Daemon.join(server, 0, previous=daemon.session)
+    successor = await Daemon.join(server, 0, previous=daemon.secret)
     assert not (await successor.send(0, LEARNT)).duplicate
     with pytest.raises(RefusedError, match="superseded while it uploaded") as refusal:
         await zombie
@@ -270,34 +273,34 @@ async def test_an_upload_whose_connection_is_lost_is_nobodys_fault(
         yield header(daemon, LEARNT)
         asyncio.get_running_loop().call_soon(upload.cancel)  # as gRPC does, right after the stream has ended
 
-    upload = asyncio.create_task(server.ingest.receive(cut(), server.coordinator.sessions.by_session))
+    upload = asyncio.create_task(server.upload(cut()))
     with pytest.raises(asyncio.CancelledError):
         await upload
     assert not (await daemon.send(0, LEARNT)).duplicate
     assert [line["what"] for line in audit_lines(tmp_path)] == ["joined", "joined", "joined", "accepted"]
 
 
-async def test_all_uploads_together_are_bounded(server: Server, daemon: Daemon) -> None:
-    size = LEARNT.manifest.total_bytes
-    ingest = UploadReceiver(server.coordinator, UploadLimits(bytes_in_flight=2 * size - 1))
-    first = asyncio.create_task(ingest.receive(stuck(header(daemon, LEARNT)), server.coordinator.sessions.by_session))
-    await asyncio.sleep(0.01)
-    other = await taken_anew(server, 1)
-    learnt = contribution(1, 0, Payload())
-    refusal = await refusal_of(server, parts(other.session, 0, learnt), ingest)
-    assert refusal.details.reason == pb.REFUSAL_REASON_BUSY
-    first.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await first
-    receipt = await ingest.receive(parts(other.session, 0, learnt), server.coordinator.sessions.by_session)
-    assert not receipt.duplicate
+async def test_all_uploads_together_are_bounded(tmp_path: Path) -> None:
+    limits = Limits(bytes_in_flight=2 * LEARNT.manifest.total_bytes - 1)
+    async with limited(tmp_path, limits) as (server, daemon):
+        first = asyncio.create_task(server.upload(stuck(header(daemon, LEARNT))))
+        await asyncio.sleep(0.01)
+        other = await taken_anew(server, 1)
+        learnt = contribution(1, 0, Payload())
+        refusal = await refusal_of(server, parts(other.secret, 0, learnt))
+        assert refusal.details.reason == pb.REFUSAL_REASON_BUSY
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        receipt = await server.upload(parts(other.secret, 0, learnt))
+        assert not receipt.duplicate
 
 
 async def taken_anew(server: Server, client_id: int) -> Daemon:
     """A daemon in the place of one that is gone."""
-    holder = server.coordinator.sessions.get(client_id)
+    holder = server.engine.sessions.get(client_id)
     assert holder is not None
-    server.coordinator.sessions.close(holder)
+    server.engine.sessions.leave(holder)
     return await Daemon.join(server, client_id)
 
 
@@ -321,14 +324,14 @@ async def test_the_audit_log_says_who_joined_and_what_was_accepted(
     ]
     assert noted[-1]["sha256"] == LEARNT.manifest.sha256.hex()
     assert noted[-1]["bytes"] == LEARNT.manifest.total_bytes
-    assert daemon.session not in (tmp_path / "audit.jsonl").read_text()
+    assert daemon.secret not in (tmp_path / "audit.jsonl").read_text()
 
 
 def test_refusals_are_noted_and_counted(tmp_path: Path) -> None:
     audit = Audit(tmp_path)
     refusal = RefusedError(pb.REFUSAL_REASON_INVALID_PAYLOAD, "counts: class 2\nhas 0 samples", field="counts")
     for _ in range(2):
-        audit.note_refusal("Upload", refusal, client=4, peer="ipv4:127.0.0.1:5")
+        audit.record_refusal("Upload", refusal, client=4, peer="ipv4:127.0.0.1:5")
     audit.close()
     first, second = audit_lines(tmp_path)
     assert (first["what"], first["client"], first["call"]) == ("refused", 4, "Upload")
@@ -341,6 +344,6 @@ def test_refusals_are_noted_and_counted(tmp_path: Path) -> None:
 def test_the_audit_log_is_only_ever_added_to(tmp_path: Path) -> None:
     for number in range(3):
         audit = Audit(tmp_path)
-        audit.note("joined", client=number)
+        audit.record("joined", client=number)
         assert [line["client"] for line in audit_lines(tmp_path)] == list(range(number + 1))
         audit.close()

@@ -11,15 +11,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from coordinator_runs import CLIENTS, PATIENCE, ROUNDS, Daemon, Server, join_all, metrics_of, summary_of, whole_run
+from coordinator_runs import (
+    CLIENTS,
+    PATIENCE,
+    ROUNDS,
+    Daemon,
+    Server,
+    contribution,
+    join_all,
+    metrics_of,
+    parts,
+    summary_of,
+    whole_run,
+)
 from run_machine import ids
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_server.reporting.audit import Audit
-from feddbp_server.reporting.metrics_log import Results
+from feddbp_common.wire import Payload
+from feddbp_server.reporting.event_log import Audit
+from feddbp_server.reporting.metrics_log import MetricsLog
 from feddbp_server.rpc.status_reply import status_of
-from feddbp_server.run.refusals import as_refusal
-from feddbp_server.run.state_machine import PauseRequested, Phase
+from feddbp_server.run.refusals import RefusedError, as_refusal
+from feddbp_server.run.state_machine import Phase
 from feddbp_server.store import MemoryStore, MonitoredStore, SqliteStore, StoreError, StoreWriter
 
 
@@ -37,9 +50,9 @@ class FullDisk(MemoryStore):
     def touch(self) -> None:
         self._check("touch")
 
-    def save_progress(self, progress: str) -> None:
+    def save_snapshot(self, progress: str) -> None:
         self._check("progress")
-        super().save_progress(progress)
+        super().save_snapshot(progress)
 
     def save_client(self, record: Any) -> None:
         self._check("client")
@@ -70,13 +83,13 @@ def disk() -> FullDisk:
 @pytest.fixture
 async def server(disk: FullDisk, tmp_path: Path) -> AsyncIterator[Server]:
     async with Server(disk, tmp_path) as started:
-        started.coordinator._store._pause = timedelta(milliseconds=10)
+        started.engine.store._pause = timedelta(milliseconds=10)
         yield started
 
 
 async def until_mended(server: Server) -> None:
     async with asyncio.timeout(PATIENCE):
-        await server.coordinator._store.wait_until_writable()
+        await server.engine.store.wait_until_writable()
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +114,7 @@ async def test_an_upload_that_cannot_be_kept_is_refused_and_may_be_sent_again(se
     with pytest.raises(Exception, match="disk is full; try again later") as refusal:
         await daemons[0].upload(0)
     assert refusal.value.details.reason == pb.REFUSAL_REASON_STORAGE  # type: ignore[attr-defined]
-    assert server.coordinator.state.uploaded == ids()
+    assert server.engine.state.uploaded == ids()
     disk.full = set()
     await until_mended(server)
     assert not (await daemons[0].upload(0)).duplicate
@@ -112,8 +125,17 @@ async def test_while_nothing_can_be_kept_uploads_are_refused_on_their_header(ser
     disk.full = {"upload", "touch"}
     with pytest.raises(Exception, match="disk is full"):
         await daemons[0].upload(0)
-    with pytest.raises(StoreError, match="disk is full"):
-        server.coordinator.admit_upload(daemons[1].client, 0)
+    parts_read = 0
+
+    async def counted() -> AsyncIterator[pb.UploadPart]:
+        nonlocal parts_read
+        async for part in parts(daemons[1].secret, 0, contribution(1, 0, Payload())):
+            parts_read += 1
+            yield part
+
+    with pytest.raises(RefusedError, match="disk is full"):
+        await server.upload(counted())
+    assert parts_read == 1
 
 
 async def test_the_status_says_that_nothing_can_be_kept_until_it_can(server: Server, disk: FullDisk) -> None:
@@ -121,12 +143,12 @@ async def test_the_status_says_that_nothing_can_be_kept_until_it_can(server: Ser
     disk.full = {"report", "touch"}
     with pytest.raises(StoreError):
         await daemons[0].report(0)
-    status = status_of(server.coordinator)
+    status = status_of(server.view)
     assert status.reason == "the state directory cannot be used: database or disk is full"
     assert [incident.message for incident in status.incidents] == [status.reason]
     disk.full = set()
     await until_mended(server)
-    assert status_of(server.coordinator).reason == ""
+    assert status_of(server.view).reason == ""
 
 
 async def test_trouble_is_noted_once_however_many_calls_meet_it(server: Server, disk: FullDisk) -> None:
@@ -135,7 +157,7 @@ async def test_trouble_is_noted_once_however_many_calls_meet_it(server: Server, 
     for _ in range(5):
         with pytest.raises(StoreError):
             await daemons[0].report(0)
-    assert len(server.coordinator.event_log.incidents) == 1
+    assert len(server.engine.event_log.incidents) == 1
 
 
 async def test_a_join_that_cannot_be_kept_leaves_the_id_free(server: Server, disk: FullDisk) -> None:
@@ -145,7 +167,7 @@ async def test_a_join_that_cannot_be_kept_leaves_the_id_free(server: Server, dis
     disk.full = set()
     await until_mended(server)
     assert (await Daemon.join(server, 0)).client_id == 0
-    assert server.coordinator.state.members == ids(0)
+    assert server.engine.state.members == ids(0)
 
 
 @pytest.mark.parametrize("what", ["aggregate", "progress", "read"])
@@ -157,8 +179,8 @@ async def test_a_round_that_cannot_be_closed_closes_when_there_is_room_again(
         await daemon.work(0)
     disk.full = {what, "touch"}
     await daemons[-1].work(0)
-    await server.until(lambda coordinator: bool(coordinator.storage_trouble))
-    assert (server.phase, server.coordinator.state.round) == (Phase.AGGREGATING, 0)
+    await server.until(lambda run: bool(run.storage_trouble))
+    assert (server.phase, server.engine.state.round) == (Phase.AGGREGATING, 0)
     disk.full = set()
     await server.until_round(1)
     for daemon in daemons:
@@ -184,13 +206,13 @@ async def test_contributions_that_can_never_be_read_again_fail_the_run(
 
 async def test_a_deadline_that_comes_while_the_disk_is_full_is_kept_later(disk: FullDisk, tmp_path: Path) -> None:
     async with Server(disk, tmp_path, min_clients=1, deadline=0.2) as server:
-        server.coordinator._store._pause = timedelta(milliseconds=10)
+        server.engine.store._pause = timedelta(milliseconds=10)
         await Daemon.join(server, 0)
         disk.full = {"progress", "touch"}
-        await server.until(lambda coordinator: bool(coordinator.storage_trouble))
-        assert server.coordinator.state.extensions == 0
+        await server.until(lambda run: bool(run.storage_trouble))
+        assert server.engine.state.extensions == 0
         disk.full = set()
-        await server.until(lambda coordinator: coordinator.state.extensions >= 1)
+        await server.until(lambda run: run.state.extensions >= 1)
 
 
 async def test_a_server_that_goes_away_does_not_wait_for_room(disk: FullDisk, tmp_path: Path, untroubled: str) -> None:
@@ -200,7 +222,7 @@ async def test_a_server_that_goes_away_does_not_wait_for_room(disk: FullDisk, tm
             disk.full = {"aggregate", "touch"}
             for daemon in daemons:
                 await daemon.work(0)
-            await server.until(lambda coordinator: bool(coordinator.storage_trouble))
+            await server.until(lambda run: bool(run.storage_trouble))
         disk.full = set()
         async with Server(disk, tmp_path) as another:
             daemons = [daemon.moved_to(another) for daemon in daemons]
@@ -218,25 +240,25 @@ async def test_an_upload_that_was_kept_but_never_noted_counts_when_it_comes_agai
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemons = await join_all(server)
-    note = server.coordinator.event_log.audit.note
+    note = server.engine.event_log.audit.record
 
     def broken(what: str, **facts: Any) -> None:
         if what == "accepted":
             raise RuntimeError("between the commit and its consequences")
         note(what, **facts)
 
-    monkeypatch.setattr(server.coordinator.event_log.audit, "note", broken)
+    monkeypatch.setattr(server.engine.event_log.audit, "record", broken)
     with pytest.raises(RuntimeError):
         await daemons[0].upload(0)
     monkeypatch.undo()
     assert (await daemons[0].upload(0)).duplicate
-    assert server.coordinator.state.uploaded == ids(0)
+    assert server.engine.state.uploaded == ids(0)
 
 
 async def test_an_operator_is_told_that_nothing_can_be_kept(server: Server, disk: FullDisk) -> None:
     disk.full = {"progress", "touch"}
     with pytest.raises(StoreError) as error:
-        await server.coordinator.operate(PauseRequested())
+        await server.coordinator.pause()
     assert as_refusal(error.value).details.reason == pb.REFUSAL_REASON_STORAGE
     assert server.phase is not Phase.PAUSED
 
@@ -253,7 +275,7 @@ async def test_only_the_disk_is_to_blame_for_trouble(tmp_path: Path) -> None:
         with pytest.raises(kind):
             await watched.run(fail)
         assert watched.trouble == ""
-    await watched.give_up()
+    await watched.stop_watching()
     await thread.close()
 
 
@@ -293,13 +315,13 @@ async def test_results_and_audit_that_cannot_be_written_fail_no_call(
 
 def test_a_line_is_in_the_audit_log_whole_or_not_at_all(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     audit = Audit(tmp_path)
-    audit.note("joined", client=1)
+    audit.record("joined", client=1)
     audit._file.close()
     audit._file = (tmp_path / "audit.jsonl").open("rb", buffering=0)  # as on a disk that became read-only
-    audit.note("left", client=1)
-    audit.note("left", client=2)
+    audit.record("left", client=1)
+    audit.record("left", client=2)
     audit._file = (tmp_path / "audit.jsonl").open("ab", buffering=0)
-    audit.note("joined", client=3)
+    audit.record("joined", client=3)
     audit.close()
     lines = (tmp_path / "audit.jsonl").read_text().splitlines()
     assert [line.partition('"client": ')[2] for line in lines] == ["1}", "3}"]
@@ -346,14 +368,14 @@ async def test_a_deadline_comes_neither_sooner_nor_later_when_the_clock_is_set(
     async with Server(MemoryStore(), tmp_path, min_clients=1, deadline=60) as server:
         await Daemon.join(server, 0)
         wall_clock.jump(jump)
-        left = status_of(server.coordinator).time_left.ToTimedelta()
+        left = status_of(server.view).time_left.ToTimedelta()
         assert timedelta(seconds=30) < left <= timedelta(seconds=60)
         await asyncio.sleep(0.05)
-        assert server.coordinator.state.extensions == 0
+        assert server.engine.state.extensions == 0
     async with Server(MemoryStore(), tmp_path, min_clients=1, deadline=0.05) as hasty:
         await Daemon.join(hasty, 0)
         wall_clock.jump(-jump)
-        await hasty.until(lambda coordinator: coordinator.state.extensions >= 1)
+        await hasty.until(lambda run: run.state.extensions >= 1)
 
 
 @pytest.mark.parametrize("jump", [timedelta(days=400), timedelta(days=-400)], ids=["forward", "back"])
@@ -368,7 +390,7 @@ async def test_no_lease_ends_and_nobody_is_dropped_when_the_clock_is_set(
         for daemon in daemons:
             await daemon.work(0)
         await server.until_round(1)
-        assert server.coordinator.state.members == ids(0, 1, 2)
+        assert server.engine.state.members == ids(0, 1, 2)
 
 
 async def test_a_run_over_a_clock_that_is_set_back_has_a_summary_that_makes_sense(
@@ -383,7 +405,7 @@ async def test_a_run_over_a_clock_that_is_set_back_has_a_summary_that_makes_sens
 
 
 def test_results_are_complete_only_once(tmp_path: Path) -> None:
-    results = Results(tmp_path)
+    results = MetricsLog(tmp_path)
     results.restore([])
     results.complete([])  # nothing was missing: the file is left alone
     assert (tmp_path / "metrics.jsonl").read_text() == ""

@@ -12,7 +12,7 @@ import pytest
 from coordinator_runs import PATIENCE, Daemon, Server, join_all, metrics_of
 from run_machine import ids
 
-from feddbp_server.run.state_machine import PauseRequested, Phase
+from feddbp_server.run.state_machine import Phase
 from feddbp_server.store import MemoryStore
 
 
@@ -30,9 +30,9 @@ class SlowDisk(MemoryStore):
             self.reached.set()
             assert self.go_on.wait(PATIENCE)
 
-    def save_progress(self, progress: str) -> None:
+    def save_snapshot(self, progress: str) -> None:
         self._wait("progress")
-        super().save_progress(progress)
+        super().save_snapshot(progress)
 
     def save_client(self, record: Any) -> None:
         self._wait("client")
@@ -76,9 +76,9 @@ async def test_results_count_although_nobody_waits_for_the_answer(
 ) -> None:
     daemon, *_ = await join_all(server)
     await cancelled(server, disk, "report", daemon.report(0))
-    assert server.coordinator.state.reported == ids(0)
+    assert server.engine.state.reported == ids(0)
     assert [line["client"] for line in metrics_of(tmp_path)] == [0]
-    assert server.coordinator.results.traffic.up == 100
+    assert server.engine.metrics_log.traffic.up == 100
     await daemon.report(0)  # it does not know, and says it again
     assert len(metrics_of(tmp_path)) == 1
 
@@ -88,7 +88,7 @@ async def test_a_contribution_counts_although_nobody_waits_for_its_receipt(
 ) -> None:
     daemon, *_ = await join_all(server)
     await cancelled(server, disk, "upload", daemon.upload(0))
-    assert server.coordinator.state.uploaded == ids(0)
+    assert server.engine.state.uploaded == ids(0)
     assert '"accepted"' in (tmp_path / "audit.jsonl").read_text()
     assert (await daemon.upload(0)).duplicate
 
@@ -97,17 +97,17 @@ async def test_a_contribution_counts_although_nobody_waits_for_its_receipt(
 async def test_a_session_nobody_holds_does_not_block_its_id(server: Server, disk: SlowDisk, what: str) -> None:
     await cancelled(server, disk, what, Daemon.join(server, 0))
     daemon = await Daemon.join(server, 0)
-    assert server.coordinator.sessions.is_current(daemon.client)
+    assert server.engine.sessions.is_current(daemon.session)
 
 
 async def test_whoever_leaves_without_waiting_has_left(server: Server, disk: SlowDisk) -> None:
     daemon, *_ = await join_all(server)
-    await cancelled(server, disk, "client", server.coordinator.leave(daemon.client, "enough"))
-    assert 0 not in server.coordinator.state.members
-    assert not server.coordinator.sessions.is_current(daemon.client)
+    await cancelled(server, disk, "client", server.coordinator.leave(daemon.session, "enough"))
+    assert 0 not in server.engine.state.members
+    assert not server.engine.sessions.is_current(daemon.session)
 
 
 async def test_memory_and_disk_agree_on_what_an_operator_asked_for(server: Server, disk: SlowDisk) -> None:
     await join_all(server)
-    await cancelled(server, disk, "progress", server.coordinator.operate(PauseRequested()))
+    await cancelled(server, disk, "progress", server.coordinator.pause())
     assert server.phase is Phase.PAUSED

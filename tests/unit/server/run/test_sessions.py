@@ -6,7 +6,7 @@ import pytest
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_server.run.refusals import RefusedError
-from feddbp_server.run.sessions import Client, Sessions
+from feddbp_server.run.sessions import Session, Sessions
 
 LEASE = 30.0
 
@@ -25,28 +25,28 @@ def request(client_id: int = 3, *, previous: str = "") -> pb.JoinRequest:
     )
 
 
-def join(sessions: Sessions, client_id: int = 3, *, previous: str = "", now: float = 0.0) -> tuple[Client, str]:
-    client, secret = sessions.open(request(client_id, previous=previous), now)
-    sessions.enter(client)
+def join(sessions: Sessions, client_id: int = 3, *, previous: str = "", now: float = 0.0) -> tuple[Session, str]:
+    client, secret = sessions.prepare_join(request(client_id, previous=previous), now)
+    sessions.join(client)
     return client, secret
 
 
 def assert_in_use(sessions: Sessions, *, previous: str = "", now: float) -> None:
     with pytest.raises(RefusedError) as refusal:
-        sessions.open(request(previous=previous), now)
+        sessions.prepare_join(request(previous=previous), now)
     assert refusal.value.details.reason == pb.REFUSAL_REASON_ID_IN_USE
     assert "client 3 is in use by another daemon" in str(refusal.value)
 
 
 def assert_stale(sessions: Sessions, secret: str) -> None:
     with pytest.raises(RefusedError) as refusal:
-        sessions.by_session(secret)
+        sessions.resolve(secret)
     assert refusal.value.details.reason == pb.REFUSAL_REASON_STALE_SESSION
 
 
 def test_whoever_holds_the_secret_is_the_client(sessions: Sessions) -> None:
     client, secret = join(sessions)
-    assert sessions.by_session(secret) is client
+    assert sessions.resolve(secret) is client
     assert sessions.get(3) is client
     assert sessions.is_current(client)
     assert (client.client_id, client.epoch, client.data.test_samples) == (3, 1, 9)
@@ -72,7 +72,7 @@ def test_only_the_hash_of_a_secret_is_kept(sessions: Sessions) -> None:
 
 
 def test_a_session_that_is_opened_but_not_entered_is_not_in_force(sessions: Sessions) -> None:
-    client, secret = sessions.open(request(), 0.0)
+    client, secret = sessions.prepare_join(request(), 0.0)
     assert_stale(sessions, secret)
     assert not sessions.is_current(client)
     assert sessions.all() == []
@@ -80,8 +80,8 @@ def test_a_session_that_is_opened_but_not_entered_is_not_in_force(sessions: Sess
 
 def test_opening_without_entering_leaves_the_session_before_in_force(sessions: Sessions) -> None:
     first, secret = join(sessions)
-    sessions.open(request(previous=secret), 1.0)
-    assert sessions.by_session(secret) is first
+    sessions.prepare_join(request(previous=secret), 1.0)
+    assert sessions.resolve(secret) is first
 
 
 def test_clients_are_listed_by_id(sessions: Sessions) -> None:
@@ -151,7 +151,7 @@ def test_the_session_before_is_fenced_off(sessions: Sessions) -> None:
     assert not sessions.is_current(first)
     assert sessions.is_current(second)
     assert_stale(sessions, old_secret)
-    assert sessions.by_session(new_secret) is second
+    assert sessions.resolve(new_secret) is second
 
 
 def test_epochs_grow_with_every_join_of_an_id(sessions: Sessions) -> None:
@@ -168,7 +168,7 @@ def test_epochs_grow_with_every_join_of_an_id(sessions: Sessions) -> None:
 
 def test_an_id_is_free_at_once_after_its_session_is_closed(sessions: Sessions) -> None:
     client, secret = join(sessions)
-    sessions.close(client)
+    sessions.leave(client)
     assert_stale(sessions, secret)
     again, _ = join(sessions, now=0.1)
     assert again.epoch == 2
@@ -177,8 +177,8 @@ def test_an_id_is_free_at_once_after_its_session_is_closed(sessions: Sessions) -
 def test_closing_a_session_of_the_past_does_not_touch_the_present(sessions: Sessions) -> None:
     first, old_secret = join(sessions)
     second, new_secret = join(sessions, previous=old_secret)
-    sessions.close(first)
-    assert sessions.by_session(new_secret) is second
+    sessions.leave(first)
+    assert sessions.resolve(new_secret) is second
     assert_in_use(sessions, now=0.1)
 
 
@@ -194,7 +194,7 @@ def restarted(sessions: Sessions, now: float) -> Sessions:
 
 def test_a_session_survives_a_restart_of_the_server(sessions: Sessions) -> None:
     before, secret = join(sessions)
-    after = restarted(sessions, now=1000.0).by_session(secret)
+    after = restarted(sessions, now=1000.0).resolve(secret)
     assert (after.client_id, after.epoch, after.data, after.capabilities) == (
         before.client_id,
         before.epoch,
@@ -206,7 +206,7 @@ def test_a_session_survives_a_restart_of_the_server(sessions: Sessions) -> None:
 
 def test_whoever_left_has_no_session_after_a_restart_either_and_the_id_is_free(sessions: Sessions) -> None:
     client, secret = join(sessions)
-    sessions.close(client)
+    sessions.leave(client)
     after = restarted(sessions, now=1000.0)
     assert_stale(after, secret)
     assert_stale(after, "")

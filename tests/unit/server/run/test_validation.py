@@ -17,17 +17,18 @@ from run_machine import ids, policy
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.run import DataConfig, RunConfig
 from feddbp_common.errors import PayloadError, PayloadTooLargeError
-from feddbp_server.rpc.status_codes import STATUS_OF
-from feddbp_server.run.client_events import changes_client_events, event_for
+from feddbp_server.rpc.interceptors import STATUS_OF
+from feddbp_server.rpc.upload import check_upload
+from feddbp_server.run.client_events import event_for
+from feddbp_server.run.limits import DEFAULT_LIMITS
 from feddbp_server.run.refusals import REASON_NAMES, RefusedError, as_refusal
-from feddbp_server.run.snapshot import Progress, differs
+from feddbp_server.run.snapshot import RunSnapshot
 from feddbp_server.run.state_machine import Phase, RunState
 from feddbp_server.run.validation import (
     check_download,
     check_join,
     check_progress,
     check_report,
-    check_upload,
     one_line,
 )
 
@@ -54,7 +55,7 @@ def join_request(**changed: object) -> pb.JoinRequest:
 
 @pytest.mark.parametrize("phase", [phase for phase in Phase if not phase.is_final])
 def test_a_client_may_join_in_every_phase_but_the_last(phase: Phase) -> None:
-    check_join(join_request(), "run-1", CONFIG, state(phase))
+    check_join(join_request(), "run-1", CONFIG, state(phase), DEFAULT_LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -87,13 +88,13 @@ def test_a_client_may_join_in_every_phase_but_the_last(phase: Phase) -> None:
 )
 def test_a_client_that_does_not_belong_here_is_refused(changed: dict[str, object], reason: int, field: str) -> None:
     with pytest.raises(RefusedError) as refusal:
-        check_join(join_request(**changed), "run-1", CONFIG, state())
+        check_join(join_request(**changed), "run-1", CONFIG, state(), DEFAULT_LIMITS)
     assert (refusal.value.details.reason, refusal.value.details.field) == (reason, field)
 
 
 def test_a_run_id_from_the_wire_is_shown_in_one_short_line() -> None:
     with pytest.raises(RefusedError) as refusal:
-        check_join(join_request(run_id="x\ny" * 1000), "run-1", CONFIG, state())
+        check_join(join_request(run_id="x\ny" * 1000), "run-1", CONFIG, state(), DEFAULT_LIMITS)
     assert "\n" not in str(refusal.value)
     assert len(str(refusal.value)) < 300
 
@@ -101,7 +102,7 @@ def test_a_run_id_from_the_wire_is_shown_in_one_short_line() -> None:
 @pytest.mark.parametrize("phase", ENDED)
 def test_nobody_joins_a_run_that_is_over(phase: Phase) -> None:
     with pytest.raises(RefusedError, match="the run is over: it broke") as refusal:
-        check_join(join_request(), "run-1", CONFIG, state(phase, reason="it broke"))
+        check_join(join_request(), "run-1", CONFIG, state(phase, reason="it broke"), DEFAULT_LIMITS)
     assert refusal.value.details.reason == pb.REFUSAL_REASON_RUN_ENDED
 
 
@@ -165,18 +166,18 @@ def metrics(correct: int, samples: int) -> pb.RoundMetrics:
 
 def test_results_of_this_round_and_earlier_ones_are_taken() -> None:
     for number in (0, 3, 4):
-        check_report(number, metrics(5, 5), state())
+        check_report(number, metrics(5, 5), state(), DEFAULT_LIMITS)
 
 
 def test_results_of_a_round_to_come_are_refused() -> None:
     with pytest.raises(RefusedError) as refusal:
-        check_report(5, metrics(5, 5), state())
+        check_report(5, metrics(5, 5), state(), DEFAULT_LIMITS)
     assert refusal.value.details.reason == pb.REFUSAL_REASON_WRONG_ROUND
 
 
 def test_more_right_answers_than_questions_are_refused() -> None:
     with pytest.raises(RefusedError) as refusal:
-        check_report(4, metrics(6, 5), state())
+        check_report(4, metrics(6, 5), state(), DEFAULT_LIMITS)
     details = refusal.value.details
     assert (details.reason, details.field) == (pb.REFUSAL_REASON_INVALID_REQUEST, "accuracies")
 
@@ -202,7 +203,7 @@ def test_more_right_answers_than_questions_are_refused() -> None:
 def test_results_nobody_can_have_are_refused(changed: dict[str, object], field: str) -> None:
     usual: dict[str, object] = {"inference": "head", "test_samples": 5}
     with pytest.raises(RefusedError) as refusal:
-        check_report(4, pb.RoundMetrics(**{**usual, **changed}), state())  # type: ignore[arg-type]
+        check_report(4, pb.RoundMetrics(**{**usual, **changed}), state(), DEFAULT_LIMITS)  # type: ignore[arg-type]
     assert (refusal.value.details.reason, refusal.value.details.field) == (pb.REFUSAL_REASON_INVALID_REQUEST, field)
     assert "\n" not in str(refusal.value)
 
@@ -271,7 +272,7 @@ def test_members_are_told_of_the_open_round_and_whether_they_train() -> None:
 def test_whoever_joined_later_is_told_to_wait() -> None:
     waiting = told(9, state(members=ids(0, 1, 2, 9)))
     assert waiting.WhichOneof("event") == "waiting"
-    assert "round 4 is under way" in waiting.waiting.reason
+    assert "round 4 is in progress" in waiting.waiting.reason
 
 
 @pytest.mark.parametrize(
@@ -342,22 +343,22 @@ def test_followers_are_woken_whenever_anyone_would_be_told_something_else(before
         if before.phase.is_final and before.phase is after.phase:
             continue  # the reason of an end never changes
         differently = any(told(client, before) != told(client, after) for client in range(5))
-        assert changes_client_events(before, after) or not differently
+        assert before.client_facing != after.client_facing or not differently
 
 
 # --- what survives a restart ---
 
 
 def test_a_run_that_was_begun_without_a_count_of_its_seconds_can_go_on() -> None:
-    stored = json.loads(Progress(state=RunState(), seconds=12.5).to_json())
+    stored = json.loads(RunSnapshot(state=RunState(), seconds=12.5).to_json())
     del stored["seconds"]
-    assert Progress.from_json(json.dumps(stored)).seconds == 0.0
+    assert RunSnapshot.from_json(json.dumps(stored)).seconds == 0.0
 
 
 @settings(max_examples=40, deadline=None)
 @given(states)
 def test_the_durable_part_of_a_state_comes_back(before: RunState) -> None:
-    after = Progress.from_json(Progress(state=before, seconds=12.5).to_json())
+    after = RunSnapshot.from_json(RunSnapshot(state=before, seconds=12.5).to_json())
     assert after.seconds == 12.5
     collecting_again = {Phase.AGGREGATING: Phase.COLLECTING}
     assert after.state.phase is collecting_again.get(before.phase, before.phase)
@@ -372,5 +373,5 @@ def test_the_durable_part_of_a_state_comes_back(before: RunState) -> None:
 @given(states, states)
 def test_what_would_be_written_differently_is_written(before: RunState, other: RunState) -> None:
     for after in one_thing_changed(before, other):
-        written = [Progress(state=where, seconds=0.0).to_json() for where in (before, after)]
-        assert differs(before, after) or written[0] == written[1]
+        written = [RunSnapshot(state=where, seconds=0.0).to_json() for where in (before, after)]
+        assert before.durable != after.durable or written[0] == written[1]

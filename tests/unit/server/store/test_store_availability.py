@@ -14,7 +14,7 @@ from coordinator_runs import PATIENCE, Server, join_all
 from run_machine import ids
 from store_records import CONFIG, RUN_ID, upload_record, uploaded_clients
 
-from feddbp_server.rpc.status_codes import STATUS_OF
+from feddbp_server.rpc.interceptors import STATUS_OF
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.state_machine import Phase
 from feddbp_server.store import MonitoredStore, SqliteStore, Store, StoreError, StoreWriter
@@ -61,7 +61,7 @@ async def watched(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
     """Looks for better days only where a test asks it to."""
     made = Watched(tmp_path, getattr(request, "param", timedelta(hours=1)))
     yield made
-    await made.watched.give_up()
+    await made.watched.stop_watching()
     await made.thread.close()
 
 
@@ -113,14 +113,14 @@ async def test_whoever_waits_for_better_days_is_let_go_when_the_server_goes(watc
         await watched.watched.run(save(1))
     waiting = asyncio.create_task(watched.watched.wait_until_writable())
     await asyncio.sleep(0)
-    await watched.watched.give_up()
+    await watched.watched.stop_watching()
     await asyncio.wait_for(waiting, timeout=PATIENCE)
 
 
 async def fill_the_last_page(server: Server) -> None:
     for number in range(1000, 1100):
         record = upload_record(0, number)
-        await server.coordinator._store.run(lambda kept, record=record: kept.save_upload(record, bytes(20_000)))
+        await server.engine.store.run(lambda kept, record=record: kept.save_upload(record, bytes(20_000)))
 
 
 async def test_a_run_outlives_a_full_disk(tmp_path: Path) -> None:
@@ -132,13 +132,13 @@ async def test_a_run_outlives_a_full_disk(tmp_path: Path) -> None:
         await disk.fill(server.thread)
         with pytest.raises(StoreError):
             await fill_the_last_page(server)
-        assert "full" in server.coordinator.storage_trouble
+        assert "full" in server.engine.storage_trouble
         with pytest.raises(RefusedError) as refusal:
             await daemons[1].upload(0)
         assert STATUS_OF[refusal.value.details.reason] is grpc.StatusCode.UNAVAILABLE
-        assert server.coordinator.state.uploaded == ids(0)
+        assert server.engine.state.uploaded == ids(0)
         await disk.empty(server.thread)
-        await asyncio.wait_for(server.coordinator._store.wait_until_writable(), timeout=PATIENCE)
+        await asyncio.wait_for(server.engine.store.wait_until_writable(), timeout=PATIENCE)
         for daemon in daemons[1:]:
             await daemon.work(0)
         await server.until_round(1)

@@ -61,21 +61,21 @@ class TestAnyStore:
         assert refusal.value.exit_code == ExitCode.USAGE
 
     def test_a_refused_run_changes_nothing(self, begun: Store) -> None:
-        begun.save_progress("here")
+        begun.save_snapshot("here")
         with pytest.raises(RunMismatchError):
             begun.open_run("other", json.dumps({"method": "local"}))
         assert begun.open_run("other", CONFIG) == RUN_ID
-        assert begun.progress() == "here"
+        assert begun.snapshot() == "here"
 
     # --- progress ---
 
     def test_a_new_run_has_no_progress(self, begun: Store) -> None:
-        assert begun.progress() is None
+        assert begun.snapshot() is None
 
     def test_the_newest_progress_stays(self, begun: Store) -> None:
-        begun.save_progress("one")
-        begun.save_progress("zwei é ✓")
-        assert begun.progress() == "zwei é ✓"
+        begun.save_snapshot("one")
+        begun.save_snapshot("zwei é ✓")
+        assert begun.snapshot() == "zwei é ✓"
 
     # --- clients ---
 
@@ -169,9 +169,9 @@ class TestAnyStore:
         assert begun.upload_body(upload_record()) == b"body"
 
     def test_trying_whether_it_can_be_written_changes_nothing(self, begun: Store) -> None:
-        begun.save_progress("here")
+        begun.save_snapshot("here")
         begun.touch()
-        assert begun.progress() == "here"
+        assert begun.snapshot() == "here"
         assert begun.open_run("another", CONFIG) == RUN_ID
 
     # --- reports ---
@@ -203,16 +203,16 @@ class TestAnyStore:
 
     def test_what_a_transaction_wrote_is_there_afterwards(self, begun: Store) -> None:
         with begun.transaction():
-            begun.save_progress("outer")
+            begun.save_snapshot("outer")
             with begun.transaction():
                 begun.save_client(client_record(1))
-            assert begun.progress() == "outer"
-        assert begun.progress() == "outer"
+            assert begun.snapshot() == "outer"
+        assert begun.snapshot() == "outer"
         assert begun.clients() == [client_record(1)]
 
     def test_what_a_transaction_raises_comes_out_of_it(self, begun: Store) -> None:
         with pytest.raises(ZeroDivisionError), begun.transaction():
             raise ZeroDivisionError
         with begun.transaction():
-            begun.save_progress("still usable")
-        assert begun.progress() == "still usable"
+            begun.save_snapshot("still usable")
+        assert begun.snapshot() == "still usable"

@@ -20,15 +20,15 @@ from store_records import (
     upload_record,
 )
 
+from feddbp_common.artifacts import DATABASE_NAME
 from feddbp_common.errors import ExitCode
 from feddbp_server.store import SqliteStore, StoreError
-from feddbp_server.store.sqlite import DATABASE_NAME
 
 
 def filled(directory: Path) -> SqliteStore:
     store = SqliteStore(directory)
     store.open_run(RUN_ID, CONFIG)
-    store.save_progress("half way")
+    store.save_snapshot("half way")
     store.save_client(client_record(3))
     store.save_upload(upload_record(3, 1), b"body" * 1000)
     store.save_report(report_record(3, 1))
@@ -38,7 +38,7 @@ def filled(directory: Path) -> SqliteStore:
 
 def assert_filled(store: SqliteStore) -> None:
     assert store.open_run("another", CONFIG) == RUN_ID
-    assert store.progress() == "half way"
+    assert store.snapshot() == "half way"
     assert store.clients() == [client_record(3)]
     assert store.uploads(1) == [upload_record(3, 1)]
     assert store.upload_body(upload_record(3, 1)) == b"body" * 1000
@@ -102,13 +102,13 @@ def test_the_log_is_bounded_even_if_nobody_ever_tidies_up(tmp_path: Path) -> Non
     for number in range(300):
         with store.transaction():
             store.save_client(client_record(number % 5))
-            store.save_progress(f"join {number}")
+            store.save_snapshot(f"join {number}")
         largest = max(largest, log.stat().st_size)
     assert bound <= largest <= 1.2 * bound
     store.close()
     reopened = SqliteStore(tmp_path)
     assert [record.client_id for record in reopened.clients()] == list(range(5))
-    assert reopened.progress() == "join 299"
+    assert reopened.snapshot() == "join 299"
     reopened.close()
 
 
@@ -235,7 +235,7 @@ def assert_filled_again(directory: Path) -> None:
 def write_and_fail(store: SqliteStore, *clients: int) -> None:
     """A transaction that writes, in transactions of its own too, and comes to nothing."""
     with store.transaction():
-        store.save_progress("never")
+        store.save_snapshot("never")
         for client in clients:
             with store.transaction():
                 store.save_client(client_record(client))
@@ -247,7 +247,7 @@ def write_and_fail_to_commit(store: SqliteStore) -> None:
     store._db.execute("PRAGMA foreign_keys = ON")
     store._db.execute("CREATE TABLE promise (upload REFERENCES upload (id) DEFERRABLE INITIALLY DEFERRED)")
     with store.transaction():
-        store.save_progress("never")
+        store.save_snapshot("never")
         store._db.execute("INSERT INTO promise VALUES (12345)")
 
 
@@ -268,7 +268,7 @@ def test_a_nested_transaction_rolls_back_alone(tmp_path: Path) -> None:
         with store.transaction():
             store.save_client(client_record(4))
     assert [record.client_id for record in store.clients()] == [1, 3, 4]
-    assert store.progress() == "half way"
+    assert store.snapshot() == "half way"
     store.close()
 
 

@@ -30,7 +30,7 @@ def test_each_folder_is_a_class_in_sorted_order(tmp_path: Path) -> None:
     assert parts.train.images[:, 0, 0].tolist() == [[0, 255, 0], [0, 0, 255], [255, 0, 0]]
 
 
-def test_the_runs_names_decide_the_numbers_and_may_be_more(tmp_path: Path) -> None:
+def test_labels_follow_the_runs_class_names_which_may_be_more(tmp_path: Path) -> None:
     write_image(tmp_path / "rose" / "1.png", RED)
     write_image(tmp_path / "fern" / "1.png", GREEN)
     train = load(tmp_path, classes=3, class_names=("rose", "moss", "fern")).train
@@ -38,7 +38,7 @@ def test_the_runs_names_decide_the_numbers_and_may_be_more(tmp_path: Path) -> No
     assert train.class_names == ("rose", "moss", "fern")
 
 
-def test_a_folder_the_run_does_not_know_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_class_of_the_run_is_named(tmp_path: Path) -> None:
     write_image(tmp_path / "rose" / "1.png", RED)
     write_image(tmp_path / "weed" / "1.png", GREEN)
     with pytest.raises(DataError, match="folder 'weed' is not one of the run's classes"):
@@ -51,7 +51,7 @@ def test_without_names_the_folders_must_be_as_many_as_the_classes(tmp_path: Path
         load(tmp_path)
 
 
-def test_an_empty_folder_keeps_the_place_of_a_class(tmp_path: Path) -> None:
+def test_an_empty_folder_counts_as_a_class(tmp_path: Path) -> None:
     write_image(tmp_path / "rose" / "1.png", RED)
     (tmp_path / "fern").mkdir()
     assert load(tmp_path).train.labels.tolist() == [1]
@@ -79,7 +79,7 @@ def test_a_class_may_be_called_train(tmp_path: Path) -> None:
     assert load(tmp_path).train.class_names == ("train", "tram")
 
 
-def test_a_third_part_is_not_silently_left_out(tmp_path: Path) -> None:
+def test_a_third_part_is_an_error(tmp_path: Path) -> None:
     write_image(tmp_path / "train" / "fern" / "1.png", GREEN)
     write_image(tmp_path / "val" / "fern" / "1.png", GREEN)
     with pytest.raises(DataError, match="val: neither train nor test"):
@@ -109,11 +109,11 @@ def test_grey_palette_transparent_and_16_bit_images_become_rgb(tmp_path: Path) -
     assert images[:, 0, 0].tolist() == [[200] * 3, [255, 0, 0], [255, 0, 0], [200] * 3]
 
 
-def test_a_photograph_is_turned_the_way_it_was_held(tmp_path: Path) -> None:
+def test_a_photograph_is_rotated_by_its_exif_orientation(tmp_path: Path) -> None:
     (tmp_path / "any").mkdir()
     picture = Image.fromarray(np.concatenate([RED, BLUE], axis=1))
     exif = picture.getexif()
-    exif[0x0112] = 6  # turn a quarter to the right
+    exif[0x0112] = 6  # rotate by a quarter to the right
     picture.save(tmp_path / "any" / "1.png", exif=exif)
     image = load(tmp_path, classes=1, image_size=8).train.images[0]
     assert image[0, 0].tolist() == [255, 0, 0]
@@ -127,7 +127,7 @@ def test_32_bit_pixels_are_refused_by_name(tmp_path: Path) -> None:
         load(tmp_path, classes=1)
 
 
-def test_files_that_are_no_images_and_hidden_ones_are_ignored(tmp_path: Path) -> None:
+def test_other_files_and_hidden_ones_are_ignored(tmp_path: Path) -> None:
     write_image(tmp_path / "a" / "1.png", RED)
     write_image(tmp_path / "b" / "1.png", RED)
     (tmp_path / "a" / "notes.txt").write_text("hello")

@@ -27,7 +27,7 @@ def npz(tmp_path: Path) -> Path:
     return tmp_path / "mine.npz"
 
 
-def test_raw_pixels_come_back_as_stored(npz: Path) -> None:
+def test_raw_pixels_are_read_as_stored(npz: Path) -> None:
     images, labels = pixels(4), np.array([0, 1, 2, 1])
     save(npz, x_train=images, y_train=labels, x_test=images[:2], y_test=labels[:2], classes=np.array(["a", "b", "c"]))
     parts = load(npz)
@@ -62,14 +62,14 @@ def test_grey_images_without_a_channel_axis_get_one(npz: Path) -> None:
     assert train.class_names == ("0", "1", "2")
 
 
-def test_names_given_by_the_run_decide_the_numbers(npz: Path) -> None:
+def test_labels_follow_the_runs_class_names(npz: Path) -> None:
     save(npz, x_train=pixels(3), y_train=np.array([0, 1, 1]), classes=np.array(["cat", "dog"]))
     train = load(npz, class_names=("dog", "emu", "cat")).train
     assert train.labels.tolist() == [2, 0, 0]
     assert train.class_names == ("dog", "emu", "cat")
 
 
-def test_a_name_the_run_does_not_know_is_named(npz: Path) -> None:
+def test_a_class_that_is_not_one_of_the_runs_is_named(npz: Path) -> None:
     save(npz, x_train=pixels(2), y_train=np.array([0, 1]), classes=np.array(["cat", "yak"]))
     with pytest.raises(DataError, match=r"mine\.npz: class 'yak' is not one of the run's classes"):
         load(npz, class_names=("dog", "emu", "cat"))
@@ -88,7 +88,7 @@ JPEG = encoded(flat((1, 2, 3)), "JPEG")
 
 
 @pytest.mark.parametrize(
-    ("arrays", "complaint"),
+    ("arrays", "message"),
     [
         ({"y_train": GOOD["y_train"]}, "neither x_train nor jpg_train"),
         ({"x_train": GOOD["x_train"]}, "has no y_train"),
@@ -104,8 +104,11 @@ JPEG = encoded(flat((1, 2, 3)), "JPEG")
         ({**GOOD, "classes": np.array([1, 2, 3])}, "expected a list of names"),
         ({**GOOD, "x_test": pixels(1, side=9), "y_test": np.array([0])}, "training images are"),
         ({**jpeg_keys([JPEG], "train"), "y_train": np.array([0, 1])}, "expected 3 integers"),
-        ({**jpeg_keys([JPEG], "train"), "off_train": np.array([0, 9**9]), "y_train": np.array([0])}, "does not rise"),
-        ({**jpeg_keys([JPEG], "train"), "off_train": np.array([9, 4]), "y_train": np.array([0])}, "does not rise"),
+        (
+            {**jpeg_keys([JPEG], "train"), "off_train": np.array([0, 9**9]), "y_train": np.array([0])},
+            "is not increasing",
+        ),
+        ({**jpeg_keys([JPEG], "train"), "off_train": np.array([9, 4]), "y_train": np.array([0])}, "is not increasing"),
         ({**jpeg_keys([b"junk!"], "train"), "y_train": np.array([0])}, "image 0 of jpg_train: not a readable image"),
         (
             {**jpeg_keys([JPEG, encoded(flat((0, 0, 0), 9), "JPEG")], "train"), "y_train": np.array([0, 1])},
@@ -114,9 +117,9 @@ JPEG = encoded(flat((1, 2, 3)), "JPEG")
         ({**jpeg_keys([], "train"), "y_train": np.array([], dtype=int)}, "holds no images"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(npz: Path, arrays: dict[str, Any], complaint: str) -> None:
+def test_an_invalid_file_is_described_in_one_line(npz: Path, arrays: dict[str, Any], message: str) -> None:
     save(npz, **arrays)
-    with pytest.raises(DataError, match=rf"^.*mine\.npz.*{complaint}") as caught:
+    with pytest.raises(DataError, match=rf"^.*mine\.npz.*{message}") as caught:
         load(npz)
     assert "\n" not in str(caught.value)
 
@@ -127,7 +130,7 @@ def test_pickled_arrays_are_not_opened(npz: Path) -> None:
         load(npz)
 
 
-def test_every_truncation_and_a_flipped_byte_are_noticed(npz: Path) -> None:
+def test_truncations_and_flipped_bytes_are_detected(npz: Path) -> None:
     out = io.BytesIO()
     np.savez_compressed(out, x_train=pixels(4), y_train=np.array([0, 1, 2, 1]))
     whole = out.getvalue()

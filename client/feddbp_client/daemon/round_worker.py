@@ -1,0 +1,213 @@
+"""The rounds of one run on a client: download, train or evaluate, checkpoint, report, upload."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, replace
+from typing import Final
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_client.daemon.connection import (
+    LATE_REASONS,
+    CallRefusedError,
+    Connection,
+    Download,
+    ServerUnavailableError,
+    upload_bytes,
+)
+from feddbp_client.training.checkpoint import ClientDirectory
+from feddbp_client.training.setup import LocalClient, restore_checkpoint
+from feddbp_client.training.trainer import OnEpoch, RoundResult, as_training_error
+from feddbp_common.errors import FedDBPError
+from feddbp_common.fault_injection import fault_point
+from feddbp_common.wire import Encoded, encode
+
+log = logging.getLogger("feddbp.client")
+
+_PROGRESS_SECONDS: Final = 0.5
+"""Shortest time between two progress reports."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A round, and whether the client trains in it or only evaluates."""
+
+    round: int
+    train: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletedRound:
+    """The metrics to report and, if the client trained, the encoded upload."""
+
+    round: int
+    metrics: pb.RoundMetrics
+    upload: Encoded | None
+
+    def satisfies(self, assignment: Assignment) -> bool:
+        return self.round == assignment.round and (self.upload is not None or not assignment.train)
+
+
+class RoundWorker:
+    """Owns a client's progress in one run: the cached last round, the round in progress, its delivery, the checkpoint.
+
+    Training runs in a thread and outlives a lost connection: its result is delivered in the next session.
+    """
+
+    def __init__(
+        self,
+        client: LocalClient,
+        directory: ClientDirectory,
+        connection: Connection,
+        *,
+        training_slot: asyncio.Semaphore,
+    ) -> None:
+        self.client = client
+        self.directory = directory
+        self._connection = connection
+        self._slot = training_slot
+        self._session = ""
+        self._cached: CompletedRound | None = None
+        self._running: tuple[Assignment, asyncio.Task[CompletedRound]] | None = None
+        self._delivered: Assignment | None = None
+        """The last assignment that was reported and uploaded in this session."""
+
+    def resume(self) -> None:
+        """Restores weights and the last completed round from the checkpoint, if there is one."""
+        checkpoint = restore_checkpoint(self.client, self.directory)
+        if checkpoint is not None:
+            self._cached = CompletedRound(round=checkpoint.round, metrics=checkpoint.metrics, upload=checkpoint.upload)
+
+    def start_session(self, session: str) -> None:
+        """Delivers under this session from now on."""
+        self._session = session
+        # The server may have been restored from an older backup: deliver again, which costs a header if it was not.
+        self._delivered = None
+
+    @property
+    def has_final_evaluation(self) -> bool:
+        return self._cached is not None and self._cached.round == self.client.config.rounds
+
+    async def run_round(self, assignment: Assignment) -> None:
+        """Delivers the round's result, computing it first unless it is cached or in progress."""
+        if assignment == self._delivered:
+            return
+        number = assignment.round
+        try:
+            completed = await self._completed(assignment)
+            await self._connection.report(
+                pb.ReportRequest(session=self._session, round=number, metrics=completed.metrics)
+            )
+            fault_point("client.report.answered")
+            if completed.upload is not None and assignment.train:
+                await self._connection.upload(self._session, number, completed.upload)
+                fault_point("client.upload.receipt")
+                log.info("client %d has uploaded round %d", self.client.client_id, number)
+        except CallRefusedError as error:
+            if error.reason not in LATE_REASONS:
+                raise
+            log.warning("client %d is too late for round %d: %s", self.client.client_id, number, error)
+            return
+        self._delivered = assignment
+
+    def stop(self) -> None:
+        """Stops the training in progress at its next batch; the worker cannot train afterwards."""
+        self.client.trainer.stop()
+
+    async def close(self) -> None:
+        """Aborts the round in progress, then releases the directory: no thread may write to it without its lock."""
+        if self._running is not None:
+            self.stop()
+            await self._wait_until_idle()
+        self.directory.close()
+
+    async def _completed(self, assignment: Assignment) -> CompletedRound:
+        if self._cached is not None and self._cached.satisfies(assignment):
+            return self._cached
+        if self._running is None or self._running[0] != assignment:
+            await self._wait_until_idle()
+            config = self.client.config
+            rules = config.method_spec.download_rules(config.settings, config.exchange_shape)
+            download = await self._connection.download(self._session, assignment.round, rules)
+            self._running = (assignment, asyncio.create_task(self._compute(assignment, download)))
+        try:
+            self._cached = await asyncio.shield(self._running[1])
+        except FedDBPError as error:
+            await self._report_best_effort(assignment.round, failure=pb.Failure(cause=str(error)))
+            raise
+        self._running = None
+        return self._cached
+
+    async def _wait_until_idle(self) -> None:
+        """Waits for a round in progress that is no longer needed: its thread cannot be cancelled."""
+        if self._running is not None:
+            _, task = self._running
+            await asyncio.wait([task])
+            if not task.cancelled():
+                task.exception()  # retrieved, or asyncio would log it as never retrieved
+            self._running = None
+
+    async def _compute(self, assignment: Assignment, download: Download) -> CompletedRound:
+        trainer, number = self.client.trainer, assignment.round
+        async with self._slot:
+            with as_training_error():
+                if assignment.train:
+                    on_epoch = self._progress_reporter(number)
+                    result = await asyncio.to_thread(trainer.train, download.payload, number, on_epoch)
+                else:
+                    result = await asyncio.to_thread(trainer.evaluate, download.payload, number)
+        completed = self._encoded(number, result, download.message_bytes)
+        fault_point("client.work.done")
+        if assignment.train or number == self.client.config.rounds:
+            await self._save(completed, download.encoded)
+        return completed
+
+    def _encoded(self, number: int, result: RoundResult, bytes_down: int) -> CompletedRound:
+        upload = None
+        result.metrics.bytes_down = bytes_down
+        if result.upload is not None:
+            upload = encode(result.upload, real_type=self.client.config.wire_type)
+            result.metrics.bytes_up = upload_bytes(self._session, number, upload)
+        return CompletedRound(round=number, metrics=result.metrics, upload=upload)
+
+    async def _save(self, completed: CompletedRound, received: Encoded) -> None:
+        checkpoint = replace(
+            self.client.checkpoint(completed.round, completed.metrics), upload=completed.upload, received=received
+        )
+        await asyncio.to_thread(checkpoint.save, self.directory.checkpoint)
+        fault_point("client.work.saved")
+
+    def _progress_reporter(self, number: int) -> OnEpoch:
+        """A callback for the training thread that reports progress without blocking it."""
+        loop = asyncio.get_running_loop()
+
+        def report(done: int, epochs: int) -> None:
+            progress = pb.Progress(epochs_done=done, epochs=epochs)
+            asyncio.run_coroutine_threadsafe(self._report_best_effort(number, progress=progress), loop)
+
+        return _throttled(_PROGRESS_SECONDS, report)
+
+    async def _report_best_effort(
+        self, number: int, *, progress: pb.Progress | None = None, failure: pb.Failure | None = None
+    ) -> None:
+        request = pb.ReportRequest(session=self._session, round=number, progress=progress, failure=failure)
+        try:
+            await self._connection.report(request)
+        except (ServerUnavailableError, CallRefusedError) as error:
+            log.debug("client %d: a report of round %d was lost: %s", self.client.client_id, number, error)
+
+
+def _throttled(seconds: float, call: OnEpoch) -> OnEpoch:
+    """Drops calls that follow the last one within `seconds`."""
+    last = -seconds
+
+    def throttled(done: int, epochs: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= seconds:
+            last = now
+            call(done, epochs)
+
+    return throttled

@@ -1,0 +1,49 @@
+"""File names on disk that more than one package or the user relies on; renaming one orphans existing files.
+
+Names of certificates and keys are in `feddbp_common.rpc.credentials`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# The server's --state-dir
+
+DATABASE_NAME: Final = "run.sqlite3"
+"""Written by the server, which resumes the run from it; copied by backups."""
+SERVER_LOCK_NAME: Final = "server.lock"
+"""Locked by the server while it runs; the experiment runner waits for the lock before it reuses a cell."""
+ENDPOINT_NAME: Final = "endpoint.json"
+"""Written by the server once it listens; the lab and benchmarks read host and port from it."""
+METRICS_NAME: Final = "metrics.jsonl"
+"""Written by the server, one line per client and round; read by `feddbp demo`, `report` and `experiment`."""
+SUMMARY_NAME: Final = "summary.json"
+"""Written by the server when the run ends; read by `feddbp demo`, `report` and `experiment`."""
+AUDIT_NAME: Final = "audit.jsonl"
+"""Written by the server, one line per join, upload or refusal; read by operators."""
+
+# A client's directory, RUN/client-ID under its --state-dir
+
+CHECKPOINT_NAME: Final = "checkpoint.safetensors"
+"""Written by the client after each round; read when it resumes, by `feddbp predict` and `feddbp export`."""
+SESSION_NAME: Final = "session.json"
+"""Written by the client at join, mode 0600; read when it rejoins."""
+CLIENT_LOCK_NAME: Final = "daemon.lock"
+"""Locked by the client while it runs; the experiment runner waits for the lock before it reuses a cell."""
+
+# The lab's output directories
+
+CURVES_NAME: Final = "curves.png"
+"""Written by `feddbp demo` and `feddbp report`, for people."""
+CELL_CONFIG_NAME: Final = "config.json"
+"""Written by the experiment runner when a cell starts; read when it resumes the cell and by `experiment status`."""
+CELL_FAILURE_NAME: Final = "failure.json"
+"""Written by the experiment runner when a cell fails; read by `experiment status` and `experiment report`."""
+CELL_LOCK_NAME: Final = ".running"
+"""Locked by the experiment runner while it works on a cell; `experiment status` tests the lock."""
+RUNNER_LOCK_NAME: Final = ".runner"
+"""Locked by the experiment runner of an --out directory; `experiment status` tests the lock."""
+REPORT_PAGE_NAME: Final = "index.html"
+"""Written by `feddbp experiment report`, for people."""
+TOKENS_NAME: Final = "tokens.txt"
+"""Written by `feddbp certs tokens`; read by the server as its --token-file."""

@@ -1,0 +1,1 @@
+"""The Python API behind `import feddbp`: run a federation, and watch and control a run."""

@@ -1,0 +1,105 @@
+"""`feddbp.Federation`: a whole run on this machine, from a script or a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from feddbp_common.config.catalog import CUSTOM_DATASET
+from feddbp_common.config.run import RunConfig
+from feddbp_common.errors import ConfigurationError
+from feddbp_common.optional_deps import require
+from feddbp_lab.api.background_loop import BackgroundLoop
+from feddbp_lab.api.run_status import RunStatus
+from feddbp_lab.commands.options import usable_cores
+from feddbp_lab.processes.local_federation import FederationOptions, LocalFederation
+from feddbp_lab.results.run_results import RunResults
+
+if TYPE_CHECKING:
+    from feddbp_client.inference.trained_client import TrainedClient
+
+OnStatus = Callable[[RunStatus], None]
+_NEEDED = ("torch", "torchvision", "sklearn", "safetensors")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FederationResult:
+    """What a run left in its directory."""
+
+    directory: Path
+    summary: dict[str, Any]
+    """`summary.json`."""
+    metrics: list[dict[str, Any]]
+    """`metrics.jsonl`: one entry per client and round, ordered by round and client."""
+
+    @property
+    def outcome(self) -> str:
+        """finished, failed or stopped."""
+        return str(self.summary["outcome"])
+
+    @property
+    def accuracy(self) -> float | None:
+        """After the last round, over the test samples of all clients; None if no client evaluated."""
+        last = self.summary["accuracy"]["last"]
+        return None if last is None else float(last["weighted"])
+
+    def client(self, client_id: int, *, device: str = "auto") -> TrainedClient:
+        """The trained client, ready to predict."""
+        from feddbp_client.inference.trained_client import TrainedClient
+
+        path = self.directory / "clients" / self.summary["run_id"] / f"client-{client_id}"
+        return TrainedClient.load(path, device=device)
+
+
+class Federation:
+    """One server and all clients of a run as processes on this machine, connected over loopback.
+
+    `directory` receives everything they write. If it holds the same run, unfinished, that run is resumed.
+    """
+
+    def __init__(
+        self,
+        run: RunConfig,
+        *,
+        directory: str | Path,
+        data_dir: str | Path = "data",
+        device: str = "auto",
+        processes: int | None = None,
+    ) -> None:
+        if run.data.dataset == CUSTOM_DATASET:
+            raise ConfigurationError("a federation on one machine splits a public data set; name one of them")
+        self._options = FederationOptions(
+            run=run,
+            directory=Path(directory),
+            processes=processes or usable_cores(),
+            data_dir=Path(data_dir),
+            device=device,
+        )
+
+    def run(self, on_status: OnStatus | None = None) -> FederationResult:
+        """Runs to the end and returns the results; `on_status` is called at every change.
+
+        Blocks, also where an event loop is running. An exception, such as Ctrl-C, stops every process.
+        """
+        loop = BackgroundLoop()
+        try:
+            return loop.call(self.run_async(on_status))
+        finally:
+            loop.close()
+
+    async def run_async(self, on_status: OnStatus | None = None) -> FederationResult:
+        """The same for code that is async itself."""
+        require("a federation", _NEEDED, extra="client")
+        options = self._options
+        async with LocalFederation(options) as federation, aclosing(federation.statuses()) as statuses:
+            async for status in statuses:
+                if on_status is not None:
+                    on_status(RunStatus.from_message(status))
+        federation.summary()  # raises if the server was stopped before the run was over
+        results = RunResults.read(options.server_dir)
+        # as they arrived in the file; two runs of the same bits should give the same list
+        metrics = sorted(results.metrics, key=lambda line: (line["round"], line["client"]))
+        return FederationResult(directory=options.directory, summary=results.summary, metrics=metrics)

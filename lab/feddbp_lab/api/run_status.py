@@ -1,0 +1,137 @@
+"""The status of a run as plain values: words for enums, None where nothing is known yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_lab.terminal.status_text import mean_accuracy, trained_accuracy
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientStatus:
+    """One client that has joined the run."""
+
+    client: int
+    activity: str
+    """away, idle, training, uploaded, done or left."""
+    architecture: str
+    parameters: int
+    device: str
+    classes_held: int
+    train_samples: int
+    test_samples: int
+    last_seen: str
+    """ISO 8601."""
+    epochs_done: int
+    epochs: int
+    accuracy: float | None
+    """On its own test samples; None before its first training."""
+    accuracy_round: int | None
+    train_seconds: float | None
+    bytes_up: int
+    bytes_down: int
+
+    @classmethod
+    def from_message(cls, client: pb.ClientStatus) -> ClientStatus:
+        measured = client.HasField("metrics")
+        return cls(
+            client=client.client_id,
+            activity=_word(pb.ClientActivity.Name(client.activity), "CLIENT_ACTIVITY_"),
+            architecture=client.capabilities.architecture,
+            parameters=client.capabilities.parameters,
+            device=client.capabilities.device,
+            classes_held=client.classes_held,
+            train_samples=client.train_samples,
+            test_samples=client.test_samples,
+            last_seen=_iso(client.last_seen.ToNanoseconds()),
+            epochs_done=client.progress.epochs_done,
+            epochs=client.progress.epochs,
+            accuracy=trained_accuracy(client),
+            accuracy_round=client.metrics_round if measured else None,
+            train_seconds=client.metrics.seconds.train if measured else None,
+            bytes_up=client.bytes_up,
+            bytes_down=client.bytes_down,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Incident:
+    """A refusal or a failure the server recorded."""
+
+    at: str
+    """ISO 8601."""
+    client: int | None
+    message: str
+
+    @classmethod
+    def from_message(cls, incident: pb.Incident) -> Incident:
+        return cls(
+            at=_iso(incident.at.ToNanoseconds()),
+            client=incident.client_id if incident.HasField("client_id") else None,
+            message=incident.message,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStatus:
+    """A run at one moment, as its server sees it. The fields are those of `feddbp status --json`."""
+
+    run_id: str
+    method: str
+    phase: str
+    """waiting, collecting, aggregating, evaluating, paused, finished, failed or stopped."""
+    held_phase: str | None
+    """The phase a pause interrupted."""
+    round: int
+    """The open round, counted from 0; the number of completed rounds when none is open."""
+    rounds: int
+    min_clients: int
+    missing: list[int]
+    """Ids the phase still waits for."""
+    seconds_left: float | None
+    """Until the deadline of the round, if it has one."""
+    reason: str
+    """Why the run failed, was stopped, or is held up."""
+    mean_accuracy: float | None
+    """Over all test samples; None before the first training."""
+    bytes_up: int
+    bytes_down: int
+    clients: list[ClientStatus]
+    refusals: dict[str, int]
+    """Refused calls since the server started, by reason."""
+    incidents: list[Incident]
+
+    @classmethod
+    def from_message(cls, status: pb.RunStatus) -> RunStatus:
+        return cls(
+            run_id=status.run_id,
+            method=status.method,
+            phase=_word(pb.Phase.Name(status.phase), "PHASE_"),
+            held_phase=_word(pb.Phase.Name(status.held_phase), "PHASE_") if status.held_phase else None,
+            round=status.round,
+            rounds=status.rounds,
+            min_clients=status.min_clients,
+            missing=list(status.missing),
+            seconds_left=status.time_left.ToTimedelta().total_seconds() if status.HasField("time_left") else None,
+            reason=status.reason,
+            mean_accuracy=mean_accuracy(status),
+            bytes_up=status.bytes_up,
+            bytes_down=status.bytes_down,
+            clients=[ClientStatus.from_message(client) for client in status.clients],
+            refusals=dict(sorted(status.refusals.items())),
+            incidents=[Incident.from_message(incident) for incident in status.incidents],
+        )
+
+    @property
+    def is_over(self) -> bool:
+        return self.phase in ("finished", "failed", "stopped")
+
+
+def _word(name: str, prefix: str) -> str:
+    return name.removeprefix(prefix).lower()
+
+
+def _iso(nanoseconds: int) -> str:
+    return datetime.fromtimestamp(nanoseconds / 1e9, UTC).isoformat(timespec="milliseconds")

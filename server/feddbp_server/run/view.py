@@ -1,0 +1,127 @@
+"""A read-only view of a run, for status and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_server.reporting.event_log import Incident
+from feddbp_server.reporting.metrics_log import Report, Traffic
+from feddbp_server.run.engine import RunEngine
+from feddbp_server.run.sessions import Session
+from feddbp_server.run.state_machine import Phase, RoundPolicy, RunState
+from feddbp_server.run.timing import Durations, PhaseTimes
+
+
+class RunView:
+    """Reads a run and changes nothing; to be used on the event loop."""
+
+    def __init__(self, engine: RunEngine) -> None:
+        self._engine = engine
+
+    @property
+    def run_id(self) -> str:
+        return self._engine.run_id
+
+    @property
+    def method(self) -> str:
+        return self._engine.config.method
+
+    @property
+    def policy(self) -> RoundPolicy:
+        return self._engine.policy
+
+    @property
+    def state(self) -> RunState:
+        return self._engine.state
+
+    @property
+    def draining(self) -> bool:
+        return self._engine.draining
+
+    @property
+    def storage_trouble(self) -> str:
+        """Why the store is not writable; empty while it is."""
+        return self._engine.storage_trouble
+
+    def upcoming_change(self) -> asyncio.Event:
+        """Set at the next change; to be taken before the run is read, so that no change in between is missed."""
+        return self._engine.status_changed.upcoming()
+
+    def time_left(self) -> float | None:
+        """Seconds to the deadline of the phase; none if it has no deadline."""
+        deadline = self._engine.state.deadline
+        return None if deadline is None else max(0.0, deadline - self._engine.clock())
+
+    # --- clients ---
+
+    def sessions(self) -> Sequence[Session]:
+        """The newest session of every client that ever joined, by client id."""
+        return self._engine.sessions.all()
+
+    def activity_of(self, session: Session) -> pb.ClientActivity.ValueType:
+        state, client_id = self._engine.state, session.client_id
+        if state.phase is Phase.EVALUATING and client_id in state.reported:
+            return pb.CLIENT_ACTIVITY_DONE
+        if not self._engine.sessions.is_current(session):
+            return pb.CLIENT_ACTIVITY_LEFT
+        if session.streams == 0:
+            return pb.CLIENT_ACTIVITY_AWAY
+        if client_id in state.selected:
+            return pb.CLIENT_ACTIVITY_UPLOADED if client_id in state.uploaded else pb.CLIENT_ACTIVITY_TRAINING
+        return pb.CLIENT_ACTIVITY_IDLE
+
+    def seconds_unseen(self, session: Session) -> float:
+        """Seconds since a client's last sign of life; an open event stream is one."""
+        return 0.0 if session.streams else self._engine.clock() - session.last_seen
+
+    # --- results ---
+
+    def newest_report_of(self, client_id: int) -> Report | None:
+        return self._engine.metrics_log.newest_of(client_id)
+
+    def mean_accuracy(self) -> float | None:
+        """Over all test samples, in the newest round that all its clients have reported on, or that is over."""
+        state, accuracy_of = self._engine.state, self._engine.metrics_log.accuracy_of
+        taking_part = state.selected | state.observers
+        is_complete = state.phase.is_final or (bool(taking_part) and taking_part <= state.reported)
+        of_complete = accuracy_of(state.round if is_complete else state.round - 1)
+        # in the very first round, a few reports are better than none
+        return accuracy_of(state.round) if of_complete is None else of_complete
+
+    @property
+    def traffic(self) -> Traffic:
+        return self._engine.metrics_log.traffic
+
+    def traffic_of(self, client_id: int) -> Traffic:
+        return self._engine.metrics_log.traffic_of(client_id)
+
+    # --- events since this server started ---
+
+    @property
+    def incidents(self) -> Sequence[Incident]:
+        return self._engine.event_log.incidents
+
+    @property
+    def refusals(self) -> Mapping[str, int]:
+        """Refused calls, by reason."""
+        return self._engine.event_log.audit.refusals
+
+    @property
+    def refused_calls(self) -> Counter[tuple[str, str]]:
+        """Refused calls, by method and reason."""
+        return self._engine.event_log.audit.refused
+
+    def audited(self, what: str) -> int:
+        """Entries of one kind in the audit log, whether or not they could be written."""
+        return self._engine.event_log.audit.recorded[what]
+
+    @property
+    def phase_times(self) -> PhaseTimes:
+        return self._engine.phase_times
+
+    @property
+    def aggregation_times(self) -> Durations:
+        return self._engine.aggregation_times

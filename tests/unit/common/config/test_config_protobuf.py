@@ -1,0 +1,278 @@
+"""The configuration of a run on the wire: what is sent stays the same, and what is received is never guessed."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.duration_pb2 import Duration as DurationMessage
+from google.protobuf.message import Message
+from pydantic import BaseModel
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.config.protobuf import proto_name, to_message, values_in
+from feddbp_common.config.run import RunConfig, run_from_proto, run_to_proto
+from feddbp_common.config.types import Duration, FrozenModel
+from feddbp_common.errors import ConfigurationError
+
+SENT_BY_0_1_0: list[tuple[dict[str, Any], str]] = [
+    (
+        {},
+        """
+        0a0666656464627012df020a120a066272616e636812081a066c696e6561720a100a03657461120911000000000000f03f0a1c0a0e686172
+        645f6e6567617469766573120a1a0872657765696768740a110a05686561647312081a067368617265640a230a09696e666572656e636512
+        161a1470726f746f747970655f6e6f726d616c697a65640a120a056b5f746f701209110000000000003e400a110a086c5f645f666f726d12
+        051a036c6f670a170a0d6c5f735f726564756374696f6e12061a046d65616e0a150a086c616d6264615f31120911000000000000f03f0a15
+        0a086c616d6264615f3212091100000000000024400a150a086c616d6264615f33120911000000000000f03f0a100a03746175120911ec51
+        b81e85ebb13f0a160a10776974686f75745f6465636973696f6e120220000a1d0a17776974686f75745f706572736f6e616c69736174696f
+        6e120220000a130a0d776974686f75745f7368617265120220001814206432150a06646967697473119a9999999999b93f180a28103a1808
+        0a1020197b14ae47e17a843f32066d696e692d3838800442040801100149000000000000f03f
+        """,
+    ),
+    (
+        {
+            "method_settings": {"lambda_2": 0.5, "k_top": 7, "branch": "mlp", "without_share": True},
+            "clients": 3,
+            "rounds": 7,
+            "participation": 0.25,
+            "seed": 2**32 - 1,
+            "data": {
+                "dataset": "custom",
+                "alpha": 1e-3,
+                "class_names": ("cat", "döner", "eel, smoked"),
+                "image_size": 48,
+            },
+            "training": {
+                "local_epochs": 2,
+                "batch_size": 17,
+                "learning_rate": 0.3,
+                "momentum": 0.9,
+                "weight_decay": 5e-4,
+                "model_group": "htfe-8",
+                "feature_dim": 64,
+                "htfllib_loader": True,
+            },
+            "wire": {"wire_dtype": "bfloat16", "fisher": "top_channels"},
+        },
+        """
+        0a0666656464627012dc020a0f0a066272616e636812051a036d6c700a100a03657461120911000000000000f03f0a1c0a0e686172645f6e
+        6567617469766573120a1a0872657765696768740a110a05686561647312081a067368617265640a230a09696e666572656e636512161a14
+        70726f746f747970655f6e6f726d616c697a65640a120a056b5f746f701209110000000000001c400a110a086c5f645f666f726d12051a03
+        6c6f670a170a0d6c5f735f726564756374696f6e12061a046d65616e0a150a086c616d6264615f31120911000000000000f03f0a150a086c
+        616d6264615f32120911000000000000e03f0a150a086c616d6264615f33120911000000000000f03f0a100a03746175120911ec51b81e85
+        ebb13f0a160a10776974686f75745f6465636973696f6e120220000a1d0a17776974686f75745f706572736f6e616c69736174696f6e1202
+        20000a130a0d776974686f75745f7368617265120220011803200728ffffffff0f322f0a06637573746f6d11fca9f1d24d62503f18032203
+        636174220664c3b66e6572220b65656c2c20736d6f6b656428303a2b0802101119333333333333d33f21cdccccccccccec3f29fca9f1d24d
+        62403f3206687466652d383840400142040803100249000000000000d03f
+        """,
+    ),
+    (
+        {"method": "local", "data": {"dataset": "custom", "classes": 2}, "wire": {"wire_dtype": "float16"}},
+        """
+        0a056c6f63616c12001814206432130a06637573746f6d119a9999999999b93f18023a18080a1020197b14ae47e17a843f32066d696e692d
+        3838800442040802100149000000000000f03f
+        """,
+    ),
+    (
+        {"method": "fedtgp", "data": {"dataset": "cifar100"}},
+        """
+        0a0666656474677012be010a110a07636f6c6c65637412061a04706f73740a110a0864697374616e636512051a036d73650a180a09696e66
+        6572656e6365120b1a0970726f746f747970650a190a0c6c616d6264615f70726f746f12091100000000000024400a170a11736572766572
+        5f62617463685f73697a65120208000a1a0a0d7365727665725f65706f63687312091100000000000059400a1a0a147365727665725f6c65
+        61726e696e675f72617465120208000a100a0374617512091100000000000059401814206432170a086369666172313030119a9999999999
+        b93f186428203a18080a1020197b14ae47e17a843f32066d696e692d3838800442040801100149000000000000f03f
+        """,
+    ),
+    (
+        {
+            "method": "local",
+            "clients": 100_000,
+            "rounds": 2**32 - 1,
+            "training": {
+                "local_epochs": 2**32 - 1,
+                "batch_size": 2**32 - 1,
+                "learning_rate": 1e300,
+                "feature_dim": 65_535,
+            },
+        },
+        """
+        0a056c6f63616c120018a08d0620ffffffff0f32150a06646967697473119a9999999999b93f180a28103a2108ffffffff0f10ffffffff0f
+        199c7500883ce4377e32066d696e692d3838ffff0342040801100149000000000000f03f
+        """,
+    ),
+]
+"""Configurations, and the messages version 0.1.0 sent for them; map entries are sorted by key."""
+
+
+@pytest.mark.parametrize(("options", "sent"), SENT_BY_0_1_0)
+def test_the_bytes_of_a_configuration_are_those_earlier_versions_sent(options: dict[str, Any], sent: str) -> None:
+    run = RunConfig.model_validate(options)
+    assert run_to_proto(run).SerializeToString(deterministic=True).hex() == "".join(sent.split())
+
+
+@pytest.mark.parametrize(("options", "sent"), SENT_BY_0_1_0)
+def test_a_configuration_sent_by_an_earlier_version_is_read_unchanged(options: dict[str, Any], sent: str) -> None:
+    assert run_from_proto(pb.RunConfig.FromString(bytes.fromhex(sent))) == RunConfig.model_validate(options)
+
+
+def _unmatched(model: type[BaseModel], message: Descriptor) -> set[str]:
+    names = {proto_name(name, field): field for name, field in model.model_fields.items()}
+    unmatched = names.keys() ^ message.fields_by_name.keys()
+    for name in names.keys() & message.fields_by_name.keys():
+        nested = names[name].annotation
+        if isinstance(nested, type) and issubclass(nested, BaseModel):
+            unmatched |= {f"{name}.{field}" for field in _unmatched(nested, message.fields_by_name[name].message_type)}
+    return unmatched
+
+
+def test_every_field_of_the_configuration_is_in_the_protocol_and_vice_versa() -> None:
+    assert _unmatched(RunConfig, pb.RunConfig.DESCRIPTOR) == set()
+
+
+# --- a server that is newer, broken or hostile ---
+
+
+def fault_in(message: pb.RunConfig) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        run_from_proto(message)
+    text = str(caught.value)
+    assert "\n" not in text
+    prefix = "the server's run configuration cannot be used: "
+    assert text.startswith(prefix)
+    return text.removeprefix(prefix)
+
+
+WIRE = {"dtype": pb.DTYPE_FLOAT32, "fisher": pb.FISHER_FORM_SCORES}
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"method": "fedfuture"}, "no method is called 'fedfuture'"),
+        ({"method": "feddbp:harsh"}, "feddbp has no preset 'harsh'"),
+        ({"rounds": 0}, "rounds: input should be greater than or equal to 1"),
+        ({"clients": 100_001}, "clients: input should be less than or equal to 100000"),
+        ({"seed": 2**32}, "seed: input should be less than 4294967296"),
+        ({"participation": float("nan")}, "participation: input should be a finite number"),
+        ({"wire": pb.WireConfig(**{**WIRE, "fisher": 0})}, "wire.fisher: is not set"),
+        ({"wire": pb.WireConfig(**{**WIRE, "dtype": 0})}, "wire.wire_dtype: is not set"),
+        ({"wire": pb.WireConfig(**{**WIRE, "dtype": 77})}, "wire.wire_dtype: value 77 is not known to feddbp "),
+        (
+            {"wire": pb.WireConfig(**{**WIRE, "dtype": pb.DTYPE_INT32})},
+            "wire.wire_dtype: input should be 'float32', 'float16' or 'bfloat16'",
+        ),
+        ({"data": pb.DataConfig()}, "data.alpha: input should be greater than 0"),
+        ({"data": pb.DataConfig(dataset="fashion", classes=3, alpha=1)}, "no data set is called 'fashion'"),
+        ({"data": pb.DataConfig(dataset="cifar10", classes=3, alpha=1)}, "cifar10 has 10 classes, not 3"),
+        (
+            {"data": pb.DataConfig(dataset="cifar10", alpha=1)},
+            "data.classes: input should be greater than or equal to 2",
+        ),
+        ({"training": pb.TrainingConfig()}, "no model group is called ''"),
+        (
+            {"training": pb.TrainingConfig(model_group="mini-8", local_epochs=1, batch_size=1)},
+            "training.batch_size: input should be greater than or equal to 2",
+        ),
+    ],
+)
+def test_a_configuration_that_cannot_be_used_is_refused_by_field(change: dict[str, Any], fault: str) -> None:
+    message = run_to_proto(RunConfig())
+    for name, value in change.items():
+        if isinstance(value, Message):
+            getattr(message, name).CopyFrom(value)
+        else:
+            setattr(message, name, value)
+    assert fault_in(message).startswith(fault)
+
+
+@pytest.mark.parametrize(
+    ("added", "fault"),
+    [
+        ({"quantum": True}, "feddbp has no setting 'quantum'"),
+        ({"k_top": "many"}, "setting 'k_top' of feddbp: input should be a valid integer"),
+        ({"k_top": None}, "setting 'k_top' of feddbp: input should be a valid integer"),
+        ({"tau": [1, 2]}, "setting 'tau' of feddbp: input should be a valid number"),
+        ({"tau": {"a": {"b": 1}}}, "setting 'tau' of feddbp: input should be a valid number"),
+        ({"tau": float("nan")}, "method_settings: has a value that cannot be read"),
+        ({"tau": float("inf")}, "method_settings: has a value that cannot be read"),
+    ],
+)
+def test_a_setting_of_a_method_that_this_version_cannot_use_is_refused(added: dict[str, Any], fault: str) -> None:
+    message = run_to_proto(RunConfig())
+    message.method_settings.update(added)
+    assert fault_in(message).startswith(fault)
+
+
+LATER_FIELD = b"\x50\x01"
+"""Field 10, a varint; no configuration message has one."""
+
+
+@pytest.mark.parametrize(
+    ("added", "fault"),
+    [
+        (LATER_FIELD, "field 10 is not known to feddbp "),
+        (b"\x32\x02" + LATER_FIELD, "data.field 10 is not known to feddbp "),
+        (b"\x1a\x01x", "field 3 is not known to feddbp "),
+    ],
+    ids=["of a later version", "nested", "a string where clients is a number"],
+)
+def test_a_field_that_this_version_cannot_read_is_refused_and_not_ignored(added: bytes, fault: str) -> None:
+    assert fault_in(pb.RunConfig.FromString(run_to_proto(RunConfig()).SerializeToString() + added)).startswith(fault)
+
+
+def test_a_hostile_server_cannot_fill_the_log_of_a_client() -> None:
+    message = run_to_proto(RunConfig())
+    message.method = "x" * 1_000_000
+    assert len(fault_in(message)) <= 500
+
+
+def test_an_image_size_of_zero_leaves_it_to_the_clients() -> None:
+    message = run_to_proto(RunConfig.model_validate({"data": {"dataset": "custom", "classes": 2}}))
+    assert message.data.image_size == 0
+    assert run_from_proto(message).data.image_size is None
+
+
+# --- kinds of fields that no run has yet ---
+
+
+class Timeouts(FrozenModel):
+    idle: Duration = timedelta(minutes=1)
+    total: Duration | None = None
+    retries: int | None = None
+
+
+@pytest.fixture(scope="module")
+def timeouts() -> type[Message]:
+    kinds = descriptor_pb2.FieldDescriptorProto
+    definition = descriptor_pb2.FileDescriptorProto(name="timeouts.proto", package="feddbp.tests", syntax="proto3")
+    definition.dependency.append("google/protobuf/duration.proto")
+    message = definition.message_type.add(name="Timeouts")
+    for number, name in enumerate(("idle", "total"), 1):
+        field = message.field.add(name=name, number=number, type=kinds.TYPE_MESSAGE)
+        field.type_name = ".google.protobuf.Duration"
+    message.field.add(name="retries", number=3, type=kinds.TYPE_UINT32, proto3_optional=True, oneof_index=0)
+    message.oneof_decl.add(name="_retries")
+    pool = descriptor_pool.Default()
+    pool.AddSerializedFile(definition.SerializeToString())
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("feddbp.tests.Timeouts"))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Timeouts(),
+        Timeouts(idle=timedelta(0), total=timedelta(milliseconds=1500), retries=0),
+    ],
+)
+def test_durations_and_optional_fields_are_converted(config: Timeouts, timeouts: type[Message]) -> None:
+    sent = timeouts.FromString(to_message(config, timeouts).SerializeToString())
+    assert Timeouts.model_validate(values_in(sent, Timeouts)) == config
+    assert sent.HasField("retries") == (config.retries is not None)
+
+
+def test_a_duration_beyond_what_python_can_hold_is_refused(timeouts: type[Message]) -> None:
+    with pytest.raises(ConfigurationError, match="idle: has a value that cannot be read"):
+        values_in(timeouts(idle=DurationMessage(seconds=2**62)), Timeouts)

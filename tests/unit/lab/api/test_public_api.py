@@ -1,0 +1,132 @@
+"""`import feddbp`: what it exports, what it loads, and that the exports work."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from processes import Federation as RunningFederation
+
+import feddbp
+
+SMALL = feddbp.RunConfig(
+    method="feddbp", clients=2, rounds=1, training={"local_epochs": 1, "batch_size": 64, "feature_dim": 32}
+)
+
+
+@pytest.fixture(scope="module")
+def statuses() -> list[feddbp.RunStatus]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory, statuses: list[feddbp.RunStatus]) -> feddbp.FederationResult:
+    federation = feddbp.Federation(SMALL, directory=tmp_path_factory.mktemp("run"), device="cpu", processes=1)
+    return federation.run(on_status=statuses.append)
+
+
+@pytest.mark.parametrize("name", feddbp.__all__)
+def test_every_exported_name_exists_and_is_documented(name: str) -> None:
+    value = getattr(feddbp, name)
+    assert isinstance(value, str) or inspect.getdoc(value)
+    assert name in dir(feddbp)
+
+
+def test_a_name_that_is_not_exported_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="'Federaton'"):
+        feddbp.Federaton  # noqa: B018
+
+
+def test_importing_it_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, json, feddbp\n"
+        "print(json.dumps([n for n in ('torch', 'grpc', 'numpy', 'pydantic', 'rich') if n in sys.modules]))"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert json.loads(printed) == []
+
+
+def test_configuration_and_control_load_no_torch() -> None:
+    code = (
+        "import sys, feddbp\nfeddbp.RunConfig(), feddbp.connect, feddbp.Federation\nassert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_federation_runs_to_its_end(result: feddbp.FederationResult) -> None:
+    assert result.outcome == "finished"
+    assert result.accuracy is not None
+    assert {line["client"] for line in result.metrics} == {0, 1}
+
+
+def test_statuses_are_passed_on_while_it_runs(
+    result: feddbp.FederationResult, statuses: list[feddbp.RunStatus]
+) -> None:
+    assert result.outcome == "finished"
+    assert statuses[-1].phase == "finished"
+    assert statuses[-1].is_over
+    assert {client.client for client in statuses[-1].clients} == {0, 1}
+
+
+def test_a_trained_client_predicts(result: feddbp.FederationResult) -> None:
+    client = result.client(0, device="cpu")
+    (prediction,) = client.predict([np.zeros((16, 16), dtype=np.uint8)])
+    assert prediction.name in client.facts.class_names
+
+
+def test_a_finished_directory_is_not_run_again(result: feddbp.FederationResult) -> None:
+    again = feddbp.Federation(SMALL, directory=result.directory, device="cpu", processes=1).run()
+    assert again.summary["run_id"] == result.summary["run_id"]
+    assert again.metrics == result.metrics
+
+
+def test_another_run_in_the_same_directory_is_refused(result: feddbp.FederationResult) -> None:
+    other = SMALL.model_copy(update={"seed": 1})
+    with pytest.raises(feddbp.FedDBPError, match="server"):
+        feddbp.Federation(other, directory=result.directory, device="cpu", processes=1).run()
+
+
+def test_private_data_are_for_real_clients(tmp_path: Path) -> None:
+    run = feddbp.RunConfig(data={"dataset": "custom", "classes": 2})
+    with pytest.raises(feddbp.ConfigurationError, match="public data set"):
+        feddbp.Federation(run, directory=tmp_path)
+
+
+@pytest.fixture
+def control(running_federation: RunningFederation) -> Iterator[feddbp.RunControl]:
+    running_federation.server("--clients", 1, "--rounds", 1)
+    with feddbp.connect(running_federation.address) as control:
+        yield control
+
+
+def test_a_run_is_watched_and_controlled(control: feddbp.RunControl) -> None:
+    assert control.status().phase == "waiting"
+    assert control.pause().phase == "paused"
+    assert control.resume().phase == "waiting"
+    watched = control.watch()
+    assert next(watched).phase == "waiting"
+    stopped = control.stop("enough")
+    assert (stopped.phase, stopped.reason) == ("stopped", "enough")
+    assert [status.phase for status in watched][-1] == "stopped"
+
+
+async def test_it_works_inside_a_running_event_loop(control: feddbp.RunControl) -> None:
+    assert asyncio.get_running_loop().is_running()
+    assert control.status().phase == "waiting"
+
+
+def test_an_absent_server_is_an_error_of_ours() -> None:
+    with feddbp.connect("127.0.0.1:1") as control, pytest.raises(feddbp.FedDBPError, match=r"127\.0\.0\.1:1"):
+        control.status()
+
+
+def test_another_machine_is_not_contacted_without_tls() -> None:
+    with pytest.raises(feddbp.ConfigurationError, match="encrypted"):
+        feddbp.connect("fl.example.org:50051")
