@@ -1,0 +1,1 @@
+"""Prototypes averaged by confidence: a method in a package of its own."""
