@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from processes import Federation, federation
+
+# Before torch and numpy are imported, and for every process that a test starts: as many test processes run as there
+# are cores, so threads of one would only wait for those of another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from processes import TEMPLATES, Federation, federation
+
+
+@pytest.fixture(scope="session", autouse=True)
+def templates() -> Iterator[None]:
+    """Ends the template processes with the tests."""
+    yield
+    for template in TEMPLATES.values():
+        template.close()
 
 
 @pytest.fixture

@@ -28,6 +28,8 @@ CHECKPOINT_NAME: Final = "checkpoint.safetensors"
 """Written by the client after each round; read when it resumes, by `feddbp predict` and `feddbp export`."""
 SESSION_NAME: Final = "session.json"
 """Written by the client at join, mode 0600; read when it rejoins."""
+CLIENT_FORMAT_NAME: Final = "format.json"
+"""Written by the client when it opens its directory: the format of the files in it, and the version that wrote them."""
 CLIENT_LOCK_NAME: Final = "daemon.lock"
 """Locked by the client while it runs; the experiment runner waits for the lock before it reuses a cell."""
 

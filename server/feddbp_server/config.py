@@ -70,6 +70,13 @@ class RoundsConfig(FrozenModel):
         description="how long an id stays reserved without a connection (default: 30s, or a round's shorter deadline)",
     )
 
+    join_window: Duration = Field(
+        timedelta(0),
+        ge=timedelta(0),
+        description="wait since the last join before a run begins without the missing",
+        json_schema_extra={"planned": True},
+    )
+
     @model_validator(mode="after")
     def _lost_clients_are_noticed_in_time(self) -> Self:
         if self.lease is not None and self.round_deadline and self.lease > self.round_deadline:

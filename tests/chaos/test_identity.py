@@ -6,8 +6,6 @@ import asyncio
 import os
 import shutil
 import stat
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -298,7 +296,7 @@ def test_nobody_sets_out_with_an_expired_certificate(expired: Path, running_fede
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A list for the server, and a file for each party."""
     directory = tmp_path_factory.mktemp("tokens")
-    command_line("certs", "tokens", directory, "--ids", "0-2")
+    command_line(directory, "certs", "tokens", directory, "--ids", "0-2")
     return directory
 
 
@@ -514,10 +512,12 @@ async def test_a_zombie_that_hangs_inside_its_upload_is_in_nobodys_way(
 # --- secrets on disk, and the commands that make them ---
 
 
-def command_line(*arguments: object) -> str:
-    """What `feddbp` prints."""
-    command = [sys.executable, "-m", "feddbp_lab.cli", *map(str, arguments)]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+def command_line(directory: Path, *arguments: object) -> str:
+    """Runs `feddbp` in a directory; returns what it prints."""
+    with federation(directory) as running:
+        command = running.start("feddbp_lab.cli", *arguments, name="feddbp")
+        command.expect_exit(0)
+        return command.log
 
 
 def permissions(path: Path) -> int:
@@ -527,9 +527,9 @@ def permissions(path: Path) -> int:
 def test_keys_and_tokens_are_for_their_owner_only_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        command_line("certs", "init", tmp_path)
-        command_line("certs", "client", tmp_path, "--id", 3)
-        command_line("certs", "tokens", tmp_path, "--ids", "0-1")
+        command_line(tmp_path, "certs", "init", tmp_path)
+        command_line(tmp_path, "certs", "client", tmp_path, "--id", 3)
+        command_line(tmp_path, "certs", "tokens", tmp_path, "--ids", "0-1")
         exposed = tmp_path / "exposed.key"
         exposed.touch(mode=0o666)
         write_secret(exposed, b"secret")
@@ -548,15 +548,15 @@ async def test_a_federation_with_certificates_of_the_command_line_survives_a_res
 ) -> None:
     """Five commands, as the manual has them; under TLS, clients find the restarted server by themselves."""
     certs = tmp_path / "certs"
-    command_line("certs", "init", certs)
-    command_line("certs", "server", certs, "--host", "127.0.0.1")
-    command_line("certs", "client", certs, "--ids", "0-2")
-    command_line("certs", "operator", certs)
+    command_line(tmp_path, "certs", "init", certs)
+    command_line(tmp_path, "certs", "server", certs, "--host", "127.0.0.1")
+    command_line(tmp_path, "certs", "client", certs, "--ids", "0-2")
+    command_line(tmp_path, "certs", "operator", certs)
     access = ClientCredentials(certs=certs)
     doomed = await start_server(running_federation, "--certs", certs, *LIGHT_RUN, fault="server.upload.committed@4")
     # while it waits for clients: with them it may be over before the command has begun
     shown = await asyncio.to_thread(
-        command_line, "status", "--server", running_federation.address, "--certs", certs, "--json"
+        command_line, tmp_path, "status", "--server", running_federation.address, "--certs", certs, "--json"
     )
     async with Crowd(running_federation.address, range(3), access=access) as crowd:
         await is_killed(doomed)

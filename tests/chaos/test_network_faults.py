@@ -39,10 +39,36 @@ class Behind:
     federation: Federation
 
 
+class Retries(logging.Handler):
+    """Why clients had to try again, in the words of their log."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self._lines: list[str] = []
+        self._written = asyncio.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "trying again" in record.getMessage():
+            self._lines.append(record.getMessage())
+            self._written.set()
+
+    def of(self, client_id: int) -> list[str]:
+        return [line for line in self._lines if line.startswith(f"client {client_id}: ")]
+
+    async def first_of(self, client_id: int) -> str:
+        while not (reasons := self.of(client_id)):
+            self._written.clear()
+            await self._written.wait()
+        return reasons[0]
+
+
 @pytest.fixture
-def logged(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    with caplog.at_level(logging.INFO, logger="feddbp.client"):
-        yield caplog
+def retries(caplog: pytest.LogCaptureFixture) -> Iterator[Retries]:
+    handler, log = Retries(), logging.getLogger("feddbp.client")
+    log.addHandler(handler)
+    with caplog.at_level(logging.INFO, logger=log.name):
+        yield handler
+    log.removeHandler(handler)
 
 
 @asynccontextmanager
@@ -71,18 +97,6 @@ async def expect_end(behind: Behind, expected: Outcome) -> None:
     assert behind.federation.outcome() == expected
 
 
-def reasons_of(client_id: int, logged: pytest.LogCaptureFixture) -> list[str]:
-    """Why a client had to try again, in the words of its log."""
-    return [text for text in logged.messages if text.startswith(f"client {client_id}: ") and "trying again" in text]
-
-
-async def first_reason_of(client_id: int, logged: pytest.LogCaptureFixture) -> str:
-    """Waits for trouble; bounded by the time-out of the test."""
-    while not (reasons := reasons_of(client_id, logged)):  # noqa: ASYNC110 - a log has no event
-        await asyncio.sleep(0.02)
-    return reasons[0]
-
-
 CUTS = [
     pytest.param(fate, way, id=f"{fate.value}-{way.value}", marks=() if is_fast else (pytest.mark.full,))
     for fate, way, is_fast in (
@@ -105,13 +119,13 @@ async def test_a_connection_that_is_lost_inside_a_transfer_costs_a_try(
     running_federation: Federation,
     access: ClientCredentials,
     undisturbed_light: Outcome,
-    logged: pytest.LogCaptureFixture,
+    retries: Retries,
 ) -> None:
     async with behind_proxy(running_federation, access) as behind:
         trap = behind.proxy.set_trap(fate, way, INSIDE_A_TRANSFER)
         await trap.sprung()
         await expect_end(behind, undisturbed_light)
-    assert reasons_of(0, logged)
+    assert retries.of(0)
 
 
 @pytest.mark.parametrize(
@@ -123,12 +137,12 @@ async def test_a_slow_network_only_takes_longer(
     running_federation: Federation,
     access: ClientCredentials,
     undisturbed_light: Outcome,
-    logged: pytest.LogCaptureFixture,
+    retries: Retries,
 ) -> None:
     async with behind_proxy(running_federation, access, "--lease", "30s") as behind:
         behind.proxy.delay, behind.proxy.bytes_per_second = delay, bytes_per_second
         await expect_end(behind, undisturbed_light)
-    assert not reasons_of(0, logged)
+    assert not retries.of(0)
 
 
 @pytest.mark.full
@@ -143,27 +157,27 @@ async def test_a_very_slow_network_is_not_taken_for_a_lost_one(
     bytes_per_second: int | None,
     running_federation: Federation,
     access: ClientCredentials,
-    logged: pytest.LogCaptureFixture,
+    retries: Retries,
 ) -> None:
     async with alone_behind_proxy(running_federation, access, width=width) as behind:
         behind.proxy.delay, behind.proxy.bytes_per_second = delay, bytes_per_second
         await behind.crowd.ended()
         await exits(behind.server, 0)
         assert behind.proxy.connections == 1
-    assert not reasons_of(0, logged)
+    assert not retries.of(0)
 
 
 async def test_both_sides_notice_when_the_network_swallows_everything(
     running_federation: Federation,
     access: ClientCredentials,
     undisturbed_light: Outcome,
-    logged: pytest.LogCaptureFixture,
+    retries: Retries,
 ) -> None:
     async with behind_proxy(running_federation, access, others=[1]) as behind:
         await both_are_waiting(running_federation, access)
         behind.proxy.swallow()
         await status_when(running_federation.address, is_away(0), "the server's finding out", access)
-        assert "ping timeout" in await first_reason_of(0, logged)
+        assert "ping timeout" in await retries.first_of(0)
         behind.proxy.restore()
         async with Crowd(running_federation.address, [2], access=access) as last:
             await last.ended()
@@ -174,12 +188,12 @@ async def test_a_proxy_that_restarts_is_found_again(
     running_federation: Federation,
     access: ClientCredentials,
     undisturbed_light: Outcome,
-    logged: pytest.LogCaptureFixture,
+    retries: Retries,
 ) -> None:
     async with behind_proxy(running_federation, access, others=[1]) as behind:
         await both_are_waiting(running_federation, access)
         behind.proxy.stop()
-        await first_reason_of(0, logged)
+        await retries.first_of(0)
         behind.proxy.start()
         async with Crowd(running_federation.address, [2], access=access) as last:
             await last.ended()
@@ -200,7 +214,7 @@ def is_away(client_id: int) -> Callable[[pb.RunStatus], bool]:
 
 
 async def test_a_client_in_a_black_hole_gives_up_when_its_patience_is_spent(
-    running_federation: Federation, access: ClientCredentials, logged: pytest.LogCaptureFixture
+    running_federation: Federation, access: ClientCredentials, retries: Retries
 ) -> None:
     await start_server(running_federation, "--certs", access.certs, *LIGHT_RUN)
     with TcpProxy(running_federation.port) as proxy:
@@ -209,7 +223,7 @@ async def test_a_client_in_a_black_hole_gives_up_when_its_patience_is_spent(
         with pytest.raises(ServerUnavailableError, match=f"the server at {proxy.address} does not answer"):
             await LightClient(0, connection).run_reconnecting(patience=timedelta(seconds=2))
         await connection.close()
-    assert reasons_of(0, logged)
+    assert retries.of(0)
 
 
 # --- a server that hangs behind a connection that does not ---

@@ -12,7 +12,7 @@ from random import Random
 
 from benchmarks.light_client import LightClient
 from hostile_calls import Scene, complaint, hostile_calls
-from light_runs import control_of, exits, start_server
+from light_runs import control_of, exits, round_open, start_server
 from processes import Command, Federation
 from raw_calls import RawAnswer, RawCall, RawChannel
 from server_state import durable_digest, resident_bytes, run_digest
@@ -61,12 +61,13 @@ class Besieged:
 @asynccontextmanager
 async def besieged(running: Federation) -> AsyncIterator[Besieged]:
     """Round 0 is done, all have reported on round 1, and every eighth client has uploaded to it."""
-    server = await start_server(running, *RUN)
+    server = await start_server(running, *RUN, forked=False)  # its memory is measured
     connections = [Connection(running.address) for _ in range(CLIENTS)]
     clients = [LightClient(number, connection) for number, connection in enumerate(connections)]
     try:
         configs = [await client.join() for client in clients]
         for number in (0, 1):
+            await round_open(running.address, number)
             for client in clients:
                 await _do(client, number, upload=number == 0 or client.client_id % 8 == 7)
         run = await connections[0].get_run()
@@ -84,13 +85,7 @@ async def besieged(running: Federation) -> AsyncIterator[Besieged]:
 
 
 async def _do(client: LightClient, number: int, *, upload: bool) -> None:
-    async with asyncio.timeout(30):
-        while True:
-            try:
-                received = await client.download(number)
-                break
-            except Exception:  # the round opens in a moment
-                await asyncio.sleep(0.02)
+    received = await client.download(number)
     contribution = client.encoded_upload(number)
     size = sum(part.ByteSize() for part in upload_parts(client.session, number, contribution))
     await client.report(number, bytes_down=received.message_bytes, bytes_up=size)

@@ -313,6 +313,7 @@ def _meaning(parts: Sequence[pb.UploadPart | None]) -> object:
     header = pb.UploadHeader()
     header.CopyFrom(first.header)
     header.DiscardUnknownFields()
+    header.awaits_admission = False  # says when the body is sent, not what is in it
     for tensor in (header.manifest.prototypes.matrix, header.manifest.fisher.scores):
         tensor.name = ""
     return header.SerializeToString(deterministic=True), b"".join(part.chunk.data for part in rest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from datetime import datetime
 from pathlib import Path
@@ -155,13 +156,16 @@ async def test_the_log_goes_on_after_a_restart_and_counters_begin_anew(running_f
 async def test_a_flood_of_refusals_is_counted_but_does_not_fill_the_disk(running_federation: Federation) -> None:
     server = await start_server(running_federation, *RUN)
     channel = RawChannel(running_federation.address)
-    for _ in range(1_500):
-        await channel.ask(RawCall(method="Join", messages=[b""]))
-    assert await refusals_of(running_federation) == {"other_run": 1_500}
+    sent = 0
+    # the slower the machine, the more of them are within what may be written by the second
+    while len(audit(running_federation, "refused")) == sent:
+        await asyncio.gather(*(channel.ask(RawCall(method="Join", messages=[b""])) for _ in range(100)))
+        sent += 100
+    assert await refusals_of(running_federation) == {"other_run": sent}
     await channel.close()
     server.terminate()
     await exits(server, 0)
     written = len(audit(running_federation, "refused"))
-    assert 1_000 <= written < 1_500
-    assert written + sum(entry["refusals"] for entry in audit(running_federation, "flood")) == 1_500
+    assert 1_000 <= written < sent
+    assert written + sum(entry["refusals"] for entry in audit(running_federation, "flood")) == sent
     assert server.log.count("refused Join") == written

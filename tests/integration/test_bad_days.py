@@ -16,7 +16,7 @@ import grpc
 import pytest
 from benchmarks.light_client import LightClient
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from light_runs import Crowd, Gate, Outcome, exits, start_server, status_when, undisturbed_outcome
+from light_runs import Crowd, Gate, Outcome, exits, start_client, start_server, status_when, undisturbed_outcome
 from metrics import scrape
 from private_disks import needs_mounts, read_only_disk, small_disk
 from processes import Command, Federation, GaveUpError, wait_until
@@ -320,19 +320,23 @@ async def test_clients_find_the_next_server_by_themselves(running_federation: Fe
     assert running_federation.outcome() == undisturbed
 
 
-def test_real_clients_find_the_next_server_by_themselves(running_federation: Federation) -> None:
-    run = ("--clients", 2, "--rounds", 4, "--alpha", 1.0, "--local-epochs", 1, "--min-clients", 2)
-    server = running_federation.server(*run)
-    clients = running_federation.client("0,1")
-    wait_until(lambda: any(line["round"] >= 1 for line in running_federation.metrics()), "round 1")
-    server.terminate()
-    server.expect_exit(0)
-    server = running_federation.server(*run)
-    clients.expect_exit(0)
-    server.expect_exit(0)
+async def test_a_real_client_finds_the_next_server_by_itself(running_federation: Federation) -> None:
+    run = ("--clients", 2, "--rounds", 3, "--alpha", 1.0, "--local-epochs", 1, "--min-clients", 2)
+    server = await start_server(running_federation, *run)
+    client = await start_client(running_federation, "0")
+    gate = Gate(at_round=1)
+    async with Crowd(running_federation.address, [1], on_event={1: gate}) as crowd:
+        await gate.reached.wait()
+        server.terminate()
+        await exits(server, 0)
+        server = await start_server(running_federation, *run)
+        gate.opened.set()
+        await crowd.ended()
+    for command in (client, server):
+        await exits(command, 0)
     assert running_federation.summary()["outcome"] == "finished"
-    assert "trying again" in clients.log
-    assert "Traceback" not in clients.log + server.log
+    assert "trying again" in client.log
+    assert "Traceback" not in client.log + server.log
 
 
 async def test_a_server_that_goes_away_says_so(running_federation: Federation) -> None:

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from processes import Federation
+from processes import Command, Federation
 
 
-def run(module: str, *arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", module, *map(str, arguments)], capture_output=True, text=True, cwd=cwd, timeout=120
-    )
-
-
-def expect_one_line(result: subprocess.CompletedProcess[str], code: int, *fragments: str) -> None:
-    assert result.returncode == code, result.stderr
-    complaint = [line for line in result.stderr.splitlines() if " error: " in line]
-    assert len(complaint) == 1, result.stderr
-    assert "Traceback" not in result.stderr
+def expect_one_line(command: Command, code: int, *fragments: str) -> None:
+    command.expect_exit(code)
+    complaint = [line for line in command.log.splitlines() if " error: " in line]
+    assert len(complaint) == 1, command.log
+    assert "Traceback" not in command.log
     for fragment in fragments:
         assert fragment in complaint[0]
 
@@ -44,22 +36,26 @@ def expect_one_line(result: subprocess.CompletedProcess[str], code: int, *fragme
         (["--host", "0.0.0.0"], ["0.0.0.0", "--insecure"]),
     ],
 )
-def test_a_mistake_in_the_servers_flags(arguments: list[str], fragments: list[str], tmp_path: Path) -> None:
-    expect_one_line(run("feddbp_server.cli", *arguments, cwd=tmp_path), 2, *fragments)
+def test_a_mistake_in_the_servers_flags(
+    arguments: list[str], fragments: list[str], running_federation: Federation
+) -> None:
+    expect_one_line(running_federation.start("feddbp_server.cli", *arguments, name="server"), 2, *fragments)
 
 
-def test_a_port_that_is_in_use(tmp_path: Path) -> None:
+def test_a_port_that_is_in_use(running_federation: Federation) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        expect_one_line(run("feddbp_server.cli", "--port", port, cwd=tmp_path), 2, str(port), "in use")
+        server = running_federation.start("feddbp_server.cli", "--port", port, name="server")
+        expect_one_line(server, 2, str(port), "in use")
 
 
-def test_a_state_directory_of_another_run(running_federation: Federation, tmp_path: Path) -> None:
+def test_a_state_directory_of_another_run(running_federation: Federation) -> None:
     running_federation.server("--rounds", 3).kill()
-    result = run("feddbp_server.cli", "--state-dir", running_federation.state_dir, "--rounds", 4, cwd=tmp_path)
-    expect_one_line(result, 2, "rounds is 3 there and 4 here")
+    options = ("--state-dir", running_federation.state_dir, "--rounds", 4)
+    server = running_federation.start("feddbp_server.cli", *options, name="server")
+    expect_one_line(server, 2, "rounds is 3 there and 4 here")
 
 
 @pytest.mark.parametrize(
@@ -78,8 +74,10 @@ def test_a_state_directory_of_another_run(running_federation: Federation, tmp_pa
         ),
     ],
 )
-def test_a_mistake_in_the_clients_flags(arguments: list[str], code: int, fragments: list[str], tmp_path: Path) -> None:
-    expect_one_line(run("feddbp_client.cli", *arguments, cwd=tmp_path), code, *fragments)
+def test_a_mistake_in_the_clients_flags(
+    arguments: list[str], code: int, fragments: list[str], running_federation: Federation
+) -> None:
+    expect_one_line(running_federation.start("feddbp_client.cli", *arguments, name="client"), code, *fragments)
 
 
 @pytest.mark.parametrize(
@@ -94,11 +92,9 @@ def test_private_data_that_cannot_be_read(
     path = tmp_path / "images.npz"
     if content is not None:
         path.write_bytes(content)
-    result = run("feddbp_client.cli", "--id", 0, "--server", running_federation.address, "--data", path, cwd=tmp_path)
-    expect_one_line(result, 2, fragment)
+    expect_one_line(running_federation.client("0", "--data", path), 2, fragment)
 
 
-def test_an_id_the_run_does_not_have(running_federation: Federation, tmp_path: Path) -> None:
+def test_an_id_the_run_does_not_have(running_federation: Federation) -> None:
     running_federation.server("--clients", 4)
-    result = run("feddbp_client.cli", "--id", 4, "--server", running_federation.address, cwd=tmp_path)
-    expect_one_line(result, 2, "client id 4", "0 to 3")
+    expect_one_line(running_federation.client("4"), 2, "client id 4", "0 to 3")

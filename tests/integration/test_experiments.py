@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from processes import Command, Federation, processes_naming, wait_until
+from light_runs import exits, start_client, start_server, status_when
+from processes import Command, Federation, outcome_in, processes_naming, wait_until
 
-from feddbp_common.artifacts import CELL_FAILURE_NAME, METRICS_NAME, SUMMARY_NAME
+from feddbp_common.artifacts import CELL_FAILURE_NAME, SUMMARY_NAME
 
 GRID = """
 title = "Small"
@@ -23,6 +24,11 @@ data.alpha = 0.5
 [axes]
 data.dataset = ["{dataset}"]
 """
+SAME_RUN = (
+    *("--clients", 2, "--min-clients", 2, "--rounds", 3, "--round-deadline", 0, "--alpha", 0.5),
+    *("--local-epochs", 1, "--learning-rate", 0.05, "--feature-dim", 32),
+)
+"""The grid's only run, for the server's command line."""
 
 
 class Experiments:
@@ -42,14 +48,9 @@ class Experiments:
     def out(self, name: str) -> Path:
         return self._federation.directory / name
 
-    def outcome(self, out: str) -> tuple[str, list[dict[str, Any]]]:
-        """What must be the same however a run was disturbed: the prototypes, and every result but the seconds."""
+    def cell(self, out: str) -> Path:
         (cell,) = (self.out(out) / "cells").iterdir()
-        lines = [json.loads(line) for line in (cell / METRICS_NAME).read_text().splitlines()]
-        for line in lines:
-            del line["seconds"]
-        digest = json.loads((cell / SUMMARY_NAME).read_text())["prototypes_sha256"]
-        return digest, sorted(lines, key=lambda line: (line["round"], line["client"]))
+        return cell
 
 
 @pytest.fixture
@@ -57,30 +58,37 @@ def experiments(running_federation: Federation) -> Experiments:
     return Experiments(running_federation)
 
 
-def test_a_runner_that_is_killed_goes_on_to_the_same_result_bit_by_bit(experiments: Experiments) -> None:
-    experiments.run("undisturbed", "digits").expect_exit(0)
+async def test_a_runner_that_is_killed_goes_on_to_the_same_result_bit_by_bit(
+    experiments: Experiments, running_federation: Federation
+) -> None:
     killed = experiments.run("disturbed", "digits")
-    (metrics,) = wait_until(
-        lambda: list(experiments.out("disturbed").glob(f"cells/*/server/{METRICS_NAME}")), "the start of the run"
+    endpoints = experiments.out("disturbed").glob
+    (endpoint,) = await asyncio.to_thread(
+        wait_until, lambda: list(endpoints("cells/*/server/endpoint.json")), "the start of the run"
     )
-    wait_until(lambda: '"round": 1' in metrics.read_text(), "the second round")
+    address = f"127.0.0.1:{json.loads(endpoint.read_text())['port']}"
+    await status_when(address, lambda status: status.round == 1, "the second round")
     killed.kill()
     # at once, while the processes of the killed one may still be on their way out
     resumed = experiments.run("disturbed", "digits")
-    resumed.expect_exit(0)
-    (cell,) = (experiments.out("disturbed") / "cells").iterdir()
+    await exits(resumed, 0)
+    cell = experiments.cell("disturbed")
     assert (cell / "logs" / "server.log").read_text().count("listening on") == 2
-    digest, lines = experiments.outcome("disturbed")
-    assert (digest, lines) == experiments.outcome("undisturbed")
+    digest, lines = outcome_in(cell)
     assert len(lines) == 2 * 4
     assert processes_naming(experiments.out("disturbed")) == []
+    server = await start_server(running_federation, *SAME_RUN)
+    clients = await start_client(running_federation, "0-1")
+    for command in (clients, server):
+        await exits(command, 0)
+    assert (digest, lines) == running_federation.outcome()
 
 
 def test_a_cell_without_its_data_fails_and_is_done_once_they_are_there(experiments: Experiments) -> None:
     archive = experiments.data / "cifar10.npz"
     archive.write_bytes(b"not images")
     experiments.run("out", "cifar10", clients=1, rounds=1).expect_exit(5)
-    (cell,) = (experiments.out("out") / "cells").iterdir()
+    cell = experiments.cell("out")
     failure = json.loads((cell / CELL_FAILURE_NAME).read_text())
     assert "cifar10.npz: not an npz file, or truncated (the process of client 0, exit code" in failure["cause"]
     images = np.random.default_rng(0).integers(0, 256, (100, 32, 32, 3), dtype=np.uint8)

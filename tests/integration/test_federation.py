@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
+from light_runs import Crowd, Gate, begun_together, exits, start_client, start_server, status_when
 from processes import Federation, federation, wait_until
+
+from feddbp_common.fault_injection import VARIABLE
 
 SMALL_RUN = ("--clients", 3, "--rounds", 3, "--alpha", 1.0, "--local-epochs", 1, "--min-clients", 3)
 
@@ -19,7 +23,7 @@ def finish_small_run(running: Federation, *client_ids: object) -> None:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Federation:
-    """A run that nobody touched, to compare with."""
+    """A run without interruption, to compare with."""
     with federation(tmp_path_factory.mktemp("undisturbed")) as running:
         finish_small_run(running, "0-2")
         return running
@@ -46,40 +50,46 @@ def test_clients_start_in_any_order_and_number_of_processes(
     assert running_federation.outcome() == undisturbed.outcome()
 
 
-def test_the_server_process_never_loads_torch(running_federation: Federation) -> None:
-    server = running_federation.server(*SMALL_RUN)
-    client = running_federation.client("0-2")
-    wait_until(running_federation.metrics, "the first report")
-    maps = Path(f"/proc/{server.process.pid}/maps").read_text()
+async def test_the_server_process_never_loads_torch(running_federation: Federation) -> None:
+    server = await start_server(running_federation, *SMALL_RUN, forked=False)
+    gate = Gate(at_round=2)
+    async with Crowd(running_federation.address, range(3), on_event={0: gate}) as crowd:
+        await gate.reached.wait()
+        maps = await asyncio.to_thread(Path(f"/proc/{server.process.pid}/maps").read_text)
+        gate.opened.set()
+        await crowd.ended()
+    assert "numpy" in maps
     assert "libtorch" not in maps
-    client.expect_exit(0)
-    server.expect_exit(0)
+    await exits(server, 0)
 
 
-def test_a_client_that_starts_late_joins_at_the_next_round(running_federation: Federation) -> None:
-    server = running_federation.server(
-        "--clients", 2, "--rounds", 200, "--alpha", 1.0, "--local-epochs", 1, "--min-clients", 1
-    )
-    early = running_federation.client("0")
-    wait_until(lambda: any(line["round"] >= 1 for line in running_federation.metrics()), "round 1")
-    late = running_federation.client("1")
-    for command in (early, late, server):
-        command.expect_exit(0)
-    rounds_of_late = {line["round"] for line in running_federation.metrics() if line["client"] == 1}
-    assert min(rounds_of_late) > 1
-    assert rounds_of_late == set(range(min(rounds_of_late), 201))
+async def test_a_client_that_starts_late_joins_at_the_next_round(running_federation: Federation) -> None:
+    server = await start_server(running_federation, "--clients", 2, "--rounds", 4, "--alpha", 1.0, "--local-epochs", 1)
+    gate = Gate(at_round=1)
+    async with Crowd(running_federation.address, [0], on_event={0: gate}) as early:
+        await gate.reached.wait()
+        late = await start_client(running_federation, "1")
+        await status_when(running_federation.address, lambda status: len(status.clients) == 2, "the late client's join")
+        gate.opened.set()
+        await early.ended()
+    for command in (late, server):
+        await exits(command, 0)
+    assert {line["round"] for line in running_federation.metrics() if line["client"] == 1} == {2, 3, 4}
 
 
 @pytest.mark.parametrize("victim", ["server", "client"])
 def test_killing_a_process_changes_no_bit(victim: str, undisturbed: Federation, running_federation: Federation) -> None:
-    server = running_federation.server(*SMALL_RUN)
-    clients = [running_federation.client("0"), running_federation.client("1,2")]
-    wait_until(lambda: any(line["round"] == 1 for line in running_federation.metrics()), "round 1")
+    fault = {"server": "server.report.committed@4", "client": "client.report.answered@2"}  # in round 1
+    server = running_federation.server(*SMALL_RUN, env={VARIABLE: fault["server"]} if victim == "server" else None)
+    clients = [
+        running_federation.client("0", env={VARIABLE: fault["client"]} if victim == "client" else None),
+        running_federation.client("1,2"),
+    ]
     if victim == "server":
-        server.kill()
+        server.expect_killed()
         server = running_federation.server(*SMALL_RUN)
     else:
-        clients[0].kill()
+        clients[0].expect_killed()
         clients[0] = running_federation.client("0")
     for command in (*clients, server):
         command.expect_exit(0)
@@ -97,12 +107,16 @@ def test_a_second_live_client_with_the_same_id_is_refused(running_federation: Fe
     assert first.process.poll() is None
 
 
-def test_ctrl_c_on_a_client_leaves_the_run_to_the_others(running_federation: Federation) -> None:
-    server = running_federation.server("--clients", 2, "--min-clients", 1, "--rounds", 60, "--local-epochs", 1)
-    leaver, stayer = running_federation.client("0"), running_federation.client("1")
-    wait_until(lambda: {line["client"] for line in running_federation.metrics()} == {0, 1}, "both clients' reports")
-    leaver.interrupt()
-    leaver.expect_exit(130)
-    stayer.expect_exit(0)
-    server.expect_exit(0)
+async def test_ctrl_c_on_a_client_leaves_the_run_to_the_others(running_federation: Federation) -> None:
+    server = await start_server(running_federation, "--clients", 2, "--rounds", 3, "--local-epochs", 1)
+    gate = Gate(at_round=1)
+    leaver = await start_client(running_federation, "0")
+    crowd = Crowd(running_federation.address, [1], on_event={1: gate})
+    async with begun_together(running_federation, crowd, others=1) as stayer:
+        await gate.reached.wait()
+        leaver.interrupt()
+        await exits(leaver, 130)
+        gate.opened.set()
+        await stayer.ended()
+    await exits(server, 0)
     assert "client 0 left" in server.log

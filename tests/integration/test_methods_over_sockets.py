@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from statistics import fmean
 
 import pytest
-from processes import Federation
+from processes import Federation, federation
 
+from feddbp_common.fault_injection import VARIABLE
 from feddbp_common.methods import METHODS
 
-RUN = ("--clients", 3, "--min-clients", 3, "--rounds", 3, "--alpha", 1.0, "--local-epochs", 2, "--learning-rate", 0.05)
+RUN = (
+    *("--clients", 3, "--min-clients", 3, "--rounds", 3, "--alpha", 1.0, "--local-epochs", 1),
+    *("--learning-rate", 0.03, "--momentum", 0.5, "--feature-dim", 128),
+)
 STATEFUL = ("fedtgp", "fedgen", "fedkd", "fedmrl")
 """Methods whose server or clients keep more than prototypes from round to round."""
 
@@ -39,22 +44,19 @@ def test_a_method_runs_and_learns(method: str, running_federation: Federation) -
     ("side", "point"), [("server", "server.close.committed@2"), ("client", "client.work.saved@5")], ids=str
 )
 def test_what_a_method_keeps_survives_a_kill(
-    method: str, side: str, point: str, running_federation: Federation, tmp_path_factory: pytest.TempPathFactory
+    method: str, side: str, point: str, running_federation: Federation, tmp_path: Path
 ) -> None:
-    untouched = Federation(tmp_path_factory.mktemp("untouched"))
-    try:
+    with federation(tmp_path / "untouched") as untouched:
         finish(untouched, "--method", method)
-        fault = {"FEDDBP_FAULT": point}
+        fault = {VARIABLE: point}
         server = running_federation.server(*RUN, "--method", method, env=fault if side == "server" else None)
         client = running_federation.client("0-2", env=fault if side == "client" else None)
         if side == "server":
-            server.expect_exit(-9)
+            server.expect_killed()
             server = running_federation.server(*RUN, "--method", method)
         else:
-            client.expect_exit(-9)
+            client.expect_killed()
             client = running_federation.client("0-2")
         client.expect_exit(0)
         server.expect_exit(0)
         assert running_federation.outcome() == untouched.outcome()
-    finally:
-        untouched.stop_all()

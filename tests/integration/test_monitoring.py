@@ -8,7 +8,6 @@ import resource
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from light_runs import Crowd, Gate, exits, federation_of, start_server
@@ -34,7 +33,7 @@ async def scraped_when(running: Federation, value: float, name: str, **labels: s
         told = scrape(running.state_dir)
         return told if told.value(name, **labels) == value else None
 
-    told: Scraped = await asyncio.to_thread(wait_until, found, f"{name} of {value}", 60)
+    told: Scraped = await asyncio.to_thread(wait_until, found, f"{name} of {value}")
     return told
 
 
@@ -120,20 +119,15 @@ def test_a_server_without_metrics_does_not_load_what_they_need() -> None:
     assert done.stdout.strip() == "set()"
 
 
-def test_the_port_of_another_program_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+def test_the_port_of_another_program_is_one_line_and_exit_code_2(running_federation: Federation) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        done = subprocess.run(
-            [sys.executable, "-m", "feddbp_server.cli", "--port", "0", "--metrics-port", str(port)],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            timeout=60,
-        )
-    assert done.returncode == 2
-    assert done.stderr == f"feddbp-server: error: cannot serve metrics on 127.0.0.1:{port}: Address already in use\n"
+        options = ("--port", 0, "--metrics-port", port)
+        server = running_federation.start("feddbp_server.cli", *options, name="server")
+        server.expect_exit(2)
+    assert server.log == f"feddbp-server: error: cannot serve metrics on 127.0.0.1:{port}: Address already in use\n"
 
 
 def test_metrics_end_with_the_server(running_federation: Federation) -> None:

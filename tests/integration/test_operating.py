@@ -9,16 +9,18 @@ import pty
 import shutil
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
+import grpc
 import pytest
 from light_runs import Crowd, status_when
-from processes import Federation, federation, wait_until
+from processes import Federation, federation
 
 from feddbp_common.artifacts import AUDIT_NAME, TOKENS_NAME
-from feddbp_common.rpc.credentials import OPERATOR, client_subject
+from feddbp_common.rpc.credentials import OPERATOR, SERVER, client_subject
 from feddbp_lab.cli import main
 from feddbp_lab.pki.certificates import Authority, write_secret
 
@@ -215,20 +217,22 @@ def test_a_certificate_of_another_authority_is_told_as_what_it_is(
     assert f"no server answers at {address}: it closes the connection, perhaps" in capsys.readouterr().err
 
 
-def test_a_server_whose_certificate_has_expired_meanwhile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    short = tmp_path / "short"
-    authority = Authority.create(short)
-    authority.issue_server(["127.0.0.1"], lifetime=timedelta(seconds=15))  # enough to start under it
-    authority.issue_party(OPERATOR)
-    with federation(tmp_path / "federation") as running:
-        running.server("--certs", short, *WAITING_RUN)
-        told = wait_until(lambda: complaint_of(running, short, capsys), "the end of the certificate")
-    assert told == f"feddbp: error: no server answers at {running.address}: certificate has expired\n"
-
-
-def complaint_of(running: Federation, certs: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    Operator(running, "--certs", certs)("status")
-    return capsys.readouterr().err
+def test_a_server_whose_certificate_has_expired_meanwhile(
+    certs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expired = tmp_path / "expired"
+    shutil.copytree(certs, expired)
+    Authority.load(expired).issue_server(["127.0.0.1"], lifetime=-timedelta(hours=1))
+    pair = (expired / f"{SERVER}.key").read_bytes(), (expired / f"{SERVER}.pem").read_bytes()
+    server = grpc.server(ThreadPoolExecutor(1))  # ours would not start with it
+    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
+    server.start()
+    try:
+        assert main(["status", "--server", f"127.0.0.1:{port}", "--certs", str(certs)]) == 3
+    finally:
+        server.stop(None).wait()
+    expected = f"feddbp: error: no server answers at 127.0.0.1:{port}: certificate has expired\n"
+    assert capsys.readouterr().err == expected
 
 
 def test_the_operators_certificate_is_obeyed(

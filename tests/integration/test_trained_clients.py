@@ -3,43 +3,30 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
+from processes import federation
 
 from feddbp_client.data import ClientData, load_dataset, shard_of
 from feddbp_client.inference.trained_client import TrainedClient
 from feddbp_client.training.checkpoint import Checkpoint
 from feddbp_common.artifacts import CHECKPOINT_NAME
+from feddbp_lab.cli import main
 
 CLIENTS, ALPHA = 2, 5.0
-
-
-def feddbp(*arguments: object, cwd: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "feddbp_lab.cli", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        # tests run on every core at once, where threads of one would wait for those of another
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished demo, run where the commands of the tests run."""
     where = tmp_path_factory.mktemp("demo")
-    options = ["--clients", CLIENTS, "--rounds", 1, "--alpha", ALPHA, "--local-epochs", 2]
-    feddbp("demo", *options, "--out", "run", "--device", "cpu", cwd=where)
+    with federation(where) as running:
+        run = ("--clients", CLIENTS, "--rounds", 1, "--alpha", ALPHA, "--local-epochs", 2)
+        machine = ("--processes", 1, "--out", "run", "--device", "cpu")
+        running.start("feddbp_lab.cli", "demo", *run, *machine, name="demo").expect_exit(0)
     return where
 
 
@@ -53,13 +40,16 @@ def data_of(client_id: int) -> ClientData:
     return shard_of(digits, clients=CLIENTS, alpha=ALPHA, seed=0, client_id=client_id, batch_size=32)
 
 
-def test_a_trained_client_names_the_digit_on_a_png(demo: Path) -> None:
+def test_a_trained_client_names_the_digit_on_a_png(
+    demo: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     digits = load_dataset("digits", Path())
     images = [f"{number}.png" for number in range(20)]
     for name, pixels in zip(images, digits.images, strict=False):
         Image.fromarray(pixels[..., 0]).save(demo / name)
-    printed = feddbp("predict", directory_of(demo, 1), *images, "--json", "--device", "cpu", cwd=demo)
-    answers = [json.loads(line) for line in printed.splitlines()]
+    monkeypatch.chdir(demo)
+    assert main(["predict", str(directory_of(demo, 1)), *images, "--json", "--device", "cpu"]) == 0
+    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [answer["image"] for answer in answers] == images
     right = [int(answer["class"]) == label for answer, label in zip(answers, digits.labels, strict=False)]
     assert sum(right) >= 14

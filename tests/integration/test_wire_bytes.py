@@ -13,7 +13,6 @@ def test_messages_are_hardly_larger_than_the_tensors_in_them() -> None:
     assert [measurement.holds for measurement in measure()] == [True, True]
 
 
-@pytest.mark.timeout(60)
 def test_a_server_that_dies_ends_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "server.download.sending")
     with pytest.raises(ServerUnavailableError):

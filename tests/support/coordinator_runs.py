@@ -1,16 +1,17 @@
-"""Runs of a coordinator without a network: a server over a store, and clients that work deterministically."""
+"""Runs without a network: a server over a store, and deterministic clients."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from run_machine import policy
 
 from feddbp.v1 import federation_pb2 as pb
@@ -21,10 +22,12 @@ from feddbp_server.reporting.event_log import Audit
 from feddbp_server.reporting.metrics_log import MetricsLog
 from feddbp_server.rpc.auth import NoAuth
 from feddbp_server.rpc.federation import FederationService
+from feddbp_server.rpc.status_reply import status_of
 from feddbp_server.rpc.upload import Uploads
 from feddbp_server.run.coordinator import Coordinator
 from feddbp_server.run.engine import RunEngine
 from feddbp_server.run.limits import DEFAULT_LIMITS
+from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.sessions import Session
 from feddbp_server.run.state_machine import Phase
 from feddbp_server.store import Store, StoreWriter
@@ -45,8 +48,8 @@ def held_classes(client_id: int) -> list[int]:
     return sorted({client_id % CLASSES, (client_id + 1) % CLASSES})
 
 
-def contribution(client_id: int, number: int, received: Payload, *, salt: int = 0) -> Encoded:
-    """What a client learns: it depends on who it is, the round, and every value it received."""
+def trained_upload(client_id: int, number: int, received: Payload, *, salt: int = 0) -> Encoded:
+    """A client's upload; it depends on the client, the round, and every value it received."""
     known = 0.0 if received.prototypes is None else float(received.prototypes.vectors.sum(dtype=np.float64))
     noise = np.random.default_rng([client_id, number, salt])
     classes = held_classes(client_id)
@@ -74,7 +77,7 @@ def metrics(client_id: int, number: int) -> pb.RoundMetrics:
 
 
 class Server:
-    """A coordinator as the command runs it, on a store that may have seen an earlier one."""
+    """The parts of a server as the command assembles them, on a store that may hold a run."""
 
     def __init__(self, store: Store, directory: Path, *, config: RunConfig = CONFIG, **rules: Any) -> None:
         lease = rules.pop("lease", timedelta(seconds=30))
@@ -109,7 +112,7 @@ class Server:
         await self.crash()
 
     async def crash(self) -> None:
-        """Gone without a word to anyone, and with whatever was going on."""
+        """Ends without draining, as a crash does."""
         await self.thread.close()
         self._audit.close()
 
@@ -131,18 +134,25 @@ class Server:
         )
 
     async def until_over(self) -> None:
-        """Over, and everything that follows from it done."""
+        """Waits for the end of the run and the tasks that follow it."""
         await self.until(lambda run: run.state.phase.is_final)
         await self.settled()
 
     async def upload(self, stream: AsyncIterator[pb.UploadPart]) -> pb.UploadReceipt:
         """An upload as the service receives it."""
-        unused: Any = None  # without authentication, nothing asks for the context of a call
-        return await self.federation.Upload(stream, unused)
+        context: Any = _Context()
+        return await self.federation.Upload(stream, context)
 
     async def settled(self) -> None:
         async with asyncio.timeout(PATIENCE):
             await self.engine.settled()
+
+
+class _Context:
+    """The part of a call's context that an upload without authentication uses."""
+
+    async def send_initial_metadata(self, metadata: object) -> None:
+        pass
 
 
 def join_request(coordinator: Coordinator, client_id: int, *, previous: str = "") -> pb.JoinRequest:
@@ -158,7 +168,7 @@ def join_request(coordinator: Coordinator, client_id: int, *, previous: str = ""
 
 @dataclass
 class Daemon:
-    """A client's side, as far as the server can tell."""
+    """A client's daemon, as the server sees it."""
 
     server: Server
     session: Session
@@ -175,7 +185,7 @@ class Daemon:
         return self.session.client_id
 
     def moved_to(self, server: Server) -> Daemon:
-        """The same daemon after the server was restarted: its session is still good."""
+        """The same daemon after a restart of the server: its session is still valid."""
         return Daemon(server, server.coordinator.sessions.resolve(self.secret), self.secret)
 
     async def download(self, number: int) -> Payload:
@@ -186,9 +196,9 @@ class Daemon:
         await self.server.coordinator.report_metrics(self.session, number, metrics(self.client_id, number))
 
     async def upload(self, number: int, *, salt: int = 0) -> pb.UploadReceipt:
-        """Trains and sends, through every check a contribution meets."""
-        learnt = contribution(self.client_id, number, await self.download(number), salt=salt)
-        return await self.send(number, learnt)
+        """Trains and uploads, through every check."""
+        encoded = trained_upload(self.client_id, number, await self.download(number), salt=salt)
+        return await self.send(number, encoded)
 
     async def send(self, number: int, encoded: Encoded) -> pb.UploadReceipt:
         return await self.server.upload(parts(self.secret, number, encoded))
@@ -205,11 +215,11 @@ async def parts(session: str, number: int, encoded: Encoded, *, chunk: int = 50)
         yield pb.UploadPart(chunk=pb.Chunk(data=body[start : start + chunk]))
 
 
-def accept(server: Server, daemon: Daemon, learnt: Encoded) -> Coroutine[None, None, pb.UploadReceipt]:
-    """Commits a contribution to round 0 that was neither admitted nor received."""
-    body = learnt.body()
-    header = pb.UploadHeader(session=daemon.secret, round=0, manifest=learnt.manifest)
-    return server.uploads.commit(daemon.session, header, body, decode(learnt.manifest, body))
+def accept(server: Server, daemon: Daemon, encoded: Encoded) -> Coroutine[None, None, pb.UploadReceipt]:
+    """Commits an upload to round 0 that was neither admitted nor received."""
+    body = encoded.body()
+    header = pb.UploadHeader(session=daemon.secret, round=0, manifest=encoded.manifest)
+    return server.uploads.commit(daemon.session, header, body, decode(encoded.manifest, body))
 
 
 async def join_all(server: Server) -> list[Daemon]:
@@ -217,7 +227,7 @@ async def join_all(server: Server) -> list[Daemon]:
 
 
 async def whole_run(server: Server) -> None:
-    """Everyone joins, works through all rounds one after the other, and reports once more."""
+    """All clients join, work through all rounds one after the other, and report on the final state."""
     daemons = await join_all(server)
     for number in range(ROUNDS):
         for daemon in daemons:
@@ -236,3 +246,17 @@ def summary_of(directory: Path) -> dict[str, Any]:
 def metrics_of(directory: Path) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (directory / METRICS_NAME).read_text().splitlines()]
     return sorted(lines, key=lambda line: (line["round"], line["client"]))
+
+
+async def next_event(events: AsyncIterator[pb.RoundEvent]) -> pb.RoundEvent:
+    return await asyncio.wait_for(anext(events), timeout=PATIENCE)
+
+
+async def refusal_of(call: Awaitable[object]) -> pb.Refusal:
+    with pytest.raises(RefusedError) as refusal:
+        await call
+    return refusal.value.details
+
+
+def activities(server: Server) -> dict[int, pb.ClientActivity.ValueType]:
+    return {client.client_id: client.activity for client in status_of(server.view).clients}

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from benchmarks.light_client import LightClient, OnEvent
-from processes import PATIENCE, Command, Federation, GaveUpError, federation
+from processes import PATIENCE, Command, Federation, GaveUpError, Outcome, federation
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
@@ -22,8 +21,6 @@ from feddbp_common.rpc.credentials import OPERATOR, ClientCredentials, client_su
 
 # wide enough that a contribution takes several chunks: "inside a stream" has to be a place
 LIGHT_RUN = ("--clients", 3, "--rounds", 3, "--min-clients", 3, "--feature-dim", 8192, "--lease", "1s")
-
-Outcome = tuple[str, list[dict[str, Any]]]
 
 
 class Crowd:
@@ -79,7 +76,7 @@ class Crowd:
 
 
 class Gate:
-    """Holds a light client at the opening of a round, or at the first event, until the test lets it go on."""
+    """Holds a light client at the beginning of a round or of the last evaluation, or at its first event."""
 
     def __init__(self, *, at_round: int | None = None) -> None:
         self.reached = asyncio.Event()
@@ -87,15 +84,29 @@ class Gate:
         self._at_round = at_round
 
     async def __call__(self, event: pb.RoundEvent) -> None:
-        if self._at_round is None or (event.HasField("round_opened") and event.round_opened.round == self._at_round):
+        if self._at_round is None or self._at_round in _rounds_begun_by(event):
             self.reached.set()
             await self.opened.wait()
 
 
-async def start_server(running: Federation, *options: object, fault: str | None = None) -> Command:
+def _rounds_begun_by(event: pb.RoundEvent) -> list[int]:
+    if event.HasField("final_evaluation"):
+        return [event.final_evaluation.round]
+    return [event.round_opened.round] if event.HasField("round_opened") else []
+
+
+async def start_server(running: Federation, *options: object, fault: str | None = None, forked: bool = True) -> Command:
     """Starts the server, where the loop goes on serving clients meanwhile; `fault` is where it will be killed."""
-    env = None if fault is None else {VARIABLE: fault}
-    return await asyncio.to_thread(running.server, *options, env=env)
+    return await asyncio.to_thread(running.server, *options, env=_environment(fault), forked=forked)
+
+
+def _environment(fault: str | None) -> dict[str, str] | None:
+    return None if fault is None else {VARIABLE: fault}
+
+
+async def start_client(running: Federation, ids: object, *options: object, fault: str | None = None) -> Command:
+    """Starts real clients, where the loop goes on serving light ones meanwhile; `fault` is as for the server."""
+    return await asyncio.to_thread(running.client, ids, *options, env=_environment(fault))
 
 
 async def exits(command: Command, code: int) -> None:
@@ -104,7 +115,7 @@ async def exits(command: Command, code: int) -> None:
 
 async def is_killed(command: Command) -> None:
     """Waits until a fault point was reached."""
-    await exits(command, -signal.SIGKILL)
+    await asyncio.to_thread(command.expect_killed)
 
 
 async def finish(running: Federation, *options: object, clients: int = 3) -> Outcome:
@@ -123,12 +134,12 @@ def undisturbed_outcome(directory: Path, *options: object, clients: int = 3) -> 
 
 
 @asynccontextmanager
-async def begun_together(running: Federation, crowd: Crowd) -> AsyncIterator[Crowd]:
-    """Holds the run until the whole crowd has joined; it would begin as soon as there are enough of them."""
+async def begun_together(running: Federation, crowd: Crowd, *, others: int = 0) -> AsyncIterator[Crowd]:
+    """Pauses the run until the whole crowd and the other clients have joined; a quorum would be enough for it."""
     async with control_of(running.address) as control:
         await control.Pause(pb.PauseRequest())
         async with crowd:
-            everyone = len(crowd.clients)
+            everyone = len(crowd.clients) + others
             await status_when(running.address, lambda status: len(status.clients) == everyone, "everyone's join")
             await control.Resume(pb.ResumeRequest())
             yield crowd
@@ -172,3 +183,10 @@ async def status_when(
                     if condition(newest):
                         return newest
     raise GaveUpError(f"{what} did not happen; the last status was:\n{newest}")
+
+
+async def round_open(address: str, number: int) -> pb.RunStatus:
+    """Waits until clients can take part in a round."""
+    return await status_when(
+        address, lambda status: (status.phase, status.round) == (pb.PHASE_COLLECTING, number), f"round {number}"
+    )

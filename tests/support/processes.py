@@ -12,10 +12,24 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+from prefork import ForkedProcess, Template
 
 from feddbp_common.artifacts import ENDPOINT_NAME, METRICS_NAME, SUMMARY_NAME
 
+_WITHOUT_TORCH: Final = Template("feddbp_server.cli", "feddbp_server.app", "feddbp_lab.cli")
+_WITH_TORCH: Final = Template(
+    "feddbp_client.process", "feddbp_client.training.setup", "sklearn.datasets", "torch._dynamo"
+)
+TEMPLATES: Final = {
+    "feddbp_server.cli": _WITHOUT_TORCH,
+    "feddbp_lab.cli": _WITHOUT_TORCH,
+    "feddbp_client.cli": _WITH_TORCH,
+}
+"""By command, the template process that it is forked from."""
+
+Outcome = tuple[str, list[dict[str, Any]]]
 PATIENCE = 240.0
 """Seconds after which a wait in a test has failed; generous, because nothing is measured by it."""
 
@@ -48,12 +62,29 @@ def processes_naming(path: Path) -> list[int]:
     return found
 
 
+def summary_in(directory: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((directory / SUMMARY_NAME).read_text())
+    return loaded
+
+
+def metrics_in(directory: Path) -> list[dict[str, Any]]:
+    """The metrics file as it is now, without a line that is being written."""
+    text = (directory / METRICS_NAME).read_text()
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def outcome_in(directory: Path) -> Outcome:
+    """What must be the same however a run was disturbed: the prototypes, and every result but the seconds."""
+    lines = [{key: value for key, value in line.items() if key != "seconds"} for line in metrics_in(directory)]
+    return summary_in(directory)["prototypes_sha256"], sorted(lines, key=lambda line: (line["round"], line["client"]))
+
+
 @dataclass
 class Command:
     """A running command whose output goes to a file."""
 
     name: str
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | ForkedProcess
     log_path: Path
 
     @property
@@ -80,6 +111,10 @@ class Command:
     def expect_exit(self, code: int, seconds: float = PATIENCE) -> None:
         assert self.wait(seconds) == code, f"{self.name} exited with {self.process.returncode}; its log:\n{self.log}"
 
+    def expect_killed(self) -> None:
+        """Waits until the process is killed at the fault point it was started with."""
+        self.expect_exit(-signal.SIGKILL)
+
 
 class Federation:
     """A server and its clients under one directory; whatever still runs is killed at the end of the test."""
@@ -104,26 +139,53 @@ class Federation:
         name: str,
         env: dict[str, str] | None = None,
         before: Sequence[str] = (),
+        forked: bool = True,
     ) -> Command:
+        """Starts a command; `forked` says whether it may be forked from a template instead of a new interpreter.
+
+        It may not if `env` has a PYTHONPATH: the template has imported our modules from elsewhere.
+        """
         log_path = self.directory / f"{name}-{len(self.commands)}.log"
+        own_path = env is not None and "PYTHONPATH" in env
+        template = TEMPLATES.get(module) if forked and not before and not own_path else None
+        words = list(map(str, arguments))
+        environment = {**os.environ, **(env or {})}
+        process: subprocess.Popen[bytes] | ForkedProcess
         with log_path.open("wb") as log:
-            process = subprocess.Popen(
-                [*before, sys.executable, "-m", module, *map(str, arguments)],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **(env or {})},
-                cwd=self.directory,
-            )
+            if template is not None:
+                process = template.start(module, words, log=log.fileno(), env=environment, cwd=self.directory)
+            else:
+                process = subprocess.Popen(
+                    [*before, sys.executable, "-m", module, *words],
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                    cwd=self.directory,
+                )
         command = Command(name, process, log_path)
         self.commands.append(command)
         return command
 
-    def server(self, *options: object, env: dict[str, str] | None = None) -> Command:
+    def server(
+        self,
+        *options: object,
+        env: dict[str, str] | None = None,
+        forked: bool = True,
+        module: str = "feddbp_server.cli",
+    ) -> Command:
         """Starts the server and waits until it listens; on the same port if it was started before."""
         endpoint = self.state_dir / ENDPOINT_NAME
         endpoint.unlink(missing_ok=True)
         place = ("--port", self.port, "--state-dir", self.directory / "server")
-        command = self.start("feddbp_server.cli", *place, *options, name="server", env=env, before=self.before_server)
+        command = self.start(
+            module,
+            *place,
+            *options,
+            name="server",
+            env=env,
+            before=self.before_server,
+            forked=forked,
+        )
 
         def listening() -> bool:
             if command.process.poll() is not None:
@@ -151,18 +213,13 @@ class Federation:
         )
 
     def summary(self) -> dict[str, Any]:
-        loaded: dict[str, Any] = json.loads((self.state_dir / SUMMARY_NAME).read_text())
-        return loaded
+        return summary_in(self.state_dir)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The metrics file as it is now, without a line that is being written."""
-        text = (self.state_dir / METRICS_NAME).read_text()
-        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        return metrics_in(self.state_dir)
 
-    def outcome(self) -> tuple[str, list[dict[str, Any]]]:
-        """What must be the same however a run was disturbed: the prototypes, and every result but the seconds."""
-        lines = [{key: value for key, value in line.items() if key != "seconds"} for line in self.metrics()]
-        return self.summary()["prototypes_sha256"], sorted(lines, key=lambda line: (line["round"], line["client"]))
+    def outcome(self) -> Outcome:
+        return outcome_in(self.state_dir)
 
     def stop_all(self) -> None:
         for command in self.commands:

@@ -16,9 +16,6 @@ from feddbp_common.rpc.failures import refusal_in
 HalfOpen: TypeAlias = "grpc.aio.StreamUnaryCall[bytes, bytes]"
 ANSWER_WITHIN = 60.0
 """Seconds; a call without an answer by then hangs."""
-_LOST = "Internal error from Core"
-"""What grpc.aio says, on the caller's side, of a write that failed because the call had ended: the answer is lost."""
-_ATTEMPTS = 10
 
 
 class Shape(Enum):
@@ -82,13 +79,6 @@ class RawChannel:
 
     async def ask(self, call: RawCall) -> RawAnswer:
         """Makes the call and waits for its status; of a stream of answers, the first message will do."""
-        for _ in range(_ATTEMPTS):
-            answer = await self._ask(call)
-            if answer.code is not grpc.StatusCode.INTERNAL or answer.details != _LOST:
-                break
-        return answer
-
-    async def _ask(self, call: RawCall) -> RawAnswer:
         _, shape = METHODS[call.method]
         options = {"timeout": ANSWER_WITHIN, "metadata": call.metadata}
         try:

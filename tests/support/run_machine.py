@@ -1,4 +1,4 @@
-"""Drives the state machine of a run by hand."""
+"""Drives the state machine step by step."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def policy(**changed: Any) -> RoundPolicy:
 
 
 class Run:
-    """A run whose clock stands still unless it is told to move."""
+    """A state machine with a manual clock."""
 
     def __init__(self, **changed: Any) -> None:
         self.policy = policy(**changed)
@@ -57,7 +57,7 @@ class Run:
 
     @classmethod
     def evaluating(cls, clients: int, **changed: Any) -> Run:
-        """The only round is done and everyone evaluates once more."""
+        """The only round is done and every client evaluates."""
         run = cls.collecting(clients, **{**changed, "rounds": 1})
         run(*(Uploaded(client, 0) for client in range(clients)), Aggregated(0))
         assert run.phase is Phase.EVALUATING

@@ -1,4 +1,4 @@
-"""Records to store; their bytes only have to be told apart."""
+"""Sample records; their bytes only have to differ."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def aggregate_record(completed_rounds: int = 1) -> AggregateRecord:
 
 
 def rows(directory: Path, query: str) -> list[Any]:
-    """What another connection sees: only what is committed."""
+    """What another connection sees, which is only what is committed."""
     connection = sqlite3.connect(f"file:{directory / DATABASE_NAME}?mode=ro", uri=True)
     try:
         return connection.execute(query).fetchall()

@@ -17,7 +17,13 @@ from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_common.errors import ExitCode, FedDBPError, PayloadError
 from feddbp_common.fault_injection import fault_point
 from feddbp_common.rpc.credentials import ClientCredentials, client_subject
-from feddbp_common.rpc.failures import TRANSIENT_REASONS, describe_failure, refusal_in
+from feddbp_common.rpc.failures import (
+    ADMISSION_FEATURE,
+    ADMITTED_METADATA_KEY,
+    TRANSIENT_REASONS,
+    describe_failure,
+    refusal_in,
+)
 from feddbp_common.rpc.keepalive import DEFAULT_LEASE, keepalive_options
 from feddbp_common.version import VERSION
 from feddbp_common.wire import (
@@ -131,6 +137,7 @@ class Connection:
         self._credentials = credentials
         self._metadata = credentials.metadata()
         self._timeouts = self._timeouts_without_deadline = timeouts
+        self._server_features: frozenset[str] = frozenset()
         self._open_channel(keepalive_options(DEFAULT_LEASE))
 
     def _open_channel(self, keepalive: list[tuple[str, int]]) -> None:
@@ -143,9 +150,11 @@ class Connection:
 
     async def get_run(self) -> pb.GetRunResponse:
         with self._translating_errors():
-            return await self._stub.GetRun(
+            described = await self._stub.GetRun(
                 pb.GetRunRequest(software_version=VERSION), timeout=self._answer_seconds, metadata=self._metadata
             )
+        self._server_features = frozenset(described.features)
+        return described
 
     async def join(self, request: pb.JoinRequest) -> pb.JoinResponse:
         with self._translating_errors():
@@ -174,12 +183,24 @@ class Connection:
             return await _receive(parts, rules)
 
     async def upload(self, session: str, round_number: int, encoded: Encoded) -> pb.UploadReceipt:
+        """Sends the header, and the body once the server has admitted it.
+
+        A call that ends while its client is sending may lose its status in gRPC's core, and with it the reason of a
+        refusal. A server before 0.2.0 does not admit: it gets everything at once.
+        """
+        awaits_admission = self.awaits_admission
+        parts = upload_parts(session, round_number, encoded, awaits_admission=awaits_admission)
         with self._translating_errors():
-            return await self._stub.Upload(
-                _with_fault_point(upload_parts(session, round_number, encoded)),
-                timeout=self._timeouts.transfer.total_seconds(),
-                metadata=self._metadata,
-            )
+            call = self._stub.Upload(timeout=self._timeouts.transfer.total_seconds(), metadata=self._metadata)
+            with _ended_by_server(call):
+                await call.write(next(parts))
+                fault_point("client.upload.sending")
+                if awaits_admission and ADMITTED_METADATA_KEY not in dict(await call.initial_metadata()):
+                    return await call  # the receipt of an earlier upload, or the refusal
+                for part in parts:
+                    await call.write(part)
+                await call.done_writing()
+            return await call
 
     async def report(self, request: pb.ReportRequest) -> None:
         with self._translating_errors():
@@ -190,6 +211,11 @@ class Connection:
             await self._stub.Leave(
                 pb.LeaveRequest(session=session, reason=reason), timeout=self._answer_seconds, metadata=self._metadata
             )
+
+    @property
+    def awaits_admission(self) -> bool:
+        """Whether uploads wait for the server to admit their header."""
+        return ADMISSION_FEATURE in self._server_features
 
     @property
     def _answer_seconds(self) -> float:
@@ -237,15 +263,31 @@ class Connection:
             raise CallRefusedError(f"{error.code().name}: {error.details()}", pb.Refusal()) from None
 
 
-def upload_parts(session: str, round_number: int, encoded: Encoded) -> Iterator[pb.UploadPart]:
-    yield pb.UploadPart(header=pb.UploadHeader(session=session, round=round_number, manifest=encoded.manifest))
+@contextmanager
+def _ended_by_server(call: grpc.aio.StreamUnaryCall[pb.UploadPart, pb.UploadReceipt]) -> Iterator[None]:
+    """A write to a call that has ended fails without a reason; awaiting the call gives its status."""
+    try:
+        yield
+    except asyncio.InvalidStateError:
+        if not call.done():
+            raise
+
+
+def upload_parts(
+    session: str, round_number: int, encoded: Encoded, *, awaits_admission: bool = False
+) -> Iterator[pb.UploadPart]:
+    header = pb.UploadHeader(
+        session=session, round=round_number, manifest=encoded.manifest, awaits_admission=awaits_admission
+    )
+    yield pb.UploadPart(header=header)
     for piece in chunked(encoded.segments):
         yield pb.UploadPart(chunk=pb.Chunk(data=piece))
 
 
-def upload_bytes(session: str, round_number: int, encoded: Encoded) -> int:
+def upload_bytes(session: str, round_number: int, encoded: Encoded, *, awaits_admission: bool = False) -> int:
     """Serialised size of all `upload_parts`, computed without building them: it is reported before the upload."""
-    header = pb.UploadHeader(session=session, round=round_number).ByteSize() + _field_bytes(encoded.manifest.ByteSize())
+    bare = pb.UploadHeader(session=session, round=round_number, awaits_admission=awaits_admission)
+    header = bare.ByteSize() + _field_bytes(encoded.manifest.ByteSize())
     whole, rest = divmod(sum(len(segment) for segment in encoded.segments), CHUNK_BYTES)
     sizes = [header, *[_field_bytes(CHUNK_BYTES)] * whole, *([_field_bytes(rest)] if rest else [])]
     return sum(map(_field_bytes, sizes))
@@ -254,12 +296,6 @@ def upload_bytes(session: str, round_number: int, encoded: Encoded) -> int:
 def _field_bytes(length: int) -> int:
     """Size of a protobuf field of `length` bytes: a tag of one byte, the length as a varint, the content."""
     return 1 + max(1, -(-length.bit_length() // 7)) + length
-
-
-def _with_fault_point(parts: Iterator[pb.UploadPart]) -> Iterator[pb.UploadPart]:
-    yield next(parts)
-    fault_point("client.upload.sending")
-    yield from parts
 
 
 async def _receive(parts: AsyncIterable[pb.DownloadPart], rules: PayloadRules) -> Download:

@@ -18,11 +18,19 @@ from feddbp_client.daemon.round_worker import Assignment, RoundWorker
 from feddbp_client.training.checkpoint import ClientDirectory
 from feddbp_client.training.setup import LocalOptions, build_client
 from feddbp_client.training.trainer import as_training_error
+from feddbp_common.config.features import describe_missing, missing_features, supported_features
 from feddbp_common.config.run import run_from_proto
-from feddbp_common.errors import ExitCode
+from feddbp_common.errors import ExitCode, FedDBPError
 from feddbp_common.fault_injection import fault_point
+from feddbp_common.version import VERSION
 
 log = logging.getLogger("feddbp.client")
+
+
+class MissingFeatureError(FedDBPError):
+    """The run needs a feature that this version does not have."""
+
+    exit_code = ExitCode.REFUSED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +102,7 @@ class ClientDaemon:
         described = await self._connection.get_run()
         if self._worker is None or self._worker.client.run_id != described.run_id:
             await self._close_worker()
+            _check_features(described)
             async with self._slot:
                 with as_training_error():
                     client = await asyncio.to_thread(
@@ -124,6 +133,7 @@ class ClientDaemon:
                 previous_session=self._session or worker.directory.session(),
                 data=client.data_summary(),
                 capabilities=client.capabilities(),
+                features=supported_features(client.config.method),
             )
         )
         fault_point("client.join.answered")
@@ -188,3 +198,9 @@ class ClientDaemon:
             raise error
         log.warning("client %d: %s; trying again in %.1fs", self.client_id, error, delay)
         await asyncio.sleep(delay)
+
+
+def _check_features(described: pb.GetRunResponse) -> None:
+    lacking = missing_features(described.required_features, supported_features(described.config.method))
+    if lacking:
+        raise MissingFeatureError(describe_missing(lacking, client=VERSION, server=described.software_version))

@@ -169,7 +169,9 @@ class RoundWorker:
         result.metrics.bytes_down = bytes_down
         if result.upload is not None:
             upload = encode(result.upload, real_type=self.client.config.wire_type)
-            result.metrics.bytes_up = upload_bytes(self._session, number, upload)
+            result.metrics.bytes_up = upload_bytes(
+                self._session, number, upload, awaits_admission=self._connection.awaits_admission
+            )
         return CompletedRound(round=number, metrics=result.metrics, upload=upload)
 
     async def _save(self, completed: CompletedRound, received: Encoded) -> None:

@@ -21,15 +21,18 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_common.artifacts import CHECKPOINT_NAME, CLIENT_LOCK_NAME, SESSION_NAME
-from feddbp_common.atomic_files import commit_file
+from feddbp_common.artifacts import CHECKPOINT_NAME, CLIENT_FORMAT_NAME, CLIENT_LOCK_NAME, SESSION_NAME
+from feddbp_common.atomic_files import commit_file, replace_text
 from feddbp_common.errors import ConfigurationError, FedDBPError
 from feddbp_common.fault_injection import fault_point
 from feddbp_common.file_lock import FileLock, LockHeldError
+from feddbp_common.version import VERSION
 from feddbp_common.wire import Encoded
 
 _FORMAT_FAMILY: Final = "feddbp-checkpoint-"
 _FORMAT: Final = f"{_FORMAT_FAMILY}1"
+_DIRECTORY_FORMAT: Final = 2
+"""Format 2 has the mark itself."""
 _MODEL: Final = "model."
 _UPLOAD: Final = "contribution"  # the key of checkpoint format 1
 _RECEIVED: Final = "received"
@@ -61,6 +64,7 @@ class Checkpoint:
         tensors = {_MODEL + name: tensor.detach().cpu().contiguous() for name, tensor in self.model.items()}
         metadata = {
             "format": _FORMAT,
+            "software_version": VERSION,
             "run_id": self.run_id,
             "client_id": str(self.client_id),
             "round": str(self.round),
@@ -124,6 +128,24 @@ class ClientDirectory:
             raise ConfigurationError(f"another daemon runs client {client_id} in {self.path}; stop it first") from None
         except OSError as error:
             raise ConfigurationError(f"the state directory {self.path} cannot be used: {error.strerror}") from error
+        try:
+            self._upgrade()
+        except BaseException:
+            self.close()
+            raise
+
+    def _upgrade(self) -> None:
+        """Marks the directory with this version's format; one without a mark was written by 0.1.0, as format 1."""
+        mark = self.path / CLIENT_FORMAT_NAME
+        try:
+            found = json.loads(mark.read_text()) if mark.exists() else {}
+            written, writer = int(found.get("format", 1)), str(found.get("software_version", "0.1.0"))
+        except (OSError, ValueError, AttributeError) as error:
+            raise ConfigurationError(f"{mark} cannot be read: {error}; restore it from a backup") from None
+        if written > _DIRECTORY_FORMAT:
+            raise ConfigurationError(_newer(self.path, f"format {written}", writer, f"format {_DIRECTORY_FORMAT}"))
+        if (written, writer) != (_DIRECTORY_FORMAT, VERSION) or not found:
+            replace_text(mark, json.dumps({"format": _DIRECTORY_FORMAT, "software_version": VERSION}) + "\n")
 
     @property
     def checkpoint(self) -> Path:
@@ -155,7 +177,14 @@ def _check_format(path: Path, metadata: Mapping[str, str]) -> None:
     if not found.startswith(_FORMAT_FAMILY):
         raise CheckpointError(f"{path} is not a client's checkpoint")
     if found != _FORMAT:
-        raise CheckpointError(f"{path} has checkpoint format {found}; this version reads {_FORMAT}")
+        raise CheckpointError(_newer(path, found, metadata.get("software_version", "(a later version)"), _FORMAT))
+
+
+def _newer(path: Path, found: str, writer: str, known: str) -> str:
+    return (
+        f"{path} was written by feddbp {writer} ({found}); this is feddbp {VERSION}, which reads {known}: "
+        "use the version that wrote it, or a later one"
+    )
 
 
 def _class_names(text: str) -> tuple[str, ...]:

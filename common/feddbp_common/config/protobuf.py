@@ -4,6 +4,9 @@ A field of the model corresponds to the field of the message with the same name,
 `json_schema_extra` gives as `proto`. Enum members correspond by name: `top_channels` is FISHER_FORM_TOP_CHANNELS.
 None is a field that is not set. A protobuf field without presence cannot tell that from zero: zero is read as None
 only if `json_schema_extra` says `zero_is_none`.
+
+Settings that were added after version 0.1.0 have no field of their own: they travel in the Struct `added_settings`, by
+dotted name, and only where they are not at their default.
 """
 
 from __future__ import annotations
@@ -21,13 +24,15 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from feddbp_common.config.nested import Location
+from feddbp_common.config.identity import added_names, added_settings, is_added
+from feddbp_common.config.nested import Location, put
 from feddbp_common.config.types import field_extra
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.version import VERSION
 
 MessageT = TypeVar("MessageT", bound=Message)
 
+ADDED_SETTINGS: Final = "added_settings"
 _UNSPECIFIED: Final = "UNSPECIFIED"
 _UNKNOWN: Final = f"is not known to feddbp {VERSION}; use the version of the sender"
 _WRITERS: Final[dict[str, Callable[[Any, Any], object]]] = {
@@ -43,6 +48,9 @@ _READERS: Final[dict[str, Callable[[Any], Any]]] = {
 def to_message(config: BaseModel, message_type: type[MessageT]) -> MessageT:
     message = message_type()
     _fill(message, config)
+    added = added_settings(config)
+    if added:
+        cast(Any, message).added_settings.update(added)
     return message
 
 
@@ -53,7 +61,18 @@ def values_in(message: Message, model: type[BaseModel]) -> dict[str, Any]:
         ConfigurationError: the message has a field or an enum value that this version does not know, or a value that
             Python cannot represent; the text names the field.
     """
-    return _values(message, model, ())
+    values = _values(message, model, ())
+    if ADDED_SETTINGS in message.DESCRIPTOR.fields_by_name:
+        _put_added(values, model, getattr(message, ADDED_SETTINGS))
+    return values
+
+
+def _put_added(values: dict[str, Any], model: type[BaseModel], added: Struct) -> None:
+    known = added_names(model)
+    for name, value in json_format.MessageToDict(added).items():
+        if name not in known:
+            raise ConfigurationError(f"setting {name!r} {_UNKNOWN}")
+        put(values, tuple(name.split(".")), value)
 
 
 def proto_name(name: str, field: FieldInfo) -> str:
@@ -68,7 +87,7 @@ def _counterpart(message: Message, name: str, field: FieldInfo) -> FieldDescript
 def _fill(message: Message, config: BaseModel) -> None:
     for name, field in type(config).model_fields.items():
         value = getattr(config, name)
-        if value is not None:
+        if value is not None and not is_added(field):
             _set(message, _counterpart(message, name, field), value)
 
 
@@ -94,6 +113,8 @@ def _values(message: Message, model: type[BaseModel], location: Location) -> dic
         raise ConfigurationError(f"{'.'.join((*location, ''))}field {unknown[0].field_number} {_UNKNOWN}")
     values = {}
     for name, field in model.model_fields.items():
+        if is_added(field):
+            continue
         values[name] = _value(message, _counterpart(message, name, field), field, (*location, name))
     return values
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from enum import StrEnum
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.catalog import CUSTOM_DATASET, DATASETS, FEATURE_DIM, MODEL_GROUPS
 from feddbp_common.config.diagnostics import FieldError, did_you_mean
+from feddbp_common.config.identity import added_in, canonical
 from feddbp_common.config.protobuf import to_message, values_in
 from feddbp_common.config.types import FrozenModel
 from feddbp_common.errors import ConfigurationError
@@ -23,6 +24,7 @@ MAX_CLASSES: Final = 65_536
 _UINT32_MAX: Final = 2**32 - 1
 """Largest value of the protocol's integer fields."""
 _MAX_IMAGE_SIZE: Final = 1024
+_PLANNED: Final = added_in("0.2.0", planned=True)
 _LONGEST_FAULT: Final = 500
 """Bounds what a server can put into a client's log; our own messages are shorter."""
 
@@ -113,6 +115,52 @@ class TrainingConfig(FrozenModel):
     model_group: str = Field("mini-8", description=f"architectures, assigned by client id: {', '.join(MODEL_GROUPS)}")
     feature_dim: int = Field(FEATURE_DIM, ge=2, le=65_535, description="width of features and prototypes")
     htfllib_loader: bool = Field(False, description="do not shuffle and drop the last partial batch, as HtFLlib does")
+    augment: Literal["none", "flip", "flip-crop", "randaugment"] = Field(
+        "none", description="random changes of training images", json_schema_extra=_PLANNED
+    )
+    transform: str = Field(
+        "", description="a transform of one's own, package.module:function", json_schema_extra=_PLANNED
+    )
+    optimizer: str = Field("sgd", description="sgd, adamw, or package.module:function", json_schema_extra=_PLANNED)
+    keep_optimizer: bool = Field(
+        False, description="the optimiser's state outlives a round", json_schema_extra=_PLANNED
+    )
+    schedule: Literal["constant", "cosine", "step"] = Field(
+        "constant", description="learning rate over the whole run", json_schema_extra=_PLANNED
+    )
+    schedule_rounds: int = Field(30, ge=1, description="rounds between two steps", json_schema_extra=_PLANNED)
+    schedule_factor: float = Field(0.1, gt=0, description="learning rate after a step", json_schema_extra=_PLANNED)
+    clip_norm: float = Field(
+        0.0, ge=0, description="largest norm of a gradient; 0 clips none", json_schema_extra=_PLANNED
+    )
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="smoothing of labels", json_schema_extra=_PLANNED)
+    ema: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="decay of the averaged weights used for evaluation; 0 averages none",
+        json_schema_extra=_PLANNED,
+    )
+    init: Literal["own", "common"] = Field(
+        "own",
+        description="first weights of branches and heads: each client's own, or common",
+        json_schema_extra=_PLANNED,
+    )
+    batch_remainder: Literal["auto", "keep", "merge", "drop"] = Field(
+        "auto", description="what becomes of a last, smaller batch", json_schema_extra=_PLANNED
+    )
+    accumulate: bool = Field(
+        False,
+        description="halve the batch and accumulate gradients if the device is out of memory",
+        json_schema_extra=_PLANNED,
+    )
+    validation: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of the training samples on which the best round is chosen",
+        json_schema_extra=_PLANNED,
+    )
 
     @field_validator("model_group")
     @classmethod
@@ -133,6 +181,59 @@ class WireConfig(FrozenModel):
     )
 
 
+class AggregationConfig(FrozenModel):
+    """Aggregation: how the server combines what clients upload."""
+
+    rule: Literal["mean", "median", "trimmed_mean", "clipped"] = Field(
+        "mean", description="rule by which uploads are combined", json_schema_extra=_PLANNED | {"flag": "--aggregation"}
+    )
+    trim: float = Field(
+        0.1, gt=0, lt=0.5, description="share left out at either end by trimmed_mean", json_schema_extra=_PLANNED
+    )
+    clip_factor: float = Field(
+        3.0, ge=1, description="largest norm under clipped, as a multiple of the median", json_schema_extra=_PLANNED
+    )
+
+
+class PrivacyConfig(FrozenModel):
+    """Privacy: what the server gets to see of a client's upload."""
+
+    fusion: Literal["server", "client"] = Field(
+        "server",
+        description="where a client's own prototypes are fused with the global ones",
+        json_schema_extra=_PLANNED,
+    )
+    secure_sums: bool = Field(False, description="the server sees only sums over clients", json_schema_extra=_PLANNED)
+    noise_multiplier: float = Field(
+        0.0, ge=0, description="Gaussian noise on uploads, as a multiple of clip_bound", json_schema_extra=_PLANNED
+    )
+    clip_bound: float = Field(
+        1.0, gt=0, description="norm to which uploads are clipped before noise", json_schema_extra=_PLANNED
+    )
+    min_class_samples: int = Field(
+        0,
+        ge=0,
+        le=_UINT32_MAX,
+        description="classes of which a client has fewer samples are not uploaded",
+        json_schema_extra=_PLANNED,
+    )
+
+
+class GuideConfig(FrozenModel):
+    """Guide: a small common network that every client trains beside its own."""
+
+    network: str = Field(
+        "", description="architecture of the guide; none if empty", json_schema_extra=_PLANNED | {"flag": "--guide"}
+    )
+    interval: int = Field(
+        1,
+        ge=1,
+        le=_UINT32_MAX,
+        description="rounds between two exchanges of the guide",
+        json_schema_extra=_PLANNED | {"flag": "--guide-interval"},
+    )
+
+
 class RunConfig(FrozenModel):
     """Run: settings that are the same for all clients."""
 
@@ -146,9 +247,18 @@ class RunConfig(FrozenModel):
     rounds: int = Field(100, ge=1, le=_UINT32_MAX, description="rounds of training")
     participation: float = Field(1.0, gt=0, le=1, description="fraction of the clients selected in each round")
     seed: int = Field(0, ge=0, lt=2**32, description="seed of every random choice")
+    exchange: Literal["on", "off"] = Field(
+        "on", description="off trains the same networks and losses without a federation", json_schema_extra=_PLANNED
+    )
+    finetune_rounds: int = Field(
+        0, ge=0, le=_UINT32_MAX, description="last rounds of the run, without exchange", json_schema_extra=_PLANNED
+    )
     data: DataConfig = DataConfig()
     training: TrainingConfig = TrainingConfig()
     wire: WireConfig = WireConfig()
+    aggregation: AggregationConfig = Field(AggregationConfig(), json_schema_extra=added_in("0.2.0"))
+    privacy: PrivacyConfig = Field(PrivacyConfig(), json_schema_extra=added_in("0.2.0"))
+    guide: GuideConfig = Field(GuideConfig(), json_schema_extra=added_in("0.2.0"))
 
     @model_validator(mode="before")
     @classmethod
@@ -166,7 +276,7 @@ class RunConfig(FrozenModel):
     def _settings_fit_method(self) -> Self:
         # all settings are stored, so that a stored run does not depend on the defaults of this version
         resolved = resolve_settings(method_named(self.method), self.method_settings)
-        object.__setattr__(self, "method_settings", resolved.model_dump(mode="json"))
+        object.__setattr__(self, "method_settings", canonical(resolved))
         self.method_spec.upload_rules(resolved, self.exchange_shape)
         return self
 
@@ -209,8 +319,8 @@ class RunConfig(FrozenModel):
         return WireType(self.wire.wire_dtype.value)
 
     def canonical_json(self) -> str:
-        """Returns what the fingerprint is computed from."""
-        return json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        """What the run means, as text: the same for every version that has its settings."""
+        return json.dumps(canonical(self), sort_keys=True)
 
     @property
     def fingerprint(self) -> str:

@@ -6,6 +6,7 @@ from typing import Final, Literal, Self
 
 from pydantic import Field, model_validator
 
+from feddbp_common.config.identity import added_in
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings, Preset
 from feddbp_common.methods.payload_size import GLOBAL_PROTOTYPES, ImageShape, PayloadSize, prototype_rows
@@ -46,6 +47,17 @@ class FedDBPSettings(MethodSettings):
     )
     without_personalisation: bool = Field(
         False, description="ablation w/o pers.: every client receives the averages unchanged"
+    )
+    prototype_gradient: Literal["all", "branches"] = Field(
+        "all",
+        description="what L_s and L_d train: everything, or the branches alone",
+        json_schema_extra=added_in("0.2.0", planned=True),
+    )
+    warmup_rounds: int = Field(
+        0,
+        ge=0,
+        description="rounds over which lambda_2 and lambda_3 rise to their value",
+        json_schema_extra=added_in("0.2.0", planned=True),
     )
 
     @model_validator(mode="after")

@@ -10,6 +10,10 @@ from google.protobuf.message import DecodeError
 from feddbp.v1 import federation_pb2 as pb
 
 REFUSAL_METADATA_KEY: Final = "feddbp-refusal-bin"
+ADMISSION_FEATURE: Final = "upload.admission"
+"""A server's feature: clients may wait until their upload's header is admitted before they send the body."""
+ADMITTED_METADATA_KEY: Final = "feddbp-admitted"
+"""Initial metadata of an upload whose header was admitted."""
 TRANSIENT_REASONS: Final = (pb.REFUSAL_REASON_BUSY, pb.REFUSAL_REASON_STORAGE)
 """Refusals that do not depend on the caller: the call may be retried."""
 

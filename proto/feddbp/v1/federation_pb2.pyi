@@ -247,6 +247,8 @@ class _RefusalReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Refusal
     """The caller's certificate or token does not match the identity it claims."""
     REFUSAL_REASON_STORAGE: _RefusalReason.ValueType  # 14
     """The server cannot store data at the moment, for example because its disk is full; retry later."""
+    REFUSAL_REASON_MISSING_FEATURE: _RefusalReason.ValueType  # 15
+    """The client lacks a feature that the run needs."""
 
 class RefusalReason(_RefusalReason, metaclass=_RefusalReasonEnumTypeWrapper):
     """-------------------------------------------------------------------------------------------------------------- refusals
@@ -284,6 +286,8 @@ REFUSAL_REASON_NOT_AUTHORISED: RefusalReason.ValueType  # 13
 """The caller's certificate or token does not match the identity it claims."""
 REFUSAL_REASON_STORAGE: RefusalReason.ValueType  # 14
 """The server cannot store data at the moment, for example because its disk is full; retry later."""
+REFUSAL_REASON_MISSING_FEATURE: RefusalReason.ValueType  # 15
+"""The client lacks a feature that the run needs."""
 Global___RefusalReason: _TypeAlias = RefusalReason  # noqa: Y015
 
 @_typing.final
@@ -319,21 +323,37 @@ class GetRunResponse(_message.Message):
 
     CONFIG_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
+    SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
+    REQUIRED_FEATURES_FIELD_NUMBER: _builtins.int
+    FEATURES_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """Identifies the run, including its configuration and seed; sent in Join, so that no client trains for another run."""
+    software_version: _builtins.str
+    """Version of the server software; empty before 0.2.0."""
     @_builtins.property
     def config(self) -> Global___RunConfig:
         """The configuration of all clients."""
+
+    @_builtins.property
+    def required_features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Features a client must have to take part, such as "training.augment". Join refuses a client that lacks one."""
+
+    @_builtins.property
+    def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Features of the server itself, such as "upload.admission"; a client uses only those it knows."""
 
     def __init__(
         self,
         *,
         config: Global___RunConfig | None = ...,
         run_id: _builtins.str = ...,
+        software_version: _builtins.str = ...,
+        required_features: _abc.Iterable[_builtins.str] | None = ...,
+        features: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "features", b"features", "required_features", b"required_features", "run_id", b"run_id", "software_version", b"software_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -354,6 +374,7 @@ class RunConfig(_message.Message):
     TRAINING_FIELD_NUMBER: _builtins.int
     WIRE_FIELD_NUMBER: _builtins.int
     PARTICIPATION_FIELD_NUMBER: _builtins.int
+    ADDED_SETTINGS_FIELD_NUMBER: _builtins.int
     method: _builtins.str
     """Name of the method, e.g. "feddbp"."""
     clients: _builtins.int
@@ -380,6 +401,12 @@ class RunConfig(_message.Message):
     def wire(self) -> Global___WireConfig:
         """The form in which tensors are sent."""
 
+    @_builtins.property
+    def added_settings(self) -> _struct_pb2.Struct:
+        """Settings that were added after version 0.1.0, by dotted name such as "training.augment"; those at their default are
+        left out. Each one present is a required feature of the run.
+        """
+
     def __init__(
         self,
         *,
@@ -392,10 +419,11 @@ class RunConfig(_message.Message):
         training: Global___TrainingConfig | None = ...,
         wire: Global___WireConfig | None = ...,
         participation: _builtins.float = ...,
+        added_settings: _struct_pb2.Struct | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "method_settings", b"method_settings", "training", b"training", "wire", b"wire"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["added_settings", b"added_settings", "data", b"data", "method_settings", b"method_settings", "training", b"training", "wire", b"wire"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "data", b"data", "method", b"method", "method_settings", b"method_settings", "participation", b"participation", "rounds", b"rounds", "seed", b"seed", "training", b"training", "wire", b"wire"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added_settings", b"added_settings", "clients", b"clients", "data", b"data", "method", b"method", "method_settings", b"method_settings", "participation", b"participation", "rounds", b"rounds", "seed", b"seed", "training", b"training", "wire", b"wire"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -531,6 +559,7 @@ class JoinRequest(_message.Message):
     PREVIOUS_SESSION_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
+    FEATURES_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """Id of the run, from GetRun."""
     client_id: _builtins.int
@@ -545,6 +574,10 @@ class JoinRequest(_message.Message):
     def capabilities(self) -> Global___Capabilities:
         """The client's model, device and version."""
 
+    @_builtins.property
+    def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Features the client has; empty before 0.2.0."""
+
     def __init__(
         self,
         *,
@@ -553,10 +586,11 @@ class JoinRequest(_message.Message):
         previous_session: _builtins.str = ...,
         data: Global___DataSummary | None = ...,
         capabilities: Global___Capabilities | None = ...,
+        features: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "data", b"data"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "client_id", b"client_id", "data", b"data", "previous_session", b"previous_session", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "client_id", b"client_id", "data", b"data", "features", b"features", "previous_session", b"previous_session", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1157,10 +1191,15 @@ class UploadHeader(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
     MANIFEST_FIELD_NUMBER: _builtins.int
+    AWAITS_ADMISSION_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     """Session token of the caller."""
     round: _builtins.int
     """The round of the upload."""
+    awaits_admission: _builtins.bool
+    """The client sends no chunk before the server has answered with initial metadata `feddbp-admitted`, so that a refusal
+    on the header reaches it. Only for servers with the feature "upload.admission".
+    """
     @_builtins.property
     def manifest(self) -> Global___Manifest:
         """The content of the upload."""
@@ -1171,10 +1210,11 @@ class UploadHeader(_message.Message):
         session: _builtins.str = ...,
         round: _builtins.int = ...,
         manifest: Global___Manifest | None = ...,
+        awaits_admission: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "round", b"round", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaits_admission", b"awaits_admission", "manifest", b"manifest", "round", b"round", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1593,6 +1633,7 @@ class RunStatus(_message.Message):
     INCIDENTS_FIELD_NUMBER: _builtins.int
     REFUSALS_FIELD_NUMBER: _builtins.int
     HELD_PHASE_FIELD_NUMBER: _builtins.int
+    SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """Id of the run."""
     method: _builtins.str
@@ -1615,6 +1656,8 @@ class RunStatus(_message.Message):
     """Bytes of all downloads since the start of the run, payload and framing, as reported by the clients."""
     held_phase: Global___Phase.ValueType
     """The phase that Pause interrupted and Resume restores; unspecified unless the run is paused."""
+    software_version: _builtins.str
+    """Version of the server software; empty before 0.2.0."""
     @_builtins.property
     def clients(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientStatus]:
         """All clients that have ever joined, by id."""
@@ -1654,10 +1697,11 @@ class RunStatus(_message.Message):
         incidents: _abc.Iterable[Global___Incident] | None = ...,
         refusals: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         held_phase: Global___Phase.ValueType = ...,
+        software_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_mean_accuracy", b"_mean_accuracy", "mean_accuracy", b"mean_accuracy", "time_left", b"time_left"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_mean_accuracy", b"_mean_accuracy", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "clients", b"clients", "held_phase", b"held_phase", "incidents", b"incidents", "mean_accuracy", b"mean_accuracy", "method", b"method", "min_clients", b"min_clients", "missing", b"missing", "phase", b"phase", "reason", b"reason", "refusals", b"refusals", "round", b"round", "rounds", b"rounds", "run_id", b"run_id", "time_left", b"time_left"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_mean_accuracy", b"_mean_accuracy", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "clients", b"clients", "held_phase", b"held_phase", "incidents", b"incidents", "mean_accuracy", b"mean_accuracy", "method", b"method", "min_clients", b"min_clients", "missing", b"missing", "phase", b"phase", "reason", b"reason", "refusals", b"refusals", "round", b"round", "rounds", b"rounds", "run_id", b"run_id", "software_version", b"software_version", "time_left", b"time_left"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__mean_accuracy: _TypeAlias = _typing.Literal["mean_accuracy"]  # noqa: Y015
     _WhichOneofArgType__mean_accuracy: _TypeAlias = _typing.Literal["_mean_accuracy", b"_mean_accuracy"]  # noqa: Y015

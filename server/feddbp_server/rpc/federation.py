@@ -8,11 +8,14 @@ from datetime import timedelta
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
+from feddbp_common.config.features import required_features
 from feddbp_common.config.run import run_to_proto
 from feddbp_common.errors import PayloadError
+from feddbp_common.rpc.failures import ADMISSION_FEATURE
 from feddbp_common.rpc.keepalive import keepalive_options
+from feddbp_common.version import VERSION
 from feddbp_server.rpc.auth import Context, Identity
-from feddbp_server.rpc.upload import Uploads
+from feddbp_server.rpc.upload import ADMITTED, Uploads
 from feddbp_server.run.coordinator import Coordinator
 from feddbp_server.run.limits import Limits
 from feddbp_server.run.refusals import RefusedError, as_refusal
@@ -49,7 +52,13 @@ class FederationService(pb_grpc.FederationServicer):
     async def GetRun(self, request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:
         self._identity.check_party(context)
         config = self._coordinator.config
-        return pb.GetRunResponse(config=run_to_proto(config), run_id=self._coordinator.run_id)
+        return pb.GetRunResponse(
+            config=run_to_proto(config),
+            run_id=self._coordinator.run_id,
+            software_version=VERSION,
+            required_features=required_features(config),
+            features=[ADMISSION_FEATURE],
+        )
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:
         with self._acting_as(request.client_id, context):
@@ -69,9 +78,12 @@ class FederationService(pb_grpc.FederationServicer):
                 yield part
 
     async def Upload(self, request_iterator: AsyncIterator[pb.UploadPart], context: Context) -> pb.UploadReceipt:
-        header = await self._uploads.header(request_iterator)
-        with self._caller(header.session, context) as session:
-            return await self._uploads.upload(session, header, request_iterator)
+        async with self._uploads.reading(request_iterator) as parts:
+            header = await self._uploads.header(parts)
+            with self._caller(header.session, context) as session:
+                return await self._uploads.upload(
+                    session, header, parts, admit=lambda: context.send_initial_metadata(ADMITTED)
+                )
 
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportResponse:
         with self._caller(request.session, context) as session:

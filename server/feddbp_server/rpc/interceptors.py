@@ -42,6 +42,7 @@ STATUS_OF: Final = {
     pb.REFUSAL_REASON_INVALID_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
     pb.REFUSAL_REASON_NOT_AUTHORISED: grpc.StatusCode.PERMISSION_DENIED,
     pb.REFUSAL_REASON_STORAGE: grpc.StatusCode.UNAVAILABLE,
+    pb.REFUSAL_REASON_MISSING_FEATURE: grpc.StatusCode.FAILED_PRECONDITION,
 }
 """The one table from refusals to status codes."""
 
@@ -112,7 +113,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
 
         async def guarded(requests: AsyncIterator[Any], context: Context) -> Any:
             try:
-                return await method(_decoded(requests), context)
+                return await method(_Decoded(requests), context)
             except Exception as error:
                 await self._fail(call, error, context)
 
@@ -156,8 +157,17 @@ def _decoder(decode: Any) -> Any:
     return decoded
 
 
-async def _decoded(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    async for request in requests:
+class _Decoded:
+    """The requests of a stream, which goes on after one that could not be decoded was refused."""
+
+    def __init__(self, requests: AsyncIterator[Any]) -> None:
+        self._requests = requests
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        request = await anext(self._requests)
         if isinstance(request, _Undecodable):
             raise request.refusal()
-        yield request
+        return request

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Final
 
 from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.version import VERSION
 from feddbp_server.run.sessions import Session
 from feddbp_server.run.state_machine import Phase
 from feddbp_server.run.view import RunView
@@ -33,6 +34,7 @@ def status_of(run: RunView) -> pb.RunStatus:
     state, policy = run.state, run.policy
     status = pb.RunStatus(
         run_id=run.run_id,
+        software_version=VERSION,
         method=run.method,
         phase=_PHASES[state.phase],
         round=state.round,

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import timedelta
 from typing import Final
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.errors import PayloadError
 from feddbp_common.fault_injection import fault_point
+from feddbp_common.rpc.failures import ADMITTED_METADATA_KEY
 from feddbp_common.wire import BodyAssembler, Payload, check_manifest, check_values, decode, digest_of
 from feddbp_server.run.engine import RunEngine
 from feddbp_server.run.limits import Limits
@@ -21,12 +22,48 @@ from feddbp_server.run.state_machine import Phase, RunState, Uploaded
 from feddbp_server.run.validation import wrong_round
 from feddbp_server.store import Store, UploadRecord
 
-Parts = AsyncIterator[pb.UploadPart]
+ADMITTED: Final = ((ADMITTED_METADATA_KEY, "1"),)
+Admit = Callable[[], Awaitable[None]]
 
 _CHECK_INLINE_BYTES: Final = 1 << 20
 """Bodies up to this size are checked on the event loop: a thread would cost more than the check."""
+_CHUNK_COST: Final = 1 << 10
+"""Bytes that a part counts for beside its data, so that empty ones are not dropped for ever."""
 _LOSS_SECONDS: Final = 0.02
 """A lost connection ends a stream, too; this long after, gRPC cancels the call and the client is not to blame."""
+
+
+class PartStream:
+    """The parts of one upload, and whether its client may still be sending some."""
+
+    def __init__(self, parts: AsyncIterator[pb.UploadPart]) -> None:
+        self._parts = parts
+        self._sending = True
+
+    async def next(self) -> pb.UploadPart | None:
+        """Returns None after the last part."""
+        part = await anext(self._parts, None)
+        if part is None:
+            self._sending = False
+        elif part.header.awaits_admission:
+            self._sending = False  # until it is admitted
+        return part
+
+    def admitted(self) -> None:
+        self._sending = True
+
+    async def discard(self, limits: Limits) -> None:
+        """Reads and drops what the client still sends, within limits.
+
+        gRPC may replace the status of a call by an internal error if the call ends while the client is sending.
+        """
+        received = 0
+        with suppress(TimeoutError):
+            while self._sending and received <= limits.upload_bytes:
+                async with asyncio.timeout(limits.discard_wait.total_seconds()):
+                    with suppress(RefusedError):  # it cannot be decoded, either
+                        part = await self.next()
+                        received += _CHUNK_COST if part is None else _CHUNK_COST + len(part.chunk.data)
 
 
 class _Incoming:
@@ -43,10 +80,10 @@ class _Incoming:
         if self._wait is not None:
             self._wait.reschedule(asyncio.get_running_loop().time())
 
-    async def next_of(self, parts: Parts, wait: timedelta) -> pb.UploadPart | None:
+    async def next_of(self, parts: PartStream, wait: timedelta) -> pb.UploadPart | None:
         try:
             async with asyncio.timeout(0 if self._superseded else wait.total_seconds()) as self._wait:
-                return await anext(parts, None)
+                return await parts.next()
         except TimeoutError:
             raise _superseded() if self._superseded else _stalled(wait) from None
         finally:
@@ -64,11 +101,22 @@ class Uploads:
         self._bytes_in_flight = 0
         self._incoming: dict[int, _Incoming] = {}
 
-    async def header(self, parts: Parts) -> pb.UploadHeader:
+    @asynccontextmanager
+    async def reading(self, parts: AsyncIterator[pb.UploadPart]) -> AsyncIterator[PartStream]:
+        """Reads an upload to its end before the call ends, so that the client receives its receipt or refusal."""
+        stream = PartStream(parts)
+        try:
+            yield stream
+        except Exception:
+            await stream.discard(self._limits)
+            raise
+        await stream.discard(self._limits)
+
+    async def header(self, parts: PartStream) -> pb.UploadHeader:
         """The first part of an upload, which says whose it is."""
         try:
             async with asyncio.timeout(self._limits.header_wait.total_seconds()):
-                first = await anext(parts, None)
+                first = await parts.next()
         except TimeoutError:
             raise _stalled(self._limits.header_wait) from None
         if first is None or first.WhichOneof("part") != "header":
@@ -77,12 +125,16 @@ class Uploads:
             )
         return first.header
 
-    async def upload(self, session: Session, header: pb.UploadHeader, parts: Parts) -> pb.UploadReceipt:
+    async def upload(
+        self, session: Session, header: pb.UploadHeader, parts: PartStream, admit: Admit
+    ) -> pb.UploadReceipt:
         """Admits, receives and commits an upload; one that was committed before only gets its receipt again."""
         earlier = await self._earlier_receipt(session, header)
         if earlier is not None:
             return earlier
         with self._admit(session, header) as incoming:
+            await admit()
+            parts.admitted()
             body, payload = await self._receive(incoming, header.manifest, parts)
             return await self.commit(session, header, body, payload)
 
@@ -134,7 +186,7 @@ class Uploads:
 
     # --- receive ---
 
-    async def _receive(self, incoming: _Incoming, manifest: pb.Manifest, parts: Parts) -> tuple[bytes, Payload]:
+    async def _receive(self, incoming: _Incoming, manifest: pb.Manifest, parts: PartStream) -> tuple[bytes, Payload]:
         """The body, assembled from its chunks, and the payload in it, once digest and values are checked."""
         assembler = BodyAssembler(manifest.total_bytes)
         while (part := await incoming.next_of(parts, self._limits.chunk_wait)) is not None:

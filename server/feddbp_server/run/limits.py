@@ -22,6 +22,9 @@ class Limits:
     """For a request or an upload's header: until then the caller is unknown."""
     chunk_wait: timedelta = timedelta(seconds=30)
     """Between two chunks of an upload."""
+    discard_wait: timedelta = timedelta(seconds=1)
+    """Between two chunks of an upload that was refused; the rest of it is read and dropped, since a client that is cut
+    off while it sends does not receive the reason."""
     cached_upload_bytes: int = 256 << 20
     """Of uploads kept in memory until their round closes; the rest is read from the store."""
 

@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from math import isfinite
 
 from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.config.features import describe_missing, missing_features, required_features
 from feddbp_common.config.run import RunConfig
+from feddbp_common.version import VERSION
 from feddbp_server.run.limits import Limits
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.state_machine import Phase, RunState
@@ -46,6 +48,13 @@ def check_join(request: pb.JoinRequest, run_id: str, config: RunConfig, state: R
     if request.data.test_samples > limits.samples:
         raise _invalid("test_samples", f"is {request.data.test_samples}, at most {limits.samples} are admitted")
     capabilities = request.capabilities
+    lacking = missing_features(required_features(config), request.features)
+    if lacking:
+        raise RefusedError(
+            pb.REFUSAL_REASON_MISSING_FEATURE,
+            describe_missing(lacking, client=capabilities.software_version, server=VERSION),
+            field="features",
+        )
     _check_text("previous_session", request.previous_session, limits)
     _check_text("architecture", capabilities.architecture, limits)
     _check_text("device", capabilities.device, limits)

@@ -13,6 +13,7 @@ from typing import Final
 
 from feddbp_common.artifacts import DATABASE_NAME, SERVER_LOCK_NAME
 from feddbp_common.file_lock import FileLock, LockHeldError
+from feddbp_common.version import VERSION
 from feddbp_server.store.interface import (
     AggregateRecord,
     ClientRecord,
@@ -22,16 +23,18 @@ from feddbp_server.store.interface import (
     UploadRecord,
     refuse_other_run,
 )
+from feddbp_server.store.migrations import FORMAT, describe_newer, upgrade
 
 _APPLICATION_ID: Final = 0x46444250  # "FDBP": tells our file from any other SQLite database
-_SCHEMA_VERSION: Final = 1
 _ROOM: Final = 4 << 20
 """Free bytes on the disk before it counts as writable again."""
 _LOG_BYTES: Final = 512 << 20
 """A write-ahead log of this size is checkpointed by the next commit. A thousand clients of a hundred classes do not
 reach it in a round; without it, a run that is paused or waiting would grow the log with every join."""
 _SCHEMA: Final = """
-CREATE TABLE run (id INTEGER PRIMARY KEY CHECK (id = 0), run_id TEXT NOT NULL, config TEXT NOT NULL, progress TEXT);
+CREATE TABLE run (
+    id INTEGER PRIMARY KEY CHECK (id = 0), run_id TEXT NOT NULL, config TEXT NOT NULL, progress TEXT,
+    software_version TEXT NOT NULL);
 CREATE TABLE client (
     client_id INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, session_sha256 BLOB NOT NULL,
     data BLOB NOT NULL, capabilities BLOB NOT NULL);
@@ -86,25 +89,26 @@ class SqliteStore(Store):
                 for statement in _SCHEMA.strip().split(";\n"):
                     self._db.execute(statement.removesuffix(";"))
                 self._db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-                self._db.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+                self._db.execute(f"PRAGMA user_version = {FORMAT}")
+        elif self._pragma("user_version") < FORMAT:
+            with self.transaction():
+                upgrade(self._db, self._pragma("user_version"))
 
     def _check_format(self) -> None:
         if self._pragma("application_id") != _APPLICATION_ID:
             raise StoreError(f"{self._path} is not a run of this server; move it away or give another --state-dir")
-        version = self._pragma("user_version")
-        if version != _SCHEMA_VERSION:
-            raise StoreError(
-                f"{self._path} has format {version}, this server reads {_SCHEMA_VERSION}; finish the run with the "
-                "version that began it"
-            )
+        found = self._pragma("user_version")
+        if found > FORMAT:
+            raise StoreError(f"{self._path} {describe_newer(self._db, found)}")
 
     def open_run(self, run_id: str, config_json: str) -> str:
         row = self._db.execute("SELECT run_id, config FROM run").fetchone()
         if row is None:
-            self._db.execute("INSERT INTO run VALUES (0, ?, ?, NULL)", (run_id, config_json))
+            self._db.execute("INSERT INTO run VALUES (0, ?, ?, NULL, ?)", (run_id, config_json, VERSION))
             return run_id
         if row[1] != config_json:
             refuse_other_run(stored=row[1], given=config_json)
+        self._db.execute("UPDATE run SET software_version = ?", (VERSION,))
         return str(row[0])
 
     @contextmanager

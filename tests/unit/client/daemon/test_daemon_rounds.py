@@ -36,6 +36,8 @@ class Start(Protocol):
 class FakeConnection:
     """Replaces the connection: yields a script of events and records the client's calls."""
 
+    awaits_admission = True
+
     def __init__(self, script: Script, *, closed_rounds: frozenset[int] = frozenset()) -> None:
         self.calls: list[str] = []
         self.run_id = "first"

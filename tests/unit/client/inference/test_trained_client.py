@@ -24,6 +24,7 @@ from feddbp_common.artifacts import CHECKPOINT_NAME
 from feddbp_common.config.run import run_from_proto
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.methods import METHODS
+from feddbp_common.version import VERSION
 from feddbp_common.wire import Encoded, decode
 
 MEASURES = {"feddbp": "distance", "fedproto": "squared distance", "fedtgp": "squared distance"}
@@ -182,7 +183,10 @@ def rewritten(path: Path, **metadata: str | None) -> Path:
     ("metadata", "message"),
     [
         ({"format": None}, "is not a client's checkpoint"),
-        ({"format": "feddbp-checkpoint-9"}, "has checkpoint format feddbp-checkpoint-9; this version reads"),
+        (
+            {"format": "feddbp-checkpoint-9"},
+            rf"was written by feddbp {VERSION} \(feddbp-checkpoint-9\); this is feddbp",
+        ),
         ({"config": "AAAA"}, "cannot read the checkpoint"),
         ({"config": "&"}, "cannot read the checkpoint"),
         ({"architecture": None}, "cannot read the checkpoint .*architecture"),

@@ -1,4 +1,4 @@
-"""Closing a round over a real store: what was learnt does not depend on who came first."""
+"""Closing a round over a real store: the result does not depend on the order of arrival."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from feddbp_common.wire import FisherScores, Payload, PrototypeSet, WireType, de
 from feddbp_server.aggregation.aggregator import Aggregator
 from feddbp_server.store import MemoryStore, SqliteStore, StoreWriter, UploadRecord
 
-CLIENTS = 40  # more than are fetched from the store at a time
+CLIENTS = 40  # more than are read from the store at a time
 CONFIG = RunConfig(
     clients=CLIENTS,
     data=DataConfig(dataset="custom", classes=3),
@@ -26,7 +26,7 @@ CONFIG = RunConfig(
 )
 
 
-def contribution(client: int, scale: float = 1.0) -> Payload:
+def trained_upload(client: int, scale: float = 1.0) -> Payload:
     """Values of very different size, so that the order of summation shows in the last bits."""
     noise = np.random.default_rng(client)
     vectors = (noise.normal(size=(2, 6)) * 10.0 ** noise.integers(-9, 6, size=(2, 6)) * scale).astype(np.float32)
@@ -62,12 +62,12 @@ async def thread(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 
 async def learnt_in_order(order: list[int], thread: StoreWriter, round_number: int) -> bytes:
     for client in order:
-        await save(thread, client, contribution(client), round_number)
-    learnt = await Aggregator(CONFIG, thread).close_round(round_number, label_counts)
-    return bytes(learnt.encoded.manifest.sha256)
+        await save(thread, client, trained_upload(client), round_number)
+    encoded = await Aggregator(CONFIG, thread).close_round(round_number, label_counts)
+    return bytes(encoded.encoded.manifest.sha256)
 
 
-async def test_the_order_of_arrival_changes_not_a_bit(thread: StoreWriter) -> None:
+async def test_the_order_of_arrival_does_not_change_a_bit(thread: StoreWriter) -> None:
     orders = [list(range(CLIENTS)), list(range(CLIENTS))[::-1]]
     for seed in range(3):
         shuffled = list(range(CLIENTS))
@@ -78,34 +78,34 @@ async def test_the_order_of_arrival_changes_not_a_bit(thread: StoreWriter) -> No
 
 
 def test_the_order_of_summation_would_have_shown() -> None:
-    vectors = [contribution(client).prototypes.vectors.astype(np.float64) for client in range(CLIENTS)]
+    vectors = [trained_upload(client).prototypes.vectors.astype(np.float64) for client in range(CLIENTS)]
     forward, backward = sum(vectors), sum(vectors[::-1])
     assert (forward != backward).any()
 
 
-async def test_what_was_learnt_is_in_force_only_once_it_is_adopted(thread: StoreWriter) -> None:
+async def test_a_new_state_is_in_force_only_once_it_is_adopted(thread: StoreWriter) -> None:
     aggregator = Aggregator(CONFIG, thread)
     before = aggregator.sha256
-    await save(thread, 0, contribution(0))
-    learnt = await aggregator.close_round(0, label_counts)
+    await save(thread, 0, trained_upload(0))
+    encoded = await aggregator.close_round(0, label_counts)
     assert aggregator.sha256 == before
-    aggregator.adopt(learnt)
-    assert aggregator.sha256 == encode(learnt.payload).manifest.sha256.hex() != before
+    aggregator.adopt(encoded)
+    assert aggregator.sha256 == encode(encoded.payload).manifest.sha256.hex() != before
 
 
-async def test_a_digest_of_nothing_is_not_told(thread: StoreWriter) -> None:
-    assert Aggregator(CONFIG, thread).sha256 == ""  # no round has taught anything yet
+async def test_an_empty_state_has_no_digest(thread: StoreWriter) -> None:
+    assert Aggregator(CONFIG, thread).sha256 == ""  # before the first round
     alone = Aggregator(RunConfig(method="local", clients=CLIENTS), thread)
     alone.adopt(await alone.close_round(0, label_counts))
     assert alone.sha256 == ""
 
 
-async def test_what_was_learnt_comes_back_from_the_store_bit_for_bit(thread: StoreWriter) -> None:
+async def test_the_global_state_is_restored_bit_for_bit(thread: StoreWriter) -> None:
     first = Aggregator(CONFIG, thread)
-    await save(thread, 0, contribution(0))
-    learnt = await first.close_round(0, label_counts)
-    first.adopt(learnt)
-    await thread.run(lambda store: store.save_aggregate(learnt.record(completed_rounds=1)))
+    await save(thread, 0, trained_upload(0))
+    encoded = await first.close_round(0, label_counts)
+    first.adopt(encoded)
+    await thread.run(lambda store: store.save_aggregate(encoded.record(completed_rounds=1)))
     second = Aggregator(CONFIG, thread)
     assert second.sha256 != first.sha256
     await second.restore()
@@ -114,10 +114,10 @@ async def test_what_was_learnt_comes_back_from_the_store_bit_for_bit(thread: Sto
 
 async def test_a_client_is_personalised_with_its_newest_upload_before_the_round(thread: StoreWriter) -> None:
     aggregator = Aggregator(CONFIG, thread)
-    await save(thread, 0, contribution(0), 0)
-    await save(thread, 1, contribution(1), 0)
+    await save(thread, 0, trained_upload(0), 0)
+    await save(thread, 1, trained_upload(1), 0)
     aggregator.adopt(await aggregator.close_round(0, label_counts))
-    await save(thread, 0, contribution(0, scale=100.0), 1)
+    await save(thread, 0, trained_upload(0, scale=100.0), 1)
 
     def own_values(reply: Payload, sent: Payload) -> int:
         assert reply.prototypes is not None
@@ -125,44 +125,46 @@ async def test_a_client_is_personalised_with_its_newest_upload_before_the_round(
         return int((reply.prototypes.vectors == sent.prototypes.vectors).sum())
 
     in_round_1 = await aggregator.download(0, 1)
-    assert own_values(decode(in_round_1.manifest, in_round_1.body()), contribution(0)) >= 4  # two channels, two classes
+    assert (
+        own_values(decode(in_round_1.manifest, in_round_1.body()), trained_upload(0)) >= 4
+    )  # two channels, two classes
     in_round_2 = await aggregator.download(0, 2)
-    assert own_values(decode(in_round_2.manifest, in_round_2.body()), contribution(0, scale=100.0)) >= 4
+    assert own_values(decode(in_round_2.manifest, in_round_2.body()), trained_upload(0, scale=100.0)) >= 4
     stranger = await aggregator.download(7, 1)
     assert stranger.manifest.sha256.hex() == aggregator.sha256
 
 
-async def test_replies_travel_in_the_type_the_run_asks_for_but_are_kept_in_full() -> None:
+async def test_replies_are_sent_in_the_wire_type_but_the_state_is_stored_in_full_precision() -> None:
     thread = StoreWriter(MemoryStore())
     config = CONFIG.model_copy(update={"wire": WireConfig(wire_dtype=RealType.BFLOAT16)})
     aggregator = Aggregator(config, thread)
-    await save(thread, 0, contribution(0))
-    learnt = await aggregator.close_round(0, label_counts)
-    aggregator.adopt(learnt)
+    await save(thread, 0, trained_upload(0))
+    encoded = await aggregator.close_round(0, label_counts)
+    aggregator.adopt(encoded)
     reply = await aggregator.download(5, 1)
     await thread.close()
     assert reply.manifest.prototypes.matrix.dtype == pb.DTYPE_BFLOAT16
-    assert reply.body() == encode(learnt.payload, real_type=WireType.BFLOAT16).body()
-    assert aggregator.sha256 == encode(learnt.payload).manifest.sha256.hex()
+    assert reply.body() == encode(encoded.payload, real_type=WireType.BFLOAT16).body()
+    assert aggregator.sha256 == encode(encoded.payload).manifest.sha256.hex()
 
 
-async def test_what_cannot_be_sent_fails_the_round_and_nobody_who_asks(
+async def test_a_state_that_cannot_be_encoded_fails_the_round_and_no_download(
     thread: StoreWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = CONFIG.model_copy(update={"wire": WireConfig(wire_dtype=RealType.FLOAT16)})
     aggregator = Aggregator(config, thread)
     before = await aggregator.download(0, 0)
-    monkeypatch.setattr(aggregator._strategy, "aggregate", lambda *_, **__: contribution(0, scale=1e6))
+    monkeypatch.setattr(aggregator._strategy, "aggregate", lambda *_, **__: trained_upload(0, scale=1e6))
     with pytest.raises(PayloadError, match="prototypes"):
         await aggregator.close_round(0, label_counts)
     assert (await aggregator.download(0, 0)) is before
 
 
-async def test_what_a_strategy_raises_reaches_whoever_closes_the_round(
+async def test_an_error_of_the_strategy_is_raised_from_close_round(
     thread: StoreWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     aggregator = Aggregator(CONFIG, thread)
-    await save(thread, 0, contribution(0))
+    await save(thread, 0, trained_upload(0))
 
     def broken(*_: object, **__: object) -> Payload:
         raise ArithmeticError("cannot count")
@@ -173,21 +175,21 @@ async def test_what_a_strategy_raises_reaches_whoever_closes_the_round(
 
 
 async def test_an_upload_that_cannot_be_read_is_an_error_and_no_hang(thread: StoreWriter) -> None:
-    encoded = encode(contribution(0))
+    encoded = encode(trained_upload(0))
     record = UploadRecord(client_id=0, round=0, sha256=b"x" * 32, manifest=encoded.manifest.SerializeToString())
     await thread.run(lambda store: store.save_upload(record, encoded.body()[:5]))
     with pytest.raises(Exception, match="prototypes"):
         await asyncio.wait_for(Aggregator(CONFIG, thread).close_round(0, label_counts), timeout=10)
 
 
-async def test_what_is_kept_in_memory_and_what_is_read_make_the_same_bits(thread: StoreWriter) -> None:
+async def test_cached_and_stored_uploads_give_the_same_bits(thread: StoreWriter) -> None:
     for client in range(CLIENTS):
-        await save(thread, client, contribution(client))
+        await save(thread, client, trained_upload(client))
     from_store, from_memory, from_both = (Aggregator(CONFIG, thread) for _ in range(3))
     for client in range(CLIENTS):
-        from_memory.cache(0, client, contribution(client))
+        from_memory.cache(0, client, trained_upload(client))
     for client in (1, CLIENTS - 1):
-        from_both.cache(0, client, contribution(client))
+        from_both.cache(0, client, trained_upload(client))
     digests = {
         (await aggregator.close_round(0, label_counts)).encoded.manifest.sha256
         for aggregator in (from_store, from_memory, from_both)
@@ -195,20 +197,20 @@ async def test_what_is_kept_in_memory_and_what_is_read_make_the_same_bits(thread
     assert len(digests) == 1
 
 
-async def test_a_round_is_closed_without_reading_what_is_kept(thread: StoreWriter) -> None:
+async def test_a_round_is_closed_without_reading_cached_uploads(thread: StoreWriter) -> None:
     aggregator = Aggregator(CONFIG, thread)
-    await save(thread, 0, contribution(0, scale=100.0))  # tells where the values come from
-    aggregator.cache(0, 0, contribution(0))
-    learnt = (await aggregator.close_round(0, label_counts)).payload
-    assert learnt.prototypes is not None
-    assert (learnt.prototypes.vectors == contribution(0).prototypes.vectors).all()
+    await save(thread, 0, trained_upload(0, scale=100.0))  # shows where the values come from
+    aggregator.cache(0, 0, trained_upload(0))
+    encoded = (await aggregator.close_round(0, label_counts)).payload
+    assert encoded.prototypes is not None
+    assert (encoded.prototypes.vectors == trained_upload(0).prototypes.vectors).all()
 
 
 async def test_a_reply_that_is_the_same_for_all_is_made_once_a_round(thread: StoreWriter) -> None:
     aggregator = Aggregator(CONFIG.model_copy(update={"method": "fedproto", "method_settings": {}}), thread)
     replies = []
     for number in range(2):
-        await save(thread, 0, contribution(number), number)
+        await save(thread, 0, trained_upload(number), number)
         aggregator.adopt(await aggregator.close_round(number, label_counts))
         first, second = [await aggregator.download(client, number + 1) for client in (0, 1)]
         assert first is second

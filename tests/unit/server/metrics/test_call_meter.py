@@ -16,7 +16,7 @@ PATIENCE = 10.0
 
 
 class Handlers(grpc.GenericRpcHandler):
-    """Methods on bytes; what a stream waits for is in the hands of the test."""
+    """Methods on bytes; the test controls what a stream waits for."""
 
     def __init__(self) -> None:
         self.go_on = asyncio.Event()
@@ -54,7 +54,7 @@ class Handlers(grpc.GenericRpcHandler):
         return b"".join([request async for request in requests])
 
     async def gather_and_wait(self, requests: AsyncIterator[bytes], context: Any) -> bytes:
-        """A stream that is cancelled may first look as if it had come to its end."""
+        """A cancelled stream may first look as if it had ended."""
         async for _ in requests:
             self.received.set()
         await self.go_on.wait()
@@ -98,9 +98,9 @@ class Metered:
             await self.channel.unary_unary(f"/t/{method}")(b"", **options)
 
     async def over(self, method: str) -> dict[str, int]:
-        """The calls of a method by code, once none is going on: the server may hear of an end later than its caller."""
+        """The calls of a method by code, once none is running: the server may see an end later than its caller."""
         async with asyncio.timeout(PATIENCE):
-            while self._going_on(method):  # noqa: ASYNC110 - a meter counts and tells nobody
+            while self._going_on(method):  # noqa: ASYNC110 - a meter has no notification
                 await asyncio.sleep(0.005)
         calls = self.calls(method)
         assert calls.seconds.cumulative[-1] == calls.started == calls.handled.total()
@@ -142,14 +142,14 @@ async def test_a_unary_call_is_counted_with_the_code_its_caller_sees(method: str
         assert await server.over(f"uu.{method}") == {code: 2}
 
 
-async def test_a_caller_whose_time_is_up_has_cancelled() -> None:
+async def test_a_call_that_times_out_at_the_caller_is_cancelled() -> None:
     async with metered() as server:
-        while server.started("uu.wait") == 0:  # on a busy machine the time may be up before the server hears of it
+        while server.started("uu.wait") == 0:  # the timeout may pass before the call reaches the server
             await server.unary("uu.wait", timeout=0.05)
         assert (await server.over("uu.wait")).keys() == {"CANCELLED"}
 
 
-async def test_a_stream_of_answers_is_going_on_until_its_last_one() -> None:
+async def test_a_response_stream_is_timed_to_its_last_response() -> None:
     async with metered() as server:
         call = server.channel.unary_stream("/t/us.three")(b"")
         received = [await call.read() for _ in range(3)]
@@ -162,7 +162,7 @@ async def test_a_stream_of_answers_is_going_on_until_its_last_one() -> None:
         assert calls.messages == {RECEIVED: 1, SENT: 3}
 
 
-async def test_a_stream_that_is_aborted_after_its_first_answer() -> None:
+async def test_a_stream_that_is_aborted_after_its_first_response() -> None:
     async with metered() as server:
         call = server.channel.unary_stream("/t/us.abort_later")(b"")
         assert await call.read() == b"part"
@@ -171,7 +171,7 @@ async def test_a_stream_that_is_aborted_after_its_first_answer() -> None:
 
 
 @pytest.mark.parametrize("method", ["us.three", "us.flood"])
-async def test_a_stream_its_caller_leaves_is_over_even_while_an_answer_is_being_sent(method: str) -> None:
+async def test_a_stream_its_caller_cancels_ends_even_while_a_response_is_being_sent(method: str) -> None:
     async with metered() as server:
         call = server.channel.unary_stream(f"/t/{method}")(b"")
         await call.read()
@@ -186,7 +186,7 @@ async def test_every_message_of_a_stream_of_requests_is_counted() -> None:
         assert server.calls("su.gather").messages == {RECEIVED: 5, SENT: 1}
 
 
-async def test_a_stream_of_requests_that_breaks_off_is_cancelled() -> None:
+async def test_a_request_stream_that_breaks_off_is_cancelled() -> None:
     async with metered() as server:
         call = server.channel.stream_unary("/t/su.gather_and_wait")()
         await call.write(b"x")
@@ -204,7 +204,7 @@ async def test_streams_both_ways_whether_answers_are_yielded_or_written(method: 
         assert server.calls(f"ss.{method}").messages == {RECEIVED: 4, SENT: 4}
 
 
-async def test_names_that_are_no_methods_leave_no_trace() -> None:
+async def test_calls_of_unknown_methods_are_not_counted() -> None:
     async with metered() as server:
         await server.unary("uu.nothing")
         assert server.meter.methods == {}

@@ -1,4 +1,4 @@
-"""Where metrics are scraped: a thread that asks the event loop, is never in its way, and ends with the server."""
+"""The metrics endpoint: threads that collect on the event loop, do not block it, and end with the server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from feddbp_server.run.limits import DEFAULT_LIMITS, Limits
 
 
 class Gauge:
-    """A metric that may only be looked at where it changes."""
+    """A metric that may only be read on the event loop."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -61,7 +61,7 @@ async def scraped(port: int, path: str = "/metrics") -> str:
     return await asyncio.to_thread(get, port, path)
 
 
-async def test_numbers_are_taken_on_the_loop_at_the_moment_of_the_scrape() -> None:
+async def test_values_are_collected_on_the_loop_at_the_moment_of_the_scrape() -> None:
     gauge = Gauge("feddbp_test")
     async with exported(gauge) as listening:
         for gauge.value in (1, 2):
@@ -105,7 +105,7 @@ async def test_a_loop_that_is_busy_gets_the_scraper_a_503() -> None:
     assert answered == [503]
 
 
-async def test_a_failure_to_collect_is_logged_and_hurts_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failure_to_collect_is_logged_and_the_next_scrape_works(caplog: pytest.LogCaptureFixture) -> None:
     gauge = Gauge("feddbp_test")
     async with exported(gauge) as listening:
         gauge.broken = True
@@ -117,13 +117,13 @@ async def test_a_failure_to_collect_is_logged_and_hurts_nobody_else(caplog: pyte
     assert "a scrape failed" in caplog.text
 
 
-async def test_scrapers_that_say_nothing_take_only_so_many_threads() -> None:
+async def test_silent_scrapers_take_a_limited_number_of_threads() -> None:
     async with exported(Gauge("feddbp_test")) as listening:
         with ExitStack() as silent:
             for _ in range(DEFAULT_LIMITS.scrapes):
                 silent.enter_context(socket.create_connection(("127.0.0.1", listening.port)))
             one_more = silent.enter_context(socket.create_connection(("127.0.0.1", listening.port), timeout=20))
-            assert await asyncio.to_thread(one_more.recv, 1) == b""  # turned away at once
+            assert await asyncio.to_thread(one_more.recv, 1) == b""  # closed at once
             during = [thread for thread in threading.enumerate() if "process_request_thread" in thread.name]
             assert len(during) == DEFAULT_LIMITS.scrapes
         async with asyncio.timeout(20):
@@ -135,7 +135,7 @@ async def test_scrapers_that_say_nothing_take_only_so_many_threads() -> None:
                     await asyncio.sleep(0.02)
 
 
-async def test_after_closing_nobody_listens_and_no_thread_is_left() -> None:
+async def test_after_closing_neither_port_nor_thread_is_left() -> None:
     async with exported(Gauge("feddbp_test")) as listening:
         assert any(thread.name == "metrics" for thread in threading.enumerate())
     assert not any(thread.name == "metrics" for thread in threading.enumerate())
@@ -143,7 +143,7 @@ async def test_after_closing_nobody_listens_and_no_thread_is_left() -> None:
         await scraped(listening.port)
 
 
-async def test_a_loop_that_is_gone_is_not_waited_for() -> None:
+async def test_a_closed_loop_is_not_waited_for() -> None:
     loop = asyncio.new_event_loop()
     loop.close()
     with pytest.raises(LoopIsBusyError):
@@ -151,7 +151,7 @@ async def test_a_loop_that_is_gone_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-async def test_a_port_that_is_taken_is_a_mistake_of_whoever_named_it(host: str) -> None:
+async def test_a_metrics_port_in_use_is_a_configuration_error(host: str) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as taken:
         try:
@@ -164,17 +164,17 @@ async def test_a_port_that_is_taken_is_a_mistake_of_whoever_named_it(host: str) 
             Exporter(CollectorRegistry(), host=host, port=port)
 
 
-@pytest.mark.parametrize(("host", "told"), [("127.0.0.1", False), ("localhost", False), ("0.0.0.0", True)])
-async def test_an_address_others_can_reach_is_pointed_out(
-    host: str, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("host", "warned"), [("127.0.0.1", False), ("localhost", False), ("0.0.0.0", True)])
+async def test_a_metrics_address_other_machines_can_reach_is_warned_about(
+    host: str, warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(Monitor, "listen", lambda *_: 9464)
     server = Server(ServerConfig(listen=ListenConfig(metrics_port=9464, metrics_host=host, state_dir=tmp_path)))
     server._serve_metrics()
-    assert (f"metrics are readable, unencrypted, by any host that reaches {host}" in caplog.text) is told
+    assert (f"metrics are readable, unencrypted, by any host that reaches {host}" in caplog.text) is warned
     await server._shut_down()
 
 
-async def test_a_host_that_is_none_is_a_mistake_too() -> None:
+async def test_an_invalid_metrics_host_is_a_configuration_error() -> None:
     with pytest.raises(ConfigurationError, match=r"cannot serve metrics on nowhere\.invalid:0: "):
         Exporter(CollectorRegistry(), host="nowhere.invalid", port=0)

@@ -82,11 +82,11 @@ def test_only_what_rises_is_asked_for_its_rate(title: str, expression: str, lege
         "feddbp_storage_trouble",
     ],
 )
-def test_what_an_operator_looks_for_is_drawn(name: str) -> None:
+def test_the_dashboard_shows_what_operators_need(name: str) -> None:
     assert any(name in names_in(expression) for _, expression, _ in targets())
 
 
-def test_the_dashboard_goes_by_whatever_data_source_and_server_is_chosen() -> None:
+def test_the_dashboard_uses_the_selected_data_source_and_server() -> None:
     variables = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
     assert variables.keys() == {"datasource", "instance"}
     assert names_in(variables["instance"]["definition"]) == ["feddbp_run_info"]

@@ -1,4 +1,4 @@
-"""What people are told of a run: in the log, in the audit log, and as incidents."""
+"""Events of a run in the log, in the audit log, and as incidents."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REFUSAL = RefusedError(pb.REFUSAL_REASON_WRONG_ROUND, "the run is in round 3", f
 
 
 class Changes:
-    """Counts how often whoever watches was told."""
+    """Counts notifications."""
 
     count = 0
 
@@ -37,7 +37,7 @@ def changes() -> Changes:
 
 @pytest.fixture
 def event_log(tmp_path: Path, changes: Changes) -> Iterator[EventLog]:
-    audit = Audit(tmp_path, clock=lambda: 0.0)  # time stands still, so what may be written is not renewed
+    audit = Audit(tmp_path, clock=lambda: 0.0)  # a stopped clock, so that rate limits do not recover
     yield EventLog(audit, limits=DEFAULT_LIMITS, changed=changes)
     audit.close()
 
@@ -46,15 +46,15 @@ def audited(directory: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (directory / "audit.jsonl").read_text().splitlines()]
 
 
-def test_a_flood_of_refusals_hides_nothing_else(event_log: EventLog, changes: Changes) -> None:
+def test_a_flood_of_refusals_does_not_displace_other_incidents(event_log: EventLog, changes: Changes) -> None:
     for _ in range(1000):
         event_log.refused("Upload", REFUSAL, peer="ipv4:127.0.0.1:5")
     event_log.incident(3, "something that matters")
-    told = changes.count
+    before = changes.count
     for _ in range(1000):
         event_log.refused("Upload", REFUSAL, peer="ipv4:127.0.0.1:5")
     assert event_log.incidents[-1].message == "something that matters"
-    assert changes.count == told
+    assert changes.count == before
     assert event_log.audit.refusals == {"wrong_round": 2000}
 
 
@@ -88,7 +88,7 @@ def test_a_client_in_a_loop_is_counted_but_does_not_fill_the_disk(
     assert (event_log.audit.recorded["joined"], event_log.audit.recorded["failed"]) == (501, 500)
 
 
-def test_what_a_client_does_is_written_down_again_as_time_passes(tmp_path: Path) -> None:
+def test_client_events_are_audited_again_as_time_passes(tmp_path: Path) -> None:
     now = 0.0
     audit = Audit(tmp_path, clock=lambda: now)
     for _ in range(50):
@@ -102,7 +102,7 @@ def test_what_a_client_does_is_written_down_again_as_time_passes(tmp_path: Path)
     assert (last["what"], last["failed"]) == ("flood", 1)
 
 
-def test_one_client_does_not_push_the_others_out_of_sight(event_log: EventLog) -> None:
+def test_one_client_does_not_displace_the_incidents_of_others(event_log: EventLog) -> None:
     event_log.incident(None, "the disk is full")
     event_log.failed(a_client(2), 3, "its own trouble")
     for number in range(500):
@@ -114,7 +114,7 @@ def test_one_client_does_not_push_the_others_out_of_sight(event_log: EventLog) -
     ]
 
 
-def test_a_round_that_closes_without_somebody_is_an_incident(event_log: EventLog, tmp_path: Path) -> None:
+def test_a_round_that_closes_with_missing_clients_is_an_incident(event_log: EventLog, tmp_path: Path) -> None:
     event_log.effect(CloseRound(round=4, missing=frozenset()))
     assert not event_log.incidents
     event_log.effect(CloseRound(round=4, missing=frozenset({7, 2})))
@@ -123,7 +123,7 @@ def test_a_round_that_closes_without_somebody_is_an_incident(event_log: EventLog
     assert (noted["what"], noted["round"], noted["clients"]) == ("closed_without", 4, [2, 7])
 
 
-def test_who_was_dropped_is_in_the_audit_log(event_log: EventLog, tmp_path: Path) -> None:
+def test_dropped_clients_are_in_the_audit_log(event_log: EventLog, tmp_path: Path) -> None:
     event_log.effect(MembersDropped(frozenset({5})))
     (noted,) = audited(tmp_path)
     assert (noted["what"], noted["clients"]) == ("dropped", [5])
@@ -138,16 +138,14 @@ def test_who_was_dropped_is_in_the_audit_log(event_log: EventLog, tmp_path: Path
         (Phase.PAUSED, Phase.FAILED, []),
     ],
 )
-def test_only_pauses_and_their_ends_are_an_operators(
+def test_only_pausing_and_resuming_are_logged_as_an_operators(
     before: Phase, now: Phase, what: list[str], event_log: EventLog, tmp_path: Path
 ) -> None:
     event_log.phase(before, now)
     assert [line["what"] for line in audited(tmp_path)] == what
 
 
-def test_trouble_with_the_storage_is_told_and_so_is_its_end(
-    event_log: EventLog, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_storage_trouble_and_its_end_are_reported(event_log: EventLog, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         event_log.storage("the disk is full")
         event_log.storage("")

@@ -90,7 +90,7 @@ def test_lines_come_in_the_order_of_the_reports(tmp_path: Path) -> None:
     ]
 
 
-def test_a_line_can_be_read_as_soon_as_its_report_is_in(tmp_path: Path) -> None:
+def test_a_line_is_readable_as_soon_as_its_report_is_added(tmp_path: Path) -> None:
     results = MetricsLog(tmp_path)
     for count, entry in enumerate(REPORTS, start=1):
         results.add(entry)
@@ -115,7 +115,7 @@ def test_a_client_without_test_samples_is_no_division_by_zero(tmp_path: Path) ->
     assert (point.weighted, point.unweighted) == (0.0, 0.0)
 
 
-def test_on_a_restart_the_file_is_written_anew_from_what_is_stored(tmp_path: Path) -> None:
+def test_on_a_restart_the_file_is_rewritten_from_the_store(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"client": 0, "round": 0}\n{"client": 1, "rou')  # torn by a crash
     records = [
         ReportRecord(client_id=entry.client_id, round=entry.round, metrics=entry.metrics.SerializeToString())
@@ -148,7 +148,7 @@ def test_a_restart_gives_the_same_numbers_as_no_restart(tmp_path: Path) -> None:
     assert straight.reporters_of(2) == restarted.reporters_of(2) == {0, 1}
 
 
-# --- what the running server says ---
+# --- what the running server needs ---
 
 
 def test_the_newest_report_of_a_client_is_that_of_its_newest_round(tmp_path: Path) -> None:
@@ -277,6 +277,6 @@ def test_the_best_round_is_one_that_most_clients_took_part_in() -> None:
 
 
 def test_a_run_without_results_has_a_summary_too() -> None:
-    made = summary([], [], phase=Phase.FAILED, reason="nobody came", completed_rounds=0)
+    made = summary([], [], phase=Phase.FAILED, reason="no client joined", completed_rounds=0)
     assert made["accuracy"] == {"best": None, "last": None}
     assert (made["outcome"], made["curve"], made["per_client"]) == ("failed", [], [])

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from coordinator_runs import CLASSES, CONFIG, WIDTH, Daemon, Server, contribution, join_all, parts
+from coordinator_runs import CLASSES, CONFIG, WIDTH, Daemon, Server, join_all, parts, trained_upload
 from run_machine import ids
 
 from feddbp.v1 import federation_pb2 as pb
@@ -25,12 +25,6 @@ from feddbp_server.run.refusals import RefusedError
 from feddbp_server.store import MemoryStore
 
 Parts = AsyncIterator[pb.UploadPart]
-
-
-@pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[Server]:
-    async with Server(MemoryStore(), tmp_path) as started:
-        yield started
 
 
 @pytest.fixture
@@ -70,18 +64,18 @@ def chunk(data: bytes) -> pb.UploadPart:
     return pb.UploadPart(chunk=pb.Chunk(data=data))
 
 
-LEARNT = contribution(0, 0, Payload())
+UPLOAD = trained_upload(0, 0, Payload())
 
 
 @pytest.mark.parametrize("size", [1, 7, 50, 10_000])
 async def test_an_upload_is_accepted_however_it_is_cut(server: Server, daemon: Daemon, size: int) -> None:
-    receipt = await server.upload(parts(daemon.secret, 0, LEARNT, chunk=size))
-    assert (receipt.round, receipt.sha256, receipt.duplicate) == (0, LEARNT.manifest.sha256, False)
+    receipt = await server.upload(parts(daemon.secret, 0, UPLOAD, chunk=size))
+    assert (receipt.round, receipt.sha256, receipt.duplicate) == (0, UPLOAD.manifest.sha256, False)
     body = await server.thread.run(lambda store: store.upload_body(store.uploads(0)[0]))
-    assert body == LEARNT.body()
+    assert body == UPLOAD.body()
 
 
-# --- the header comes first, and is judged before anything else is read ---
+# --- admission on the header ---
 
 
 async def counted(part: pb.UploadPart, read: list[int]) -> Parts:
@@ -118,10 +112,10 @@ async def counted(part: pb.UploadPart, read: list[int]) -> Parts:
         ),
     ],
 )
-async def test_what_the_header_gives_away_is_refused_before_a_chunk_is_read(
+async def test_what_the_header_shows_is_refused_before_a_chunk_is_read(
     server: Server, daemon: Daemon, change: Callable[[pb.UploadHeader], Any], reason: int, field: str
 ) -> None:
-    first = header(daemon, LEARNT)
+    first = header(daemon, UPLOAD, awaits_admission=True)
     change(first.header)
     read: list[int] = []
     refusal = await refusal_of(server, counted(first, read))
@@ -129,11 +123,20 @@ async def test_what_the_header_gives_away_is_refused_before_a_chunk_is_read(
     assert read == []
 
 
+async def test_the_rest_of_a_refused_upload_is_dropped_if_its_client_is_sending_already(tmp_path: Path) -> None:
+    limits = Limits(upload_bytes=100_000)
+    async with limited(tmp_path, limits) as (server, daemon):
+        read: list[int] = []
+        refusal = await refusal_of(server, counted(header(daemon, UPLOAD, round=1), read))
+    assert refusal.details.reason == pb.REFUSAL_REASON_WRONG_ROUND
+    assert 0 < 1000 * len(read) <= limits.upload_bytes
+
+
 async def test_an_upload_larger_than_admitted_is_refused_on_its_header(tmp_path: Path) -> None:
-    limits = Limits(upload_bytes=LEARNT.manifest.total_bytes - 1)
+    limits = Limits(upload_bytes=UPLOAD.manifest.total_bytes - 1)
     read: list[int] = []
     async with limited(tmp_path, limits) as (server, daemon):
-        refusal = await refusal_of(server, counted(header(daemon, LEARNT), read))
+        refusal = await refusal_of(server, counted(header(daemon, UPLOAD, awaits_admission=True), read))
     assert refusal.details.reason == pb.REFUSAL_REASON_TOO_LARGE
     assert read == []
 
@@ -151,18 +154,18 @@ async def test_an_upload_has_to_begin_with_its_header(server: Server, first: pb.
     ("rest", "field", "words"),
     [
         ([], "chunk", "the stream ended after 0 of"),
-        ([chunk(LEARNT.body()[:-1])], "chunk", "the stream ended after"),
-        ([chunk(LEARNT.body()), chunk(b"x")], "chunk", "were declared"),
+        ([chunk(UPLOAD.body()[:-1])], "chunk", "the stream ended after"),
+        ([chunk(UPLOAD.body()), chunk(b"x")], "chunk", "were declared"),
         ([chunk(b"")], "chunk", "is empty"),
         ([pb.UploadPart()], "chunk", "only chunks may follow the header"),
         ([pb.UploadPart(header=pb.UploadHeader())], "chunk", "only chunks may follow the header"),
-        ([chunk(bytes(len(LEARNT.body())))], "sha256", "does not match what was received"),
+        ([chunk(bytes(len(UPLOAD.body())))], "sha256", "does not match what was received"),
     ],
 )
-async def test_a_body_that_is_not_what_was_announced_is_refused(
+async def test_a_body_that_does_not_match_its_header_is_refused(
     server: Server, daemon: Daemon, rest: list[pb.UploadPart], field: str, words: str
 ) -> None:
-    refusal = await refusal_of(server, stream(header(daemon, LEARNT), *rest))
+    refusal = await refusal_of(server, stream(header(daemon, UPLOAD), *rest))
     assert (refusal.details.reason, refusal.details.field) == (pb.REFUSAL_REASON_INVALID_PAYLOAD, field)
     assert words in str(refusal)
     assert refusal.client_id == 0
@@ -170,26 +173,26 @@ async def test_a_body_that_is_not_what_was_announced_is_refused(
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 2e6])
 async def test_values_that_would_poison_the_average_are_refused(server: Server, daemon: Daemon, value: float) -> None:
-    numbers = np.frombuffer(LEARNT.body(), "<f4").copy()
+    numbers = np.frombuffer(UPLOAD.body(), "<f4").copy()
     numbers[3] = value
     manifest = pb.Manifest()
-    manifest.CopyFrom(LEARNT.manifest)
+    manifest.CopyFrom(UPLOAD.manifest)
     manifest.sha256 = digest_of(manifest, [numbers.tobytes()])
-    poisoned = stream(header(daemon, LEARNT, manifest=manifest), chunk(numbers.tobytes()))
+    poisoned = stream(header(daemon, UPLOAD, manifest=manifest), chunk(numbers.tobytes()))
     refusal = await refusal_of(server, poisoned)
     assert (refusal.details.reason, refusal.details.field) == (pb.REFUSAL_REASON_INVALID_PAYLOAD, "prototypes")
 
 
 def in_float32(client_id: int, value: float) -> Encoded:
-    """A contribution in the widest type, whatever that of the run is, full of one value."""
-    encoded = contribution(client_id, 0, Payload())
+    """An upload of one value everywhere, in float32 for any wire type of the run."""
+    encoded = trained_upload(client_id, 0, Payload())
     payload = decode(encoded.manifest, encoded.body())
     assert payload.prototypes is not None
     vectors = np.full_like(payload.prototypes.vectors, value)
     return encode(replace(payload, prototypes=replace(payload.prototypes, vectors=vectors)))
 
 
-async def test_nobody_makes_a_download_too_large_for_the_type_of_the_run(tmp_path: Path) -> None:
+async def test_no_upload_makes_a_download_overflow_the_wire_type(tmp_path: Path) -> None:
     config = CONFIG.model_copy(update={"wire": WireConfig(wire_dtype=RealType.FLOAT16)})
     async with Server(MemoryStore(), tmp_path, config=config) as server:
         daemons = await join_all(server)
@@ -204,7 +207,7 @@ async def test_nobody_makes_a_download_too_large_for_the_type_of_the_run(tmp_pat
             assert received.vectors.max() == 65_504.0
 
 
-async def test_a_method_without_counts_takes_no_class_a_client_does_not_hold(tmp_path: Path) -> None:
+async def test_a_method_without_counts_refuses_a_class_the_client_does_not_hold(tmp_path: Path) -> None:
     config = CONFIG.model_copy(update={"method": "fedproto", "method_settings": {}})
     async with Server(MemoryStore(), tmp_path, config=config) as server:
         daemon = (await join_all(server))[0]
@@ -215,14 +218,14 @@ async def test_a_method_without_counts_takes_no_class_a_client_does_not_hold(tmp
 
 
 async def test_a_refused_upload_can_be_followed_by_a_good_one(server: Server, daemon: Daemon) -> None:
-    await refusal_of(server, stream(header(daemon, LEARNT), chunk(b"nonsense")))
-    assert not (await daemon.send(0, LEARNT)).duplicate
+    await refusal_of(server, stream(header(daemon, UPLOAD), chunk(b"nonsense")))
+    assert not (await daemon.send(0, UPLOAD)).duplicate
 
 
 async def test_a_duplicate_is_answered_without_reading_its_body(server: Server, daemon: Daemon) -> None:
-    await daemon.send(0, LEARNT)
+    await daemon.send(0, UPLOAD)
     read: list[int] = []
-    receipt = await server.upload(counted(header(daemon, LEARNT), read))
+    receipt = await server.upload(counted(header(daemon, UPLOAD, awaits_admission=True), read))
     assert receipt.duplicate
     assert read == []
 
@@ -236,68 +239,70 @@ async def stuck(part: pb.UploadPart | None) -> Parts:
     await asyncio.Event().wait()
 
 
-async def test_a_stream_that_says_nothing_is_given_up(tmp_path: Path) -> None:
+async def test_an_upload_that_stalls_is_refused(tmp_path: Path) -> None:
     limits = Limits(header_wait=timedelta(seconds=0.02), chunk_wait=timedelta(seconds=0.03))
     async with limited(tmp_path, limits) as (server, daemon):
         without_header = await refusal_of(server, stuck(None))
-        without_body = await refusal_of(server, stuck(header(daemon, LEARNT)))
+        without_body = await refusal_of(server, stuck(header(daemon, UPLOAD)))
     assert "nothing arrived for 0.02s" in str(without_header)
     assert "nothing arrived for 0.03s" in str(without_body)
 
 
 async def test_a_client_uploads_one_thing_at_a_time(server: Server, daemon: Daemon) -> None:
-    first = asyncio.create_task(server.upload(stuck(header(daemon, LEARNT))))
+    first = asyncio.create_task(server.upload(stuck(header(daemon, UPLOAD))))
     await asyncio.sleep(0.01)
-    refusal = await refusal_of(server, parts(daemon.secret, 0, LEARNT))
+    refusal = await refusal_of(server, parts(daemon.secret, 0, UPLOAD))
     assert refusal.details.reason == pb.REFUSAL_REASON_BUSY
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first
-    assert not (await daemon.send(0, LEARNT)).duplicate
+    assert not (await daemon.send(0, UPLOAD)).duplicate
 
 
-async def test_the_upload_of_a_superseded_session_is_given_up_for_the_next_one(server: Server, daemon: Daemon) -> None:
-    zombie = asyncio.create_task(server.upload(stuck(header(daemon, LEARNT))))
+async def test_the_upload_of_a_superseded_session_ends_when_the_next_one_uploads(
+    server: Server, daemon: Daemon
+) -> None:
+    zombie = asyncio.create_task(server.upload(stuck(header(daemon, UPLOAD))))
     await asyncio.sleep(0.01)
     successor = await Daemon.join(server, 0, previous=daemon.secret)
-    assert not (await successor.send(0, LEARNT)).duplicate
+    assert not (await successor.send(0, UPLOAD)).duplicate
     with pytest.raises(RefusedError, match="superseded while it uploaded") as refusal:
         await zombie
     assert refusal.value.details.reason == pb.REFUSAL_REASON_STALE_SESSION
 
 
-async def test_an_upload_whose_connection_is_lost_is_nobodys_fault(
+async def test_an_upload_whose_connection_is_lost_is_not_audited_as_refused(
     server: Server, daemon: Daemon, tmp_path: Path
 ) -> None:
     async def cut() -> Parts:
-        yield header(daemon, LEARNT)
+        yield header(daemon, UPLOAD)
         asyncio.get_running_loop().call_soon(upload.cancel)  # as gRPC does, right after the stream has ended
 
     upload = asyncio.create_task(server.upload(cut()))
     with pytest.raises(asyncio.CancelledError):
         await upload
-    assert not (await daemon.send(0, LEARNT)).duplicate
+    assert not (await daemon.send(0, UPLOAD)).duplicate
     assert [line["what"] for line in audit_lines(tmp_path)] == ["joined", "joined", "joined", "accepted"]
 
 
 async def test_all_uploads_together_are_bounded(tmp_path: Path) -> None:
-    limits = Limits(bytes_in_flight=2 * LEARNT.manifest.total_bytes - 1)
+    limits = Limits(bytes_in_flight=2 * UPLOAD.manifest.total_bytes - 1)
     async with limited(tmp_path, limits) as (server, daemon):
-        first = asyncio.create_task(server.upload(stuck(header(daemon, LEARNT))))
+        first = asyncio.create_task(server.upload(stuck(header(daemon, UPLOAD))))
         await asyncio.sleep(0.01)
-        other = await taken_anew(server, 1)
-        learnt = contribution(1, 0, Payload())
-        refusal = await refusal_of(server, parts(other.secret, 0, learnt))
+        other = await rejoined(server, 1)
+        encoded = trained_upload(1, 0, Payload())
+        refusal = await refusal_of(server, parts(other.secret, 0, encoded))
         assert refusal.details.reason == pb.REFUSAL_REASON_BUSY
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
             await first
-        receipt = await server.upload(parts(other.secret, 0, learnt))
+        receipt = await server.upload(parts(other.secret, 0, encoded))
         assert not receipt.duplicate
 
 
-async def taken_anew(server: Server, client_id: int) -> Daemon:
-    """A daemon in the place of one that is gone."""
+async def rejoined(server: Server, client_id: int) -> Daemon:
+    """A new daemon of a client whose session has ended."""
     holder = server.engine.sessions.get(client_id)
     assert holder is not None
     server.engine.sessions.leave(holder)
@@ -311,10 +316,8 @@ def audit_lines(directory: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (directory / "audit.jsonl").read_text().splitlines()]
 
 
-async def test_the_audit_log_says_who_joined_and_what_was_accepted(
-    server: Server, daemon: Daemon, tmp_path: Path
-) -> None:
-    await daemon.send(0, LEARNT)
+async def test_the_audit_log_lists_joins_and_accepted_uploads(server: Server, daemon: Daemon, tmp_path: Path) -> None:
+    await daemon.send(0, UPLOAD)
     noted = audit_lines(tmp_path)
     assert [(line["what"], line["client"]) for line in noted] == [
         ("joined", 0),
@@ -322,12 +325,12 @@ async def test_the_audit_log_says_who_joined_and_what_was_accepted(
         ("joined", 2),
         ("accepted", 0),
     ]
-    assert noted[-1]["sha256"] == LEARNT.manifest.sha256.hex()
-    assert noted[-1]["bytes"] == LEARNT.manifest.total_bytes
+    assert noted[-1]["sha256"] == UPLOAD.manifest.sha256.hex()
+    assert noted[-1]["bytes"] == UPLOAD.manifest.total_bytes
     assert daemon.secret not in (tmp_path / "audit.jsonl").read_text()
 
 
-def test_refusals_are_noted_and_counted(tmp_path: Path) -> None:
+def test_refusals_are_audited_and_counted(tmp_path: Path) -> None:
     audit = Audit(tmp_path)
     refusal = RefusedError(pb.REFUSAL_REASON_INVALID_PAYLOAD, "counts: class 2\nhas 0 samples", field="counts")
     for _ in range(2):
@@ -341,7 +344,7 @@ def test_refusals_are_noted_and_counted(tmp_path: Path) -> None:
     assert audit.refusals == {"invalid_payload": 2}
 
 
-def test_the_audit_log_is_only_ever_added_to(tmp_path: Path) -> None:
+def test_the_audit_log_is_append_only(tmp_path: Path) -> None:
     for number in range(3):
         audit = Audit(tmp_path)
         audit.record("joined", client=number)

@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 import pytest
-from coordinator_runs import CLIENTS, CONFIG, contribution, join_request, parts
+from coordinator_runs import CLIENTS, CONFIG, join_request, parts, trained_upload
 from run_machine import ids
 
 from feddbp.v1 import federation_pb2 as pb
@@ -94,7 +94,7 @@ async def test_an_upload_runs_through_the_documented_modules_and_no_other(trace:
         sessions = [
             (await federation.Join(join_request(server.coordinator, client_id))).session for client_id in range(CLIENTS)
         ]
-        sent = [part async for part in parts(sessions[0], 0, contribution(0, 0, Payload()))]
+        sent = [part async for part in parts(sessions[0], 0, trained_upload(0, 0, Payload()))]
         with trace.recording():
             receipt: pb.UploadReceipt = await federation.Upload(iter(sent))
         assert not receipt.duplicate

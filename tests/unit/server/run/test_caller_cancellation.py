@@ -1,4 +1,4 @@
-"""Calls whose caller goes away while the store is at work: what becomes durable has all its consequences."""
+"""Calls that are cancelled while the store is writing: what becomes durable is also applied."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from feddbp_server.store import MemoryStore
 
 
 class SlowDisk(MemoryStore):
-    """Takes its time over one kind of record, until it is let go on."""
+    """Blocks on one kind of record until a test releases it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.slow_at = ""
         self.reached = threading.Event()
-        self.go_on = threading.Event()
+        self.released = threading.Event()
 
     def _wait(self, what: str) -> None:
         if what == self.slow_at:
             self.reached.set()
-            assert self.go_on.wait(PATIENCE)
+            assert self.released.wait(PATIENCE)
 
     def save_snapshot(self, progress: str) -> None:
-        self._wait("progress")
+        self._wait("snapshot")
         super().save_snapshot(progress)
 
     def save_client(self, record: Any) -> None:
@@ -59,7 +59,7 @@ async def server(disk: SlowDisk, tmp_path: Path) -> AsyncIterator[Server]:
 
 
 async def cancelled(server: Server, disk: SlowDisk, what: str, call: Coroutine[Any, Any, Any]) -> None:
-    """Makes a call, gives it up while the store is at `what`, and waits for whatever still follows."""
+    """Makes a call, cancels it while the store writes `what`, and waits for the shielded rest."""
     disk.slow_at = what
     calling = asyncio.create_task(call)
     assert await asyncio.to_thread(disk.reached.wait, PATIENCE)
@@ -67,11 +67,11 @@ async def cancelled(server: Server, disk: SlowDisk, what: str, call: Coroutine[A
     with pytest.raises(asyncio.CancelledError):
         await calling
     disk.slow_at = ""
-    disk.go_on.set()
+    disk.released.set()
     await server.settled()
 
 
-async def test_results_count_although_nobody_waits_for_the_answer(
+async def test_a_report_counts_although_its_caller_was_cancelled(
     server: Server, disk: SlowDisk, tmp_path: Path
 ) -> None:
     daemon, *_ = await join_all(server)
@@ -79,11 +79,11 @@ async def test_results_count_although_nobody_waits_for_the_answer(
     assert server.engine.state.reported == ids(0)
     assert [line["client"] for line in metrics_of(tmp_path)] == [0]
     assert server.engine.metrics_log.traffic.up == 100
-    await daemon.report(0)  # it does not know, and says it again
+    await daemon.report(0)  # the client has no answer and repeats the call
     assert len(metrics_of(tmp_path)) == 1
 
 
-async def test_a_contribution_counts_although_nobody_waits_for_its_receipt(
+async def test_an_upload_counts_although_its_caller_was_cancelled(
     server: Server, disk: SlowDisk, tmp_path: Path
 ) -> None:
     daemon, *_ = await join_all(server)
@@ -93,21 +93,23 @@ async def test_a_contribution_counts_although_nobody_waits_for_its_receipt(
     assert (await daemon.upload(0)).duplicate
 
 
-@pytest.mark.parametrize("what", ["client", "progress"])
-async def test_a_session_nobody_holds_does_not_block_its_id(server: Server, disk: SlowDisk, what: str) -> None:
+@pytest.mark.parametrize("what", ["client", "snapshot"])
+async def test_a_session_whose_caller_was_cancelled_does_not_block_its_id(
+    server: Server, disk: SlowDisk, what: str
+) -> None:
     await cancelled(server, disk, what, Daemon.join(server, 0))
     daemon = await Daemon.join(server, 0)
     assert server.engine.sessions.is_current(daemon.session)
 
 
-async def test_whoever_leaves_without_waiting_has_left(server: Server, disk: SlowDisk) -> None:
+async def test_a_client_has_left_although_its_call_was_cancelled(server: Server, disk: SlowDisk) -> None:
     daemon, *_ = await join_all(server)
     await cancelled(server, disk, "client", server.coordinator.leave(daemon.session, "enough"))
     assert 0 not in server.engine.state.members
     assert not server.engine.sessions.is_current(daemon.session)
 
 
-async def test_memory_and_disk_agree_on_what_an_operator_asked_for(server: Server, disk: SlowDisk) -> None:
+async def test_a_cancelled_pause_is_applied_in_memory_and_on_disk(server: Server, disk: SlowDisk) -> None:
     await join_all(server)
-    await cancelled(server, disk, "progress", server.coordinator.pause())
+    await cancelled(server, disk, "snapshot", server.coordinator.pause())
     assert server.phase is Phase.PAUSED

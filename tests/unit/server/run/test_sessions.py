@@ -44,7 +44,7 @@ def assert_stale(sessions: Sessions, secret: str) -> None:
     assert refusal.value.details.reason == pb.REFUSAL_REASON_STALE_SESSION
 
 
-def test_whoever_holds_the_secret_is_the_client(sessions: Sessions) -> None:
+def test_a_secret_resolves_to_its_session(sessions: Sessions) -> None:
     client, secret = join(sessions)
     assert sessions.resolve(secret) is client
     assert sessions.get(3) is client
@@ -64,21 +64,21 @@ def test_secrets_are_long_and_never_the_same(sessions: Sessions) -> None:
     assert min(map(len, secrets)) >= 32
 
 
-def test_only_the_hash_of_a_secret_is_kept(sessions: Sessions) -> None:
+def test_only_the_hash_of_a_secret_is_stored(sessions: Sessions) -> None:
     client, secret = join(sessions)
     record = client.record()
     assert secret.encode() not in record.session_sha256 + record.data + record.capabilities
     assert len(record.session_sha256) == 32
 
 
-def test_a_session_that_is_opened_but_not_entered_is_not_in_force(sessions: Sessions) -> None:
+def test_a_prepared_session_is_not_in_force(sessions: Sessions) -> None:
     client, secret = sessions.prepare_join(request(), 0.0)
     assert_stale(sessions, secret)
     assert not sessions.is_current(client)
     assert sessions.all() == []
 
 
-def test_opening_without_entering_leaves_the_session_before_in_force(sessions: Sessions) -> None:
+def test_preparing_a_join_leaves_the_previous_session_in_force(sessions: Sessions) -> None:
     first, secret = join(sessions)
     sessions.prepare_join(request(previous=secret), 1.0)
     assert sessions.resolve(secret) is first
@@ -116,7 +116,7 @@ def test_the_lease_runs_from_the_last_sign_of_life(sessions: Sessions) -> None:
 
 
 @pytest.mark.parametrize("streams", [0, 1, 3])
-def test_a_daemon_that_comes_back_with_its_session_takes_its_place_at_once(sessions: Sessions, streams: int) -> None:
+def test_a_daemon_that_joins_with_its_previous_session_supersedes_it_at_once(sessions: Sessions, streams: int) -> None:
     first, secret = join(sessions)
     first.streams = streams
     second, _ = join(sessions, previous=secret, now=0.1)
@@ -136,7 +136,7 @@ def test_a_session_of_another_client_does_not_help(sessions: Sessions) -> None:
     assert_in_use(sessions, previous=of_another, now=1.0)
 
 
-def test_a_session_before_the_last_does_not_help(sessions: Sessions) -> None:
+def test_a_session_older_than_the_previous_one_does_not_help(sessions: Sessions) -> None:
     _, first = join(sessions)
     join(sessions, previous=first, now=1.0)
     assert_in_use(sessions, previous=first, now=2.0)
@@ -145,7 +145,7 @@ def test_a_session_before_the_last_does_not_help(sessions: Sessions) -> None:
 # --- fencing ---
 
 
-def test_the_session_before_is_fenced_off(sessions: Sessions) -> None:
+def test_a_superseded_session_is_fenced_off(sessions: Sessions) -> None:
     first, old_secret = join(sessions)
     second, new_secret = join(sessions, previous=old_secret)
     assert not sessions.is_current(first)
@@ -174,7 +174,7 @@ def test_an_id_is_free_at_once_after_its_session_is_closed(sessions: Sessions) -
     assert again.epoch == 2
 
 
-def test_closing_a_session_of_the_past_does_not_touch_the_present(sessions: Sessions) -> None:
+def test_leaving_under_a_superseded_session_does_not_affect_the_current_one(sessions: Sessions) -> None:
     first, old_secret = join(sessions)
     second, new_secret = join(sessions, previous=old_secret)
     sessions.leave(first)
@@ -204,7 +204,7 @@ def test_a_session_survives_a_restart_of_the_server(sessions: Sessions) -> None:
     assert after.streams == 0
 
 
-def test_whoever_left_has_no_session_after_a_restart_either_and_the_id_is_free(sessions: Sessions) -> None:
+def test_a_client_that_left_has_no_session_after_a_restart_and_its_id_is_free(sessions: Sessions) -> None:
     client, secret = join(sessions)
     sessions.leave(client)
     after = restarted(sessions, now=1000.0)
@@ -215,14 +215,14 @@ def test_whoever_left_has_no_session_after_a_restart_either_and_the_id_is_free(s
     assert again.epoch == 2
 
 
-def test_after_a_restart_nobody_else_may_take_the_id_for_a_lease(sessions: Sessions) -> None:
+def test_after_a_restart_the_id_stays_reserved_for_a_lease(sessions: Sessions) -> None:
     join(sessions, now=0.0)
     after = restarted(sessions, now=1000.0)
     assert_in_use(after, now=1000.0 + LEASE - 1)
     join(after, now=1000.0 + LEASE)
 
 
-def test_after_a_restart_a_daemon_comes_back_with_its_session_under_the_next_epoch(sessions: Sessions) -> None:
+def test_after_a_restart_a_daemon_joins_with_its_session_under_the_next_epoch(sessions: Sessions) -> None:
     _, secret = join(sessions)
     after = restarted(sessions, now=1000.0)
     client, _ = join(after, previous=secret, now=1000.0)

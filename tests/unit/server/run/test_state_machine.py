@@ -1,4 +1,4 @@
-"""The life of a run, one arrow at a time."""
+"""The state machine, one transition at a time."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_client_that_left_does_not_count_towards_the_quorum() -> None:
     assert run.phase is Phase.WAITING
 
 
-def test_being_connected_is_not_needed_to_be_a_member() -> None:
+def test_a_member_need_not_be_connected() -> None:
     run = Run(min_clients=1)
     run(Joined(4))
     assert run.state.selected == ids(4)
@@ -78,7 +78,7 @@ def test_a_waiting_run_has_no_deadline() -> None:
 # --- COLLECTING -> AGGREGATING ---
 
 
-def test_a_round_closes_when_everyone_selected_has_uploaded() -> None:
+def test_a_round_closes_when_every_selected_client_has_uploaded() -> None:
     run = Run.collecting(3)
     assert run(Uploaded(0, 0), Uploaded(2, 0)) == ()
     assert run.state.missing == ids(1)
@@ -87,7 +87,7 @@ def test_a_round_closes_when_everyone_selected_has_uploaded() -> None:
     assert run.state.deadline is None
 
 
-def test_an_upload_that_comes_twice_counts_once() -> None:
+def test_a_repeated_upload_counts_once() -> None:
     run = Run.collecting(2)
     run(Uploaded(0, 0))
     before = run.state
@@ -96,20 +96,20 @@ def test_an_upload_that_comes_twice_counts_once() -> None:
 
 
 @pytest.mark.parametrize("late", [Uploaded(0, 1), Uploaded(7, 0), Reported(0, 5), Aggregated(0), ResumeRequested()])
-def test_an_event_that_does_not_matter_changes_nothing(late: Event) -> None:
+def test_an_event_that_is_out_of_date_changes_nothing(late: Event) -> None:
     run = Run.collecting(2)
     before = run.state
     assert run(late) == ()
     assert run.state == before
 
 
-def test_results_do_not_close_a_round_that_waits_for_uploads() -> None:
+def test_reports_do_not_close_a_round_that_waits_for_uploads() -> None:
     run = Run.collecting(2)
     assert run(Reported(0, 0), Reported(1, 0)) == ()
     assert run.phase is Phase.COLLECTING
 
 
-def test_a_round_waits_for_the_results_of_those_who_were_not_selected() -> None:
+def test_a_round_waits_for_the_reports_of_observers() -> None:
     run = Run.collecting(4, participation=0.5, min_clients=2)
     observers = run.state.observers
     assert len(run.state.selected) == len(observers) == 2
@@ -123,7 +123,7 @@ def test_a_round_waits_for_the_results_of_those_who_were_not_selected() -> None:
 # --- the deadline ---
 
 
-def test_a_deadline_before_its_time_changes_nothing() -> None:
+def test_a_tick_before_the_deadline_changes_nothing() -> None:
     run = Run.collecting(3, deadline=10)
     run(Uploaded(0, 0))
     assert run.after(9.999) == ()
@@ -138,14 +138,14 @@ def test_at_the_deadline_a_round_with_a_quorum_closes_without_the_rest() -> None
     assert run.state.members == ids(0, 1, 2)
 
 
-def test_whoever_is_away_at_the_deadline_is_dropped() -> None:
+def test_a_client_that_is_disconnected_at_the_deadline_is_dropped() -> None:
     run = Run.collecting(4, min_clients=1, deadline=10)
     run(Connected(1), Connected(2), Disconnected(2), Uploaded(0, 0))
     assert run.after(10) == (MembersDropped(ids(2, 3)), CloseRound(0, ids(1)))
     assert run.state.members == ids(0, 1)
 
 
-def test_a_client_that_uploaded_and_went_away_is_not_dropped() -> None:
+def test_a_client_that_uploaded_and_disconnected_is_not_dropped() -> None:
     run = Run.collecting(2, min_clients=1, deadline=10)
     run(Connected(0), Uploaded(0, 0), Disconnected(0), Connected(1))
     assert run.after(10) == (CloseRound(0, ids(1)),)
@@ -160,7 +160,7 @@ def test_an_observer_that_is_away_at_the_deadline_is_dropped_too() -> None:
     assert run.after(10) == (MembersDropped(ids(observer)), CloseRound(0, ids()))
 
 
-def test_a_dropped_client_may_join_again_and_is_dealt_the_next_round() -> None:
+def test_a_dropped_client_may_join_again_and_takes_part_in_the_next_round() -> None:
     run = Run.collecting(2, min_clients=1, deadline=10, rounds=3)
     run(Uploaded(0, 0))
     run.after(10)
@@ -169,7 +169,7 @@ def test_a_dropped_client_may_join_again_and_is_dealt_the_next_round() -> None:
     assert run(Aggregated(0)) == (RoundOpened(1, ids(0, 1)),)
 
 
-def test_a_crashed_client_that_comes_back_before_the_deadline_stays_a_member() -> None:
+def test_a_crashed_client_that_reconnects_before_the_deadline_stays_a_member() -> None:
     run = Run.collecting(2, min_clients=2, deadline=10)
     run(Connected(0), Connected(1), Disconnected(1), Uploaded(0, 0))
     assert run.state.missing == ids(1)
@@ -188,7 +188,7 @@ def test_without_a_quorum_the_deadline_is_extended_and_the_missing_are_named() -
     assert run.phase is Phase.COLLECTING
 
 
-def test_nobody_is_dropped_by_an_extension() -> None:
+def test_an_extension_drops_no_client() -> None:
     run = Run.collecting(3, min_clients=2, deadline=10)
     run.after(10)
     assert run.state.members == ids(0, 1, 2)
@@ -202,7 +202,7 @@ def test_an_upload_after_an_extension_can_still_make_the_quorum() -> None:
     assert run.after(10) == (CloseRound(0, ids(2)),)
 
 
-def test_a_run_that_is_over_waits_for_nobody() -> None:
+def test_a_run_that_is_over_has_no_missing_clients() -> None:
     run = Run.collecting(3)
     assert run.state.missing == ids(0, 1, 2)
     run(StopRequested("enough"))
@@ -228,12 +228,12 @@ def test_without_extensions_the_first_deadline_without_a_quorum_fails_the_run() 
     assert run.phase is Phase.FAILED
 
 
-def test_even_a_quorum_of_one_needs_one_contribution() -> None:
+def test_even_a_quorum_of_one_needs_one_upload() -> None:
     run = Run.collecting(2, min_clients=1, deadline=10)
     assert run.after(10) == (DeadlineExtended(0, 1, ids(0, 1)),)
 
 
-def test_extensions_are_counted_for_each_round_anew() -> None:
+def test_extensions_are_counted_per_round() -> None:
     run = Run.collecting(2, min_clients=2, deadline=10, max_extensions=1, rounds=3)
     run.after(10)
     assert run.state.extensions == 1
@@ -250,7 +250,7 @@ def test_every_round_has_its_own_deadline() -> None:
     assert run.state.deadline == 14
 
 
-def test_without_a_deadline_a_round_waits_for_ever() -> None:
+def test_without_a_deadline_a_round_waits_without_limit() -> None:
     run = Run.collecting(2, min_clients=1, deadline=None)
     run(Uploaded(0, 0))
     assert run.state.deadline is None
@@ -277,14 +277,14 @@ def test_the_aggregate_of_another_round_changes_nothing() -> None:
     assert run.state == before
 
 
-def test_after_the_last_round_everyone_evaluates_once_more() -> None:
+def test_after_the_last_round_every_member_evaluates() -> None:
     run = Run.collecting(2, rounds=1)
     run(Uploaded(0, 0), Uploaded(1, 0))
     assert run(Aggregated(0)) == (FinalEvaluationOpened(1),)
     assert (run.phase, run.state.round, run.state.missing) == (Phase.EVALUATING, 1, ids(0, 1))
 
 
-def test_too_few_members_after_aggregation_wait_for_the_next_round() -> None:
+def test_after_aggregation_a_run_waits_with_too_few_members() -> None:
     run = Run.collecting(2, min_clients=2, rounds=3)
     run(Uploaded(0, 0), Uploaded(1, 0), Left(1))
     assert run(Aggregated(0)) == ()
@@ -293,7 +293,7 @@ def test_too_few_members_after_aggregation_wait_for_the_next_round() -> None:
     assert run(Joined(1)) == (RoundOpened(1, ids(0, 1)),)
 
 
-def test_whoever_joins_during_a_round_waits_for_the_next() -> None:
+def test_a_client_that_joins_during_a_round_waits_for_the_next() -> None:
     run = Run.collecting(2, rounds=3)
     assert run(Joined(9), Connected(9)) == ()
     assert 9 not in run.state.selected | run.state.observers
@@ -303,7 +303,7 @@ def test_whoever_joins_during_a_round_waits_for_the_next() -> None:
     assert run(Aggregated(0)) == (RoundOpened(1, ids(0, 1, 9)),)
 
 
-def test_whoever_joins_while_the_round_is_closed_is_dealt_the_next() -> None:
+def test_a_client_that_joins_while_a_round_is_being_closed_takes_part_in_the_next() -> None:
     run = Run.collecting(1, rounds=3)
     run(Uploaded(0, 0), Joined(3))
     assert run(Aggregated(0)) == (RoundOpened(1, ids(0, 3)),)
@@ -312,7 +312,7 @@ def test_whoever_joins_while_the_round_is_closed_is_dealt_the_next() -> None:
 # --- EVALUATING -> FINISHED ---
 
 
-def test_the_run_is_finished_once_everyone_has_reported() -> None:
+def test_the_run_is_finished_once_every_member_has_reported() -> None:
     run = Run.evaluating(2)
     assert run(Reported(1, 1)) == ()
     (ended,) = run(Reported(0, 1))
@@ -320,7 +320,7 @@ def test_the_run_is_finished_once_everyone_has_reported() -> None:
     assert (run.phase, run.state.round) == (Phase.FINISHED, 1)
 
 
-def test_results_of_an_earlier_round_are_not_the_final_ones() -> None:
+def test_reports_on_an_earlier_round_do_not_finish_the_run() -> None:
     run = Run.evaluating(1)
     assert run(Reported(0, 0)) == ()
     assert run.phase is Phase.EVALUATING
@@ -340,7 +340,7 @@ def test_a_run_whose_members_all_left_before_the_end_is_finished() -> None:
     assert effects == (FinalEvaluationOpened(1), RunEnded(Phase.FINISHED, "all rounds are done"))
 
 
-def test_the_final_evaluation_does_not_wait_for_those_who_leave() -> None:
+def test_the_final_evaluation_does_not_wait_for_clients_that_leave() -> None:
     run = Run.evaluating(2)
     run(Reported(0, 1))
     (ended,) = run(Left(1))
@@ -351,14 +351,14 @@ def test_the_final_evaluation_does_not_wait_for_those_who_leave() -> None:
 # --- leaving ---
 
 
-def test_a_round_does_not_wait_for_those_who_leave() -> None:
+def test_a_round_does_not_wait_for_clients_that_leave() -> None:
     run = Run.collecting(3)
     run(Uploaded(0, 0), Uploaded(1, 0))
     assert run(Left(2)) == (CloseRound(0, ids()),)
     assert run.state.members == ids(0, 1)
 
 
-def test_what_a_client_uploaded_before_it_left_still_counts() -> None:
+def test_an_upload_of_a_client_that_left_still_counts() -> None:
     run = Run.collecting(2)
     run(Uploaded(0, 0), Left(0))
     assert run.state.uploaded == ids(0)
@@ -367,31 +367,31 @@ def test_what_a_client_uploaded_before_it_left_still_counts() -> None:
     assert run(Uploaded(1, 0)) == (CloseRound(0, ids()),)
 
 
-def test_a_round_everyone_left_before_uploading_is_not_closed() -> None:
+def test_a_round_whose_clients_all_left_before_uploading_is_not_closed() -> None:
     run = Run.collecting(2, min_clients=2)
     assert run(Left(0), Left(1)) == (RoundAbandoned(0),)
     assert (run.phase, run.state.round, run.state.deadline) == (Phase.WAITING, 0, None)
     assert run(Joined(0), Joined(1)) == (RoundOpened(0, ids(0, 1)),)
 
 
-def test_a_round_everyone_left_opens_at_once_for_those_who_joined_meanwhile() -> None:
+def test_a_round_whose_clients_all_left_opens_at_once_for_those_that_joined_since() -> None:
     run = Run.collecting(1, min_clients=1)
     run(Joined(5), Connected(5))
     assert run(Left(0)) == (RoundAbandoned(0), RoundOpened(0, ids(5)))
     assert run.phase is Phase.COLLECTING
 
 
-def test_a_silent_observer_does_not_keep_a_round_whose_trainers_have_left() -> None:
+def test_an_observer_alone_does_not_keep_a_round_open() -> None:
     run = Run.collecting(3, participation=0.6, min_clients=2, deadline=10, max_extensions=0)
     (observer,) = run.state.observers
     run(Connected(observer))
     assert run(*map(Left, sorted(run.state.selected))) == (RoundAbandoned(0),)
     assert (run.phase, run.state.missing, run.state.deadline) == (Phase.WAITING, ids(), None)
-    assert run.after(1000) == ()  # as before the first round: without clients there is no deadline to miss
+    assert run.after(1000) == ()  # as before the first round: no deadline without clients
     assert run(Joined(7)) == (RoundOpened(0, ids(observer, 7)),)
 
 
-def test_an_observer_that_is_enough_alone_trains_in_the_round_the_others_left() -> None:
+def test_an_observer_that_makes_the_quorum_is_selected_when_the_others_left() -> None:
     run = Run.collecting(2, participation=0.5, min_clients=1, deadline=10, max_extensions=0)
     (observer,), (trainer,) = run.state.observers, run.state.selected
     assert run(Left(trainer)) == (RoundAbandoned(0), RoundOpened(0, ids(observer)))
@@ -400,7 +400,7 @@ def test_an_observer_that_is_enough_alone_trains_in_the_round_the_others_left() 
     assert ended.reason == f"round 0 needs 1 upload and has 0 after 0 extensions; missing: client {observer}"
 
 
-def test_results_a_round_has_are_kept_when_it_opens_anew() -> None:
+def test_a_round_that_opens_again_keeps_its_reports() -> None:
     run = Run.collecting(2, participation=0.5, min_clients=1, rounds=3)
     (observer,), (trainer,) = run.state.observers, run.state.selected
     run(Reported(observer, 0), Joined(5), Left(trainer))
@@ -440,7 +440,7 @@ ACTIVE = [Phase.WAITING, Phase.COLLECTING, Phase.AGGREGATING, Phase.EVALUATING]
 
 
 @pytest.mark.parametrize("phase", ACTIVE)
-def test_a_pause_holds_every_phase_and_resume_goes_back_to_it(phase: Phase) -> None:
+def test_a_pause_interrupts_every_phase_and_resume_restores_it(phase: Phase) -> None:
     run = in_phase(phase)
     before = run.state
     assert run(PauseRequested()) == ()
@@ -468,7 +468,7 @@ def test_a_pause_stops_the_clock(phase: Phase) -> None:
 
 
 @pytest.mark.parametrize("phase", [Phase.COLLECTING, Phase.EVALUATING])
-def test_the_deadline_starts_afresh_after_a_pause(phase: Phase) -> None:
+def test_the_deadline_restarts_after_a_pause(phase: Phase) -> None:
     run = in_phase(phase)
     run.after(3)
     run(PauseRequested())
@@ -477,7 +477,7 @@ def test_the_deadline_starts_afresh_after_a_pause(phase: Phase) -> None:
     assert run.state.deadline == run.now + 10
 
 
-def test_joining_a_paused_run_opens_nothing_until_it_goes_on() -> None:
+def test_joining_a_paused_run_opens_no_round_until_it_resumes() -> None:
     run = in_phase(Phase.WAITING)
     run(PauseRequested())
     assert run(Joined(1)) == ()
@@ -485,7 +485,7 @@ def test_joining_a_paused_run_opens_nothing_until_it_goes_on() -> None:
     assert run(ResumeRequested()) == (RoundOpened(0, ids(0, 1)),)
 
 
-def test_uploads_are_taken_while_paused_and_close_the_round_once_it_goes_on() -> None:
+def test_uploads_are_accepted_while_paused_and_close_the_round_on_resume() -> None:
     run = in_phase(Phase.COLLECTING)
     run(PauseRequested())
     assert run(Uploaded(0, 0), Uploaded(1, 0)) == ()
@@ -493,7 +493,7 @@ def test_uploads_are_taken_while_paused_and_close_the_round_once_it_goes_on() ->
     assert run(ResumeRequested()) == (CloseRound(0, ids()),)
 
 
-def test_results_are_taken_while_paused_and_finish_the_run_once_it_goes_on() -> None:
+def test_reports_are_accepted_while_paused_and_finish_the_run_on_resume() -> None:
     run = in_phase(Phase.EVALUATING)
     run(PauseRequested())
     assert run(Reported(0, 1), Reported(1, 1)) == ()
@@ -502,7 +502,7 @@ def test_results_are_taken_while_paused_and_finish_the_run_once_it_goes_on() -> 
     assert run.phase is Phase.FINISHED
 
 
-def test_a_round_that_is_aggregated_while_paused_is_followed_by_the_next_once_it_goes_on() -> None:
+def test_after_a_round_aggregated_while_paused_the_next_opens_on_resume() -> None:
     run = in_phase(Phase.AGGREGATING)
     run(PauseRequested(), Aggregated(0))
     assert (run.phase, run.state.held_phase, run.state.round) == (Phase.PAUSED, Phase.COLLECTING, 1)
@@ -521,7 +521,7 @@ def test_the_last_round_may_be_aggregated_while_paused() -> None:
     assert run.phase is Phase.EVALUATING
 
 
-def test_resuming_before_the_aggregate_is_there_waits_for_it() -> None:
+def test_resuming_before_the_round_is_aggregated_waits_for_it() -> None:
     run = in_phase(Phase.AGGREGATING)
     run(PauseRequested())
     assert run(ResumeRequested()) == ()
@@ -529,7 +529,7 @@ def test_resuming_before_the_aggregate_is_there_waits_for_it() -> None:
     assert run(Aggregated(0)) == (RoundOpened(1, ids(0, 1)),)
 
 
-def test_too_few_members_after_a_round_aggregated_while_paused_wait() -> None:
+def test_a_run_aggregated_while_paused_waits_with_too_few_members() -> None:
     run = in_phase(Phase.AGGREGATING)
     run(PauseRequested(), Left(1), Aggregated(0))
     assert (run.phase, run.state.held_phase) == (Phase.PAUSED, Phase.WAITING)
@@ -538,7 +538,7 @@ def test_too_few_members_after_a_round_aggregated_while_paused_wait() -> None:
     assert run(Joined(1)) == (RoundOpened(1, ids(0, 1)),)
 
 
-def test_everyone_may_leave_a_paused_round() -> None:
+def test_all_clients_may_leave_a_paused_round() -> None:
     run = in_phase(Phase.COLLECTING)
     run(PauseRequested(), Left(0), Left(1))
     assert run.phase is Phase.PAUSED
@@ -581,13 +581,13 @@ EVERY_EVENT: list[Event] = [
 
 @pytest.mark.parametrize("event", EVERY_EVENT, ids=lambda event: type(event).__name__)
 @pytest.mark.parametrize("outcome", [Phase.FINISHED, Phase.FAILED, Phase.STOPPED])
-def test_what_has_ended_stays_ended(outcome: Phase, event: Event) -> None:
+def test_a_run_that_has_ended_stays_ended(outcome: Phase, event: Event) -> None:
     state = RunState(phase=outcome, round=1, members=ids(0, 1), reason="why", deadline=0.0)
     assert step(state, event, policy(), now=100.0) == (state, ())
 
 
 @pytest.mark.parametrize("outcome", [Phase.FINISHED, Phase.FAILED, Phase.STOPPED])
-def test_who_is_connected_is_known_after_the_end(outcome: Phase) -> None:
+def test_connections_are_tracked_after_the_end(outcome: Phase) -> None:
     state = RunState(phase=outcome, round=1, members=ids(0))
     connected, effects = step(state, Connected(0), policy(), now=0.0)
     assert (connected, effects) == (replace(state, connected=ids(0)), ())
@@ -609,7 +609,7 @@ def test_the_phases_that_are_final_are_the_three_ends() -> None:
     min_clients=st.integers(1, 50),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_a_choice_is_made_of_members_is_large_enough_and_can_be_made_again(
+def test_a_selection_consists_of_members_is_large_enough_and_reproducible(
     members: frozenset[int], number: int, participation: float, min_clients: int, seed: int
 ) -> None:
     rules = policy(participation=participation, min_clients=min_clients, seed=seed)
@@ -623,16 +623,16 @@ def test_a_choice_is_made_of_members_is_large_enough_and_can_be_made_again(
     ("share", "members", "expected"),
     [(0.5, 10, 5), (0.1, 10, 1), (0.01, 10, 1), (0.25, 10, 3), (1.0, 10, 10), (0.07, 100, 7), (0.55, 100, 55)],
 )
-def test_a_share_of_the_members_is_chosen_rounded_up(share: float, members: int, expected: int) -> None:
+def test_a_share_of_the_members_is_selected_rounded_up(share: float, members: int, expected: int) -> None:
     rules = policy(participation=share, min_clients=1)
     assert len(select(frozenset(range(members)), 0, rules)) == expected
 
 
-def test_waiting_for_many_clients_does_not_choose_more_of_them() -> None:
+def test_a_large_quorum_does_not_select_more_clients() -> None:
     assert len(select(frozenset(range(10)), 0, policy(participation=0.1, min_clients=10))) == 1
 
 
-def test_rounds_and_seeds_choose_differently() -> None:
+def test_rounds_and_seeds_select_differently() -> None:
     members = frozenset(range(50))
     choices = {
         select(members, number, policy(participation=0.5, min_clients=1, seed=seed))
@@ -642,7 +642,7 @@ def test_rounds_and_seeds_choose_differently() -> None:
     assert len(choices) == 100
 
 
-def test_over_many_rounds_everyone_has_a_turn() -> None:
+def test_over_many_rounds_every_member_is_selected() -> None:
     members, rules = frozenset(range(20)), policy(participation=0.2, min_clients=1, seed=3)
     turns = [client for number in range(200) for client in select(members, number, rules)]
     assert len(turns) == 800
@@ -651,7 +651,7 @@ def test_over_many_rounds_everyone_has_a_turn() -> None:
     assert max(counts) < 60
 
 
-def test_the_choice_is_the_same_in_every_version() -> None:
+def test_the_selection_is_the_same_in_every_version() -> None:
     chosen = select(frozenset(range(10)), 3, policy(participation=0.3, min_clients=1, seed=7))
     assert sorted(chosen) == [4, 6, 8]
 

@@ -1,4 +1,4 @@
-"""What holds for a run whatever happens to it, in whatever order."""
+"""Invariants of the state machine under any order of events."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ policies = st.fixed_dictionaries(
 
 
 class LifeOfARun(RuleBasedStateMachine):
-    """Clients, operators and the clock do as they please; aggregation answers when it was asked."""
+    """Clients, operators and the clock act at random; aggregation completes when it was requested."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class LifeOfARun(RuleBasedStateMachine):
         self.history.append(self.run.state)
         self.check_step(before, event, self.run.state, effects)
 
-    # --- what may happen ---
+    # --- events ---
 
     @rule(client=CLIENTS)
     def join(self, client: int) -> None:
@@ -133,7 +133,7 @@ class LifeOfARun(RuleBasedStateMachine):
     def end(self, event: Event) -> None:
         self.happen(event)
 
-    # --- what holds ---
+    # --- invariants ---
 
     def check_step(self, before: RunState, event: Event, after: RunState, effects: tuple[Effect, ...]) -> None:
         assert before.round <= after.round <= before.round + 1
@@ -141,7 +141,7 @@ class LifeOfARun(RuleBasedStateMachine):
             assert effects == ()
             assert after == replace(before, connected=after.connected)
         if isinstance(event, Uploaded):
-            # the same upload again is no news
+            # a repeated upload changes nothing
             again, more = step(after, event, self.run.policy, self.run.now)
             assert again.uploaded == after.uploaded
             assert more == ()
@@ -253,8 +253,8 @@ events = st.one_of(
 
 @settings(max_examples=120, deadline=None)
 @given(options=policies, sequence=st.lists(events, max_size=25))
-def test_a_run_never_stands_still_for_nobody(options: dict[str, Any], sequence: list[Event]) -> None:
-    """It always waits for someone who can be named: for a quorum, for an upload, or for results."""
+def test_a_run_never_waits_without_a_missing_client(options: dict[str, Any], sequence: list[Event]) -> None:
+    """It always waits for something definite: a quorum, an upload, or a report."""
     run = Run(**options)
     for event in sequence:
         run(event)

@@ -1,4 +1,4 @@
-"""How long things took, counted in buckets."""
+"""Histograms of durations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_bounds_rise(bounds: tuple[float, ...]) -> None:
 def test_a_phase_is_counted_when_it_is_over() -> None:
     clock = Clock()
     times = PhaseTimes(clock)
-    clock.now = 150.0  # nobody knows what was before the first phase that is told
+    clock.now = 150.0  # the time before the first phase counts for none
     times.enter(Phase.WAITING)
     clock.now = 157.0
     times.enter(Phase.WAITING)

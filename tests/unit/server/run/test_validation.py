@@ -1,4 +1,4 @@
-"""Who is admitted to what, and what everyone is told, as functions of the state alone."""
+"""Validation of calls and the events of clients, as functions of the state."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_client_may_join_in_every_phase_but_the_last(phase: Phase) -> None:
         ),
     ],
 )
-def test_a_client_that_does_not_belong_here_is_refused(changed: dict[str, object], reason: int, field: str) -> None:
+def test_a_client_that_does_not_fit_the_run_is_refused(changed: dict[str, object], reason: int, field: str) -> None:
     with pytest.raises(RefusedError) as refusal:
         check_join(join_request(**changed), "run-1", CONFIG, state(), DEFAULT_LIMITS)
     assert (refusal.value.details.reason, refusal.value.details.field) == (reason, field)
@@ -100,7 +100,7 @@ def test_a_run_id_from_the_wire_is_shown_in_one_short_line() -> None:
 
 
 @pytest.mark.parametrize("phase", ENDED)
-def test_nobody_joins_a_run_that_is_over(phase: Phase) -> None:
+def test_joining_a_run_that_is_over_is_refused(phase: Phase) -> None:
     with pytest.raises(RefusedError, match="the run is over: it broke") as refusal:
         check_join(join_request(), "run-1", CONFIG, state(phase, reason="it broke"), DEFAULT_LIMITS)
     assert refusal.value.details.reason == pb.REFUSAL_REASON_RUN_ENDED
@@ -123,7 +123,7 @@ def test_an_upload_to_another_round_is_refused_with_the_open_one(number: int) ->
 
 
 @pytest.mark.parametrize("phase", [Phase.WAITING, Phase.AGGREGATING, Phase.EVALUATING])
-def test_no_upload_is_taken_while_no_round_is_open(phase: Phase) -> None:
+def test_no_upload_is_admitted_while_no_round_is_open(phase: Phase) -> None:
     for closed in (state(phase), state(Phase.PAUSED, held_phase=phase)):
         with pytest.raises(RefusedError) as refusal:
             check_upload(0, 4, closed)
@@ -131,7 +131,7 @@ def test_no_upload_is_taken_while_no_round_is_open(phase: Phase) -> None:
 
 
 @pytest.mark.parametrize("client", [2, 9])
-def test_whoever_was_not_chosen_must_not_upload(client: int) -> None:
+def test_a_client_that_was_not_selected_must_not_upload(client: int) -> None:
     with pytest.raises(RefusedError) as refusal:
         check_upload(client, 4, state())
     assert refusal.value.details.reason == pb.REFUSAL_REASON_NOT_SELECTED
@@ -164,18 +164,18 @@ def metrics(correct: int, samples: int) -> pb.RoundMetrics:
     return pb.RoundMetrics(accuracies=[pb.Accuracy(rule="head", correct=correct)], test_samples=samples)
 
 
-def test_results_of_this_round_and_earlier_ones_are_taken() -> None:
+def test_reports_on_this_round_and_earlier_ones_are_admitted() -> None:
     for number in (0, 3, 4):
         check_report(number, metrics(5, 5), state(), DEFAULT_LIMITS)
 
 
-def test_results_of_a_round_to_come_are_refused() -> None:
+def test_reports_on_a_future_round_are_refused() -> None:
     with pytest.raises(RefusedError) as refusal:
         check_report(5, metrics(5, 5), state(), DEFAULT_LIMITS)
     assert refusal.value.details.reason == pb.REFUSAL_REASON_WRONG_ROUND
 
 
-def test_more_right_answers_than_questions_are_refused() -> None:
+def test_more_correct_samples_than_test_samples_are_refused() -> None:
     with pytest.raises(RefusedError) as refusal:
         check_report(4, metrics(6, 5), state(), DEFAULT_LIMITS)
     details = refusal.value.details
@@ -200,7 +200,7 @@ def test_more_right_answers_than_questions_are_refused() -> None:
         ({"bytes_down": 2**41}, "bytes_down"),
     ],
 )
-def test_results_nobody_can_have_are_refused(changed: dict[str, object], field: str) -> None:
+def test_impossible_reports_are_refused(changed: dict[str, object], field: str) -> None:
     usual: dict[str, object] = {"inference": "head", "test_samples": 5}
     with pytest.raises(RefusedError) as refusal:
         check_report(4, pb.RoundMetrics(**{**usual, **changed}), state(), DEFAULT_LIMITS)  # type: ignore[arg-type]
@@ -208,7 +208,7 @@ def test_results_nobody_can_have_are_refused(changed: dict[str, object], field: 
     assert "\n" not in str(refusal.value)
 
 
-def test_nobody_has_done_more_epochs_than_there_are() -> None:
+def test_progress_beyond_the_number_of_epochs_is_refused() -> None:
     check_progress(pb.Progress(epochs_done=10, epochs=10))
     with pytest.raises(RefusedError) as refusal:
         check_progress(pb.Progress(epochs_done=11, epochs=10))
@@ -217,7 +217,7 @@ def test_nobody_has_done_more_epochs_than_there_are() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.text(max_size=40), st.integers(1, 30))
-def test_words_from_the_wire_become_one_line(text: str, limit: int) -> None:
+def test_texts_from_the_wire_become_one_line(text: str, limit: int) -> None:
     shown = one_line(text, limit)
     assert shown.isprintable()
     assert len(shown) == min(len(text), limit)
@@ -246,31 +246,31 @@ def test_the_statuses_the_design_names_are_those_used() -> None:
         (PayloadTooLargeError("total_bytes", "9 bytes"), pb.REFUSAL_REASON_TOO_LARGE),
     ],
 )
-def test_a_refused_payload_keeps_its_field_and_words(error: PayloadError, reason: int) -> None:
+def test_a_refused_payload_keeps_its_field_and_message(error: PayloadError, reason: int) -> None:
     refusal = as_refusal(error)
     assert (refusal.details.reason, refusal.details.field) == (reason, error.field)
     assert str(refusal) == str(error)
     assert not refusal.details.HasField("current_round")
 
 
-# --- what everyone is told ---
+# --- events of clients ---
 
 
-def told(client: int, where: RunState, *, draining: bool = False, deadline: float | None = 10.0) -> pb.RoundEvent:
+def event_of(client: int, where: RunState, *, draining: bool = False, deadline: float | None = 10.0) -> pb.RoundEvent:
     rules = policy(deadline=None if deadline is None else timedelta(seconds=deadline))
     return event_for(client, where, rules, draining=draining)
 
 
-def test_members_are_told_of_the_open_round_and_whether_they_train() -> None:
-    trains, watches = told(0, state()).round_opened, told(2, state()).round_opened
+def test_members_receive_the_open_round_and_whether_they_are_selected() -> None:
+    trains, watches = event_of(0, state()).round_opened, event_of(2, state()).round_opened
     assert (trains.round, trains.selected) == (4, True)
     assert (watches.round, watches.selected) == (4, False)
     assert trains.deadline.ToTimedelta() == timedelta(seconds=10)
-    assert not told(0, state(), deadline=None).round_opened.HasField("deadline")
+    assert not event_of(0, state(), deadline=None).round_opened.HasField("deadline")
 
 
-def test_whoever_joined_later_is_told_to_wait() -> None:
-    waiting = told(9, state(members=ids(0, 1, 2, 9)))
+def test_a_late_joiner_receives_waiting() -> None:
+    waiting = event_of(9, state(members=ids(0, 1, 2, 9)))
     assert waiting.WhichOneof("event") == "waiting"
     assert "round 4 is in progress" in waiting.waiting.reason
 
@@ -282,16 +282,16 @@ def test_whoever_joined_later_is_told_to_wait() -> None:
         (state(Phase.PAUSED, held_phase=Phase.COLLECTING), "paused"),
     ],
 )
-def test_a_run_that_stands_still_says_why(where: RunState, words: str) -> None:
-    event = told(0, where)
+def test_a_waiting_client_receives_the_reason(where: RunState, words: str) -> None:
+    event = event_of(0, where)
     assert event.WhichOneof("event") == "waiting"
     assert words in event.waiting.reason
 
 
-def test_everyone_is_told_of_the_last_evaluation() -> None:
+def test_every_member_receives_the_final_evaluation() -> None:
     where = state(Phase.EVALUATING, 5, selected=ids(), observers=ids(0, 1, 2))
-    assert told(1, where).final_evaluation.round == 5
-    assert told(9, where).WhichOneof("event") == "waiting"
+    assert event_of(1, where).final_evaluation.round == 5
+    assert event_of(9, where).WhichOneof("event") == "waiting"
 
 
 @pytest.mark.parametrize(
@@ -303,14 +303,14 @@ def test_everyone_is_told_of_the_last_evaluation() -> None:
     ],
 )
 @pytest.mark.parametrize("draining", [False, True])
-def test_everyone_is_told_how_the_run_ended(phase: Phase, outcome: int, draining: bool) -> None:
+def test_every_client_receives_the_outcome(phase: Phase, outcome: int, draining: bool) -> None:
     for client in (0, 2, 9):
-        ended = told(client, state(phase, reason="why"), draining=draining).run_ended
+        ended = event_of(client, state(phase, reason="why"), draining=draining).run_ended
         assert (ended.outcome, ended.reason) == (outcome, "why")
 
 
-def test_a_server_that_goes_away_says_so() -> None:
-    assert told(0, state(), draining=True).WhichOneof("event") == "server_draining"
+def test_a_draining_server_sends_a_notice() -> None:
+    assert event_of(0, state(), draining=True).WhichOneof("event") == "server_draining"
 
 
 states = st.builds(
@@ -330,7 +330,7 @@ states = st.builds(
 
 
 def one_thing_changed(before: RunState, other: RunState) -> Iterator[RunState]:
-    """The state with each of its parts in turn taken from another."""
+    """The state with each field in turn taken from another, and the other state."""
     for part in fields(RunState):
         yield replace(before, **{part.name: getattr(other, part.name)})
     yield other
@@ -338,18 +338,20 @@ def one_thing_changed(before: RunState, other: RunState) -> Iterator[RunState]:
 
 @settings(max_examples=60, deadline=None)
 @given(states, states)
-def test_followers_are_woken_whenever_anyone_would_be_told_something_else(before: RunState, other: RunState) -> None:
+def test_event_streams_are_woken_whenever_a_client_would_receive_another_event(
+    before: RunState, other: RunState
+) -> None:
     for after in one_thing_changed(before, other):
         if before.phase.is_final and before.phase is after.phase:
-            continue  # the reason of an end never changes
-        differently = any(told(client, before) != told(client, after) for client in range(5))
+            continue  # the reason never changes after the end
+        differently = any(event_of(client, before) != event_of(client, after) for client in range(5))
         assert before.client_facing != after.client_facing or not differently
 
 
-# --- what survives a restart ---
+# --- snapshots ---
 
 
-def test_a_run_that_was_begun_without_a_count_of_its_seconds_can_go_on() -> None:
+def test_a_snapshot_without_seconds_can_be_restored() -> None:
     stored = json.loads(RunSnapshot(state=RunState(), seconds=12.5).to_json())
     del stored["seconds"]
     assert RunSnapshot.from_json(json.dumps(stored)).seconds == 0.0
@@ -357,7 +359,7 @@ def test_a_run_that_was_begun_without_a_count_of_its_seconds_can_go_on() -> None
 
 @settings(max_examples=40, deadline=None)
 @given(states)
-def test_the_durable_part_of_a_state_comes_back(before: RunState) -> None:
+def test_the_durable_part_of_a_state_is_restored(before: RunState) -> None:
     after = RunSnapshot.from_json(RunSnapshot(state=before, seconds=12.5).to_json())
     assert after.seconds == 12.5
     collecting_again = {Phase.AGGREGATING: Phase.COLLECTING}

@@ -1,4 +1,4 @@
-"""A disk that is full for a while: nobody is lied to, nothing is lost, and the run goes on once there is room."""
+"""A disk that is full for a while: no false success, no loss, and the run continues once there is room."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from feddbp_server.store import MonitoredStore, SqliteStore, Store, StoreError, 
 
 
 class Disk:
-    """Fills up and is emptied again at the word of a test."""
+    """A disk that a test can fill and empty."""
 
     def __init__(self, store: SqliteStore) -> None:
         self._store = store
@@ -42,7 +42,7 @@ def save(client_id: int) -> Callable[[Store], None]:
 
 
 class Watched:
-    """A watched store, what it told, and its disk."""
+    """A monitored store, its notifications, and its disk."""
 
     def __init__(self, directory: Path, pause: timedelta) -> None:
         self.store = SqliteStore(directory)
@@ -58,14 +58,14 @@ class Watched:
 
 @pytest.fixture
 async def watched(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Watched]:
-    """Looks for better days only where a test asks it to."""
+    """A store that is probed only where a test sets a short interval."""
     made = Watched(tmp_path, getattr(request, "param", timedelta(hours=1)))
     yield made
     await made.watched.stop_watching()
     await made.thread.close()
 
 
-async def test_while_all_is_well_jobs_pass_as_they_are(watched: Watched, tmp_path: Path) -> None:
+async def test_while_the_store_is_writable_jobs_are_unchanged(watched: Watched, tmp_path: Path) -> None:
     await watched.watched.run(save(1))
     watched.watched.check()
     assert watched.watched.trouble == ""
@@ -73,7 +73,7 @@ async def test_while_all_is_well_jobs_pass_as_they_are(watched: Watched, tmp_pat
     assert uploaded_clients(tmp_path) == [1]
 
 
-async def test_a_full_disk_is_noticed_named_and_told_once(watched: Watched) -> None:
+async def test_a_full_disk_is_reported_once_with_its_cause(watched: Watched) -> None:
     await watched.disk.fill(watched.thread)
     for client in (1, 2):
         with pytest.raises(StoreError, match="the state directory cannot be used: database or disk is full"):
@@ -85,7 +85,7 @@ async def test_a_full_disk_is_noticed_named_and_told_once(watched: Watched) -> N
 
 
 @pytest.mark.parametrize("watched", [timedelta(seconds=0.02)], indirect=True)
-async def test_better_days_are_noticed_without_anyone_asking(watched: Watched, tmp_path: Path) -> None:
+async def test_a_store_that_is_writable_again_is_noticed_without_a_call(watched: Watched, tmp_path: Path) -> None:
     await watched.disk.fill(watched.thread)
     with pytest.raises(StoreError):
         await watched.watched.run(save(1))
@@ -98,7 +98,7 @@ async def test_better_days_are_noticed_without_anyone_asking(watched: Watched, t
     assert uploaded_clients(tmp_path) == [1]
 
 
-async def test_a_wrong_statement_or_a_broken_rule_is_no_trouble_of_the_disk(watched: Watched) -> None:
+async def test_a_wrong_statement_or_a_violated_constraint_is_not_a_storage_failure(watched: Watched) -> None:
     await watched.watched.run(save(1))
     with pytest.raises(sqlite3.IntegrityError):
         await watched.watched.run(save(1))
@@ -107,7 +107,7 @@ async def test_a_wrong_statement_or_a_broken_rule_is_no_trouble_of_the_disk(watc
     assert watched.watched.trouble == ""
 
 
-async def test_whoever_waits_for_better_days_is_let_go_when_the_server_goes(watched: Watched) -> None:
+async def test_tasks_waiting_for_a_writable_store_are_woken_when_watching_stops(watched: Watched) -> None:
     await watched.disk.fill(watched.thread)
     with pytest.raises(StoreError):
         await watched.watched.run(save(1))
@@ -123,7 +123,7 @@ async def fill_the_last_page(server: Server) -> None:
         await server.engine.store.run(lambda kept, record=record: kept.save_upload(record, bytes(20_000)))
 
 
-async def test_a_run_outlives_a_full_disk(tmp_path: Path) -> None:
+async def test_a_run_survives_a_full_disk(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path)
     async with Server(store, tmp_path) as server:
         disk = Disk(store)

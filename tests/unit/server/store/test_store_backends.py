@@ -1,4 +1,4 @@
-"""What every store has to do, whatever is behind it."""
+"""The store interface, for every back end."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def begun(store: Store) -> Store:
 class TestAnyStore:
     # --- the run ---
 
-    def test_a_run_begins_under_the_id_it_is_given(self, store: Store) -> None:
+    def test_a_new_run_gets_the_proposed_id(self, store: Store) -> None:
         assert store.open_run("first", CONFIG) == "first"
 
-    def test_a_run_that_is_here_already_keeps_its_id(self, store: Store) -> None:
+    def test_a_stored_run_keeps_its_id(self, store: Store) -> None:
         store.open_run("first", CONFIG)
         assert store.open_run("second", CONFIG) == "first"
 
@@ -67,19 +67,19 @@ class TestAnyStore:
         assert begun.open_run("other", CONFIG) == RUN_ID
         assert begun.snapshot() == "here"
 
-    # --- progress ---
+    # --- snapshots ---
 
-    def test_a_new_run_has_no_progress(self, begun: Store) -> None:
+    def test_a_new_run_has_no_snapshot(self, begun: Store) -> None:
         assert begun.snapshot() is None
 
-    def test_the_newest_progress_stays(self, begun: Store) -> None:
+    def test_the_newest_snapshot_is_kept(self, begun: Store) -> None:
         begun.save_snapshot("one")
         begun.save_snapshot("zwei é ✓")
         assert begun.snapshot() == "zwei é ✓"
 
     # --- clients ---
 
-    def test_clients_come_by_id_with_what_they_joined_with(self, begun: Store) -> None:
+    def test_clients_are_listed_by_id_with_their_records(self, begun: Store) -> None:
         assert begun.clients() == []
         for client_id in (2, 10, 0):
             begun.save_client(client_record(client_id))
@@ -93,7 +93,7 @@ class TestAnyStore:
 
     # --- uploads ---
 
-    def test_uploads_of_a_round_come_by_client_id_whatever_the_order_of_arrival(self, begun: Store) -> None:
+    def test_uploads_of_a_round_are_listed_by_client_id_for_any_order_of_arrival(self, begun: Store) -> None:
         for client_id in (7, 0, 12, 3):
             begun.save_upload(upload_record(client_id, 1), b"body")
         begun.save_upload(upload_record(5, 0), b"body")
@@ -108,8 +108,8 @@ class TestAnyStore:
         assert begun.upload(1, 1) is None
 
     @pytest.mark.parametrize("body", [b"", b"x", bytes(range(256)) * 300])
-    def test_a_body_comes_back_in_full_or_as_a_prefix(self, begun: Store, body: bytes) -> None:
-        begun.save_upload(upload_record(1, 0), b"somebody else's")
+    def test_a_body_is_read_in_full_or_as_a_prefix(self, begun: Store, body: bytes) -> None:
+        begun.save_upload(upload_record(1, 0), b"another client's")
         begun.save_upload(upload_record(2, 0), body)
         record = upload_record(2, 0)
         assert begun.upload_body(record) == body
@@ -126,14 +126,14 @@ class TestAnyStore:
         assert begun.last_upload_before(1, 0) is None
         assert begun.last_upload_before(3, 99) is None
 
-    def test_only_what_a_client_has_followed_up_is_forgotten(self, begun: Store) -> None:
+    def test_only_superseded_uploads_are_deleted(self, begun: Store) -> None:
         for client_id, number in ((1, 0), (1, 1), (1, 2), (2, 0), (3, 0), (3, 2)):
             begun.save_upload(upload_record(client_id, number), b"body")
         begun.forget_superseded_uploads(2)
         kept = [(record.client_id, number) for number in range(3) for record in begun.uploads(number)]
         assert kept == [(2, 0), (1, 2), (3, 2)]
 
-    def test_the_open_round_is_never_forgotten(self, begun: Store) -> None:
+    def test_uploads_of_the_open_round_are_never_deleted(self, begun: Store) -> None:
         for number in (0, 1, 2):
             begun.save_upload(upload_record(1, number), b"body")
         begun.forget_superseded_uploads(1)
@@ -144,11 +144,11 @@ class TestAnyStore:
         kept=st.sets(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=12),
         before=st.integers(0, 6),
     )
-    def test_what_personalisation_needs_survives_any_forgetting(
+    def test_uploads_that_personalisation_needs_are_never_deleted(
         self, request: pytest.FixtureRequest, store: Store, kept: set[tuple[int, int]], before: int
     ) -> None:
-        """Forgetting changes neither the uploads of later rounds nor anyone's newest contribution."""
-        if isinstance(store, SqliteStore):  # a fresh database for each example would be all disk
+        """Deletion affects neither uploads of later rounds nor the newest upload of any client."""
+        if isinstance(store, SqliteStore):  # a new database for each example would take too long
             store._db.execute("DELETE FROM upload")
             fresh: Store = store
         else:
@@ -163,12 +163,12 @@ class TestAnyStore:
         left = sum(len(fresh.uploads(number)) for number in range(before))
         assert left <= 4
 
-    def test_tidying_up_changes_nothing(self, begun: Store) -> None:
+    def test_housekeeping_changes_no_records(self, begun: Store) -> None:
         begun.save_upload(upload_record(), b"body")
         begun.tidy()
         assert begun.upload_body(upload_record()) == b"body"
 
-    def test_trying_whether_it_can_be_written_changes_nothing(self, begun: Store) -> None:
+    def test_testing_whether_the_store_is_writable_changes_nothing(self, begun: Store) -> None:
         begun.save_snapshot("here")
         begun.touch()
         assert begun.snapshot() == "here"
@@ -176,17 +176,17 @@ class TestAnyStore:
 
     # --- reports ---
 
-    def test_results_come_by_round_and_client(self, begun: Store) -> None:
+    def test_reports_are_listed_by_round_and_client(self, begun: Store) -> None:
         for client_id, number in ((1, 1), (10, 0), (2, 0), (0, 1)):
             begun.save_report(report_record(client_id, number))
         assert [(record.round, record.client_id) for record in begun.reports()] == [(0, 2), (0, 10), (1, 0), (1, 1)]
 
-    def test_of_results_for_the_same_round_the_first_stay(self, begun: Store) -> None:
+    def test_of_two_reports_on_one_round_the_first_stays(self, begun: Store) -> None:
         assert begun.save_report(report_record(metrics=b"first"))
         assert not begun.save_report(report_record(metrics=b"second"))
         assert [record.metrics for record in begun.reports()] == [b"first"]
 
-    def test_the_very_same_results_again_are_not_the_first(self, begun: Store) -> None:
+    def test_an_identical_report_is_not_new(self, begun: Store) -> None:
         record = report_record()
         assert begun.save_report(record)
         assert not begun.save_report(record)
@@ -201,7 +201,7 @@ class TestAnyStore:
 
     # --- transactions ---
 
-    def test_what_a_transaction_wrote_is_there_afterwards(self, begun: Store) -> None:
+    def test_what_a_transaction_wrote_is_visible_afterwards(self, begun: Store) -> None:
         with begun.transaction():
             begun.save_snapshot("outer")
             with begun.transaction():
@@ -210,7 +210,7 @@ class TestAnyStore:
         assert begun.snapshot() == "outer"
         assert begun.clients() == [client_record(1)]
 
-    def test_what_a_transaction_raises_comes_out_of_it(self, begun: Store) -> None:
+    def test_an_error_in_a_transaction_is_raised_from_it(self, begun: Store) -> None:
         with pytest.raises(ZeroDivisionError), begun.transaction():
             raise ZeroDivisionError
         with begun.transaction():

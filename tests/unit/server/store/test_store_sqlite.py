@@ -1,4 +1,4 @@
-"""What only the durable store can promise."""
+"""Properties of the SQLite back end only."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from earlier_versions import VERSION_0_1_0, restore
 from store_records import (
     CONFIG,
     RUN_ID,
@@ -22,7 +23,9 @@ from store_records import (
 
 from feddbp_common.artifacts import DATABASE_NAME
 from feddbp_common.errors import ExitCode
+from feddbp_common.version import VERSION
 from feddbp_server.store import SqliteStore, StoreError
+from feddbp_server.store.migrations import FORMAT, STEPS
 
 
 def filled(directory: Path) -> SqliteStore:
@@ -93,8 +96,8 @@ def test_the_log_does_not_grow_for_ever(tmp_path: Path) -> None:
     assert max(sizes[6:]) <= 2 * max(sizes[:3])
 
 
-def test_the_log_is_bounded_even_if_nobody_ever_tidies_up(tmp_path: Path) -> None:
-    """As in a run that is paused, or waits for clients: they may join again and again, and no round closes."""
+def test_the_write_ahead_log_is_bounded_even_without_housekeeping(tmp_path: Path) -> None:
+    """As in a run that is paused or waits for clients: joins are written, and no round closes."""
     bound = 1 << 20
     store = SqliteStore(tmp_path, log_bytes=bound)
     store.open_run(RUN_ID, CONFIG)
@@ -112,7 +115,7 @@ def test_the_log_is_bounded_even_if_nobody_ever_tidies_up(tmp_path: Path) -> Non
     reopened.close()
 
 
-def test_nobody_waits_for_the_log_to_be_moved_in_the_middle_of_a_round(tmp_path: Path) -> None:
+def test_no_commit_waits_for_a_checkpoint_in_the_middle_of_a_round(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path)
     store.open_run(RUN_ID, CONFIG)
     database, before = tmp_path / DATABASE_NAME, (tmp_path / DATABASE_NAME).stat().st_size
@@ -154,7 +157,7 @@ def test_a_second_process_on_the_same_directory_is_refused(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("obstacle", ["file", "parent is a file"])
-def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path, obstacle: str) -> None:
+def test_a_directory_that_cannot_be_created_is_named(tmp_path: Path, obstacle: str) -> None:
     (tmp_path / "taken").write_text("")
     wanted = tmp_path / "taken" if obstacle == "file" else tmp_path / "taken" / "state"
     with pytest.raises(StoreError) as refusal:
@@ -162,7 +165,7 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path, obstacle: str)
     assert str(refusal.value).startswith(f"the state directory {wanted} cannot be used: ")
 
 
-# --- files that are not ours ---
+# --- foreign files ---
 
 
 def refused(directory: Path) -> str:
@@ -173,14 +176,14 @@ def refused(directory: Path) -> str:
     return str(refusal.value)
 
 
-def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_database_is_refused_and_left_alone(tmp_path: Path) -> None:
     file = tmp_path / DATABASE_NAME
     file.write_bytes(b"my thesis, the only copy" * 100)
     assert refused(tmp_path).startswith(f"{file} cannot be used: file is not a database; ")
     assert file.read_bytes() == b"my thesis, the only copy" * 100
 
 
-def test_somebody_elses_database_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_a_foreign_database_is_refused_and_left_alone(tmp_path: Path) -> None:
     file = tmp_path / DATABASE_NAME
     with sqlite3.connect(file) as other:
         other.execute("CREATE TABLE recipes (name TEXT)")
@@ -199,14 +202,44 @@ def test_a_damaged_database_is_refused_with_advice(tmp_path: Path) -> None:
     assert "restore it from a backup or move it away" in refused(tmp_path)
 
 
-def test_another_version_of_the_schema_is_refused_with_both_numbers(tmp_path: Path) -> None:
+def test_a_database_of_a_later_version_is_refused_with_both_versions(tmp_path: Path) -> None:
     filled(tmp_path).close()
     with sqlite3.connect(tmp_path / DATABASE_NAME) as database:
+        database.execute("UPDATE run SET software_version = '9.9.0'")
         database.execute("PRAGMA user_version = 99")
     database.close()
     text = refused(tmp_path)
-    assert "has format 99, this server reads 1" in text
-    assert "finish the run with the version that began it" in text
+    assert f"was written by feddbp 9.9.0 (format 99); this is feddbp {VERSION}, which reads formats up to 2" in text
+    assert "resume the run with the version that wrote it" in text
+
+
+def test_a_later_database_whose_tables_are_unknown_is_refused_too(tmp_path: Path) -> None:
+    filled(tmp_path).close()
+    with sqlite3.connect(tmp_path / DATABASE_NAME) as database:
+        database.execute("DROP TABLE run")
+        database.execute("PRAGMA user_version = 99")
+    database.close()
+    assert "was written by a later version (format 99)" in refused(tmp_path)
+
+
+def test_a_database_of_version_0_1_0_is_upgraded_in_place(tmp_path: Path) -> None:
+    restore(VERSION_0_1_0 / "state" / "server", tmp_path)
+    with sqlite3.connect(tmp_path / DATABASE_NAME) as database:
+        run_id, config = database.execute("SELECT run_id, config FROM run").fetchone()
+        uploads = database.execute("SELECT round, client_id, sha256 FROM upload ORDER BY id").fetchall()
+    database.close()
+    store = SqliteStore(tmp_path)
+    assert store.open_run("another", config) == run_id
+    store.close()
+    with sqlite3.connect(tmp_path / DATABASE_NAME) as database:
+        assert database.execute("PRAGMA user_version").fetchone() == (FORMAT,)
+        assert database.execute("SELECT software_version FROM run").fetchone() == (VERSION,)
+        assert database.execute("SELECT round, client_id, sha256 FROM upload ORDER BY id").fetchall() == uploads
+    database.close()
+
+
+def test_every_earlier_format_has_its_step() -> None:
+    assert set(STEPS) == set(range(1, FORMAT))
 
 
 def test_a_refused_file_can_be_moved_away_and_the_directory_used(tmp_path: Path) -> None:
@@ -217,7 +250,7 @@ def test_a_refused_file_can_be_moved_away_and_the_directory_used(tmp_path: Path)
     SqliteStore(tmp_path).close()
 
 
-def test_a_start_that_was_killed_before_the_schema_was_there_is_taken_up(tmp_path: Path) -> None:
+def test_a_start_that_was_killed_before_the_schema_was_written_is_resumed(tmp_path: Path) -> None:
     (tmp_path / DATABASE_NAME).touch()
     filled(tmp_path).close()
     assert_filled_again(tmp_path)
@@ -233,7 +266,7 @@ def assert_filled_again(directory: Path) -> None:
 
 
 def write_and_fail(store: SqliteStore, *clients: int) -> None:
-    """A transaction that writes, in transactions of its own too, and comes to nothing."""
+    """A transaction that writes, also in nested ones, and is rolled back."""
     with store.transaction():
         store.save_snapshot("never")
         for client in clients:
@@ -243,7 +276,7 @@ def write_and_fail(store: SqliteStore, *clients: int) -> None:
 
 
 def write_and_fail_to_commit(store: SqliteStore) -> None:
-    """Breaks a promise that SQLite looks at only when it commits."""
+    """Violates a constraint that SQLite checks only at commit."""
     store._db.execute("PRAGMA foreign_keys = ON")
     store._db.execute("CREATE TABLE promise (upload REFERENCES upload (id) DEFERRABLE INITIALLY DEFERRED)")
     with store.transaction():
@@ -272,7 +305,7 @@ def test_a_nested_transaction_rolls_back_alone(tmp_path: Path) -> None:
     store.close()
 
 
-def test_nobody_else_sees_a_transaction_before_its_end(tmp_path: Path) -> None:
+def test_a_transaction_is_invisible_to_others_before_its_end(tmp_path: Path) -> None:
     store = filled(tmp_path)
     with store.transaction():
         with store.transaction():
@@ -282,7 +315,7 @@ def test_nobody_else_sees_a_transaction_before_its_end(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_client_has_one_contribution_to_a_round(tmp_path: Path) -> None:
+def test_a_client_has_one_upload_in_a_round(tmp_path: Path) -> None:
     store = filled(tmp_path)
     with pytest.raises(sqlite3.IntegrityError):
         store.save_upload(upload_record(3, 1, digest=9), b"another")
@@ -290,7 +323,7 @@ def test_a_client_has_one_contribution_to_a_round(tmp_path: Path) -> None:
     store.close()
 
 
-def test_after_a_commit_that_failed_the_store_is_as_before_and_of_use(tmp_path: Path) -> None:
+def test_after_a_commit_that_failed_the_store_is_unchanged_and_usable(tmp_path: Path) -> None:
     store = filled(tmp_path)
     with pytest.raises(sqlite3.IntegrityError):
         write_and_fail_to_commit(store)

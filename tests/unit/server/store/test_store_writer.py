@@ -1,4 +1,4 @@
-"""The thread that owns the store: jobs in order, commits in groups, answers only once they are true."""
+"""The thread that owns the store: jobs in order, commits in groups, results only once durable."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Work = Callable[[Store], Any]
 
 
 class Gate:
-    """A job that keeps the thread busy, so that whatever is given meanwhile becomes one group."""
+    """A job that blocks the thread, so that jobs given meanwhile form one group."""
 
     def __init__(self) -> None:
         self.entered = threading.Event()
@@ -65,7 +65,7 @@ def fail_after(work: Work) -> Work:
 
 
 async def as_one_group(thread: StoreWriter, jobs: list[Work]) -> list[Any]:
-    """What each of the jobs gives or raises when they are committed together."""
+    """What each job returns or raises when they are committed together."""
     gate = Gate()
     holding = asyncio.create_task(thread.run(gate))
     await gate.reached()
@@ -76,7 +76,7 @@ async def as_one_group(thread: StoreWriter, jobs: list[Work]) -> list[Any]:
     return await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_a_job_gives_its_caller_what_it_returns_or_raises(thread: StoreWriter) -> None:
+async def test_a_job_returns_or_raises_to_its_caller(thread: StoreWriter) -> None:
     assert await thread.run(lambda store: store.uploads(0)) == []
     with pytest.raises(ZeroDivisionError):
         await thread.run(lambda _: 1 // 0)
@@ -89,7 +89,7 @@ async def test_all_jobs_run_in_one_thread_that_is_not_the_loops(thread: StoreWri
     assert threads[0] != threading.get_ident()
 
 
-async def test_jobs_are_done_in_the_order_they_are_given(thread: StoreWriter) -> None:
+async def test_jobs_run_in_the_order_in_which_they_are_given(thread: StoreWriter) -> None:
     done: list[int] = []
     await as_one_group(thread, [lambda _, number=number: done.append(number) for number in range(200)])
     assert done == list(range(200))
@@ -123,7 +123,7 @@ async def test_a_job_the_database_refuses_does_not_fail_its_neighbours(thread: S
     assert uploaded_clients(tmp_path) == [0, 1]
 
 
-async def test_what_a_finished_job_wrote_is_visible_to_everyone(thread: StoreWriter, tmp_path: Path) -> None:
+async def test_what_a_finished_job_wrote_is_visible_to_other_connections(thread: StoreWriter, tmp_path: Path) -> None:
     async def write_and_look(client: int) -> bool:
         await thread.run(save(client))
         return client in uploaded_clients(tmp_path)
@@ -170,7 +170,7 @@ async def test_a_commit_that_fails_fails_the_whole_group_and_nothing_after_it(
     assert uploaded_clients(tmp_path) == [3]
 
 
-async def test_on_a_full_disk_nothing_is_said_to_be_stored_that_is_not(
+async def test_on_a_full_disk_no_job_succeeds_that_is_not_stored(
     thread: StoreWriter, store: SqliteStore, tmp_path: Path
 ) -> None:
     await thread.run(save(0))
@@ -188,9 +188,7 @@ async def test_on_a_full_disk_nothing_is_said_to_be_stored_that_is_not(
     assert {0, 4} <= set(uploaded_clients(tmp_path))
 
 
-async def test_a_caller_that_gives_up_leaves_its_job_and_its_neighbours_alone(
-    thread: StoreWriter, tmp_path: Path
-) -> None:
+async def test_a_cancelled_caller_affects_neither_its_job_nor_others(thread: StoreWriter, tmp_path: Path) -> None:
     gate = Gate()
     holding = asyncio.create_task(thread.run(gate))
     await gate.reached()
@@ -206,9 +204,7 @@ async def test_a_caller_that_gives_up_leaves_its_job_and_its_neighbours_alone(
         await abandoned
 
 
-async def test_closing_finishes_what_was_given_and_then_lets_go_of_the_directory(
-    thread: StoreWriter, tmp_path: Path
-) -> None:
+async def test_closing_finishes_waiting_jobs_and_releases_the_directory(thread: StoreWriter, tmp_path: Path) -> None:
     gate = Gate()
     holding = asyncio.create_task(thread.run(gate))
     await gate.reached()
@@ -227,7 +223,7 @@ async def test_closing_finishes_what_was_given_and_then_lets_go_of_the_directory
 
 
 class Tidied(SqliteStore):
-    """Takes note of each tidying, and whether it was inside a transaction."""
+    """Records each housekeeping, and whether it was inside a transaction."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -238,7 +234,7 @@ class Tidied(SqliteStore):
         super().tidy()
 
 
-async def test_tidying_follows_its_job_outside_of_any_transaction(tmp_path: Path) -> None:
+async def test_housekeeping_follows_its_job_outside_of_any_transaction(tmp_path: Path) -> None:
     store = Tidied(tmp_path)
     thread = StoreWriter(store)
     await thread.run(save(0))
@@ -254,7 +250,7 @@ class CannotTidy(MemoryStore):
         raise OSError("the disk is on fire")
 
 
-async def test_tidying_that_fails_is_logged_and_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_housekeeping_that_fails_is_logged_and_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
     thread = StoreWriter(CannotTidy())
     with caplog.at_level(logging.WARNING):
         await thread.tidy(lambda store: store.save_client(client_record(1)))
@@ -267,7 +263,7 @@ async def test_tidying_that_fails_is_logged_and_stops_nothing(caplog: pytest.Log
 # --- kill -9 ---
 
 
-def test_what_a_job_stored_outlives_the_death_of_the_process_right_after(tmp_path: Path) -> None:
+def test_what_a_job_stored_survives_a_kill_right_after(tmp_path: Path) -> None:
     script = f"""
         import asyncio, os, sys
         from pathlib import Path
@@ -284,18 +280,18 @@ def test_what_a_job_stored_outlives_the_death_of_the_process_right_after(tmp_pat
             ]
             pending = [asyncio.ensure_future(job) for job in jobs]
             await pending[20]
-            told = [client for client, task in enumerate(pending) if task.done()]
-            os.write(1, repr(told).encode())
+            reported = [client for client, task in enumerate(pending) if task.done()]
+            os.write(1, repr(reported).encode())
             os._exit(9)
 
         asyncio.run(main())
     """
     died = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, timeout=60)
     assert died.returncode == 9, died.stderr.decode()
-    told = {int(client) for client in died.stdout.decode().strip("[]").split(",")}
-    assert 20 in told
+    reported = {int(client) for client in died.stdout.decode().strip("[]").split(",")}
+    assert 20 in reported
     store = SqliteStore(tmp_path)
     stored = {record.client_id for record in store.uploads(0)}
-    assert told <= stored
+    assert reported <= stored
     assert all(len(store.upload_body(record)) == 50_000 for record in store.uploads(0))
     store.close()

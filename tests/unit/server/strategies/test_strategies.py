@@ -1,4 +1,4 @@
-"""The server's half of the methods, against loops anyone can check by hand."""
+"""The strategies, against slow loops that are easy to check."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def upload(vectors: Vectors, scores: Vectors | None = None) -> Payload:
     return Payload(prototypes=prototypes(vectors), fisher=FisherScores(matrix(in_order)))
 
 
-def told(payload: Payload) -> Vectors:
+def as_dict(payload: Payload) -> Vectors:
     if payload.prototypes is None:
         return {}
     ids = payload.prototypes.class_ids.tolist()
@@ -56,10 +56,10 @@ def told(payload: Payload) -> Vectors:
 
 
 def aggregate(strategy: FedDBPStrategy, known: Payload, uploads: Sequence[Payload]) -> Payload:
-    contributions = [
+    uploads = [
         Upload(client_id=client, payload=payload, label_counts=[1] * CLASSES) for client, payload in enumerate(uploads)
     ]
-    return strategy.aggregate(known, iter(contributions), round_number=0)
+    return strategy.aggregate(known, iter(uploads), round_number=0)
 
 
 # --- the slow references ---
@@ -70,7 +70,7 @@ def single(value: float) -> float:
 
 
 def slow_mean(previous: Vectors, uploads: Sequence[Vectors]) -> Vectors:
-    """Clients count equally; sums in double precision, in the order given, rounded once."""
+    """Equal weights; sums in double precision, in the order given, rounded once."""
     result = dict(previous)
     for class_id in {class_id for sent in uploads for class_id in sent}:
         holders = [sent[class_id] for sent in uploads if class_id in sent]
@@ -113,43 +113,43 @@ few_scores = st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0]), min_size=WIDTH, max
 @given(previous=class_maps, uploads=st.lists(class_maps, max_size=5))
 def test_each_class_is_the_mean_over_the_clients_that_sent_it(previous: Vectors, uploads: list[Vectors]) -> None:
     known = Payload(prototypes=prototypes(previous)) if previous else Payload()
-    learnt = aggregate(feddbp(), known, [upload(sent) for sent in uploads])
-    assert told(learnt) == slow_mean(previous, uploads)
+    encoded = aggregate(feddbp(), known, [upload(sent) for sent in uploads])
+    assert as_dict(encoded) == slow_mean(previous, uploads)
 
 
-def test_clients_count_equally_whatever_their_number_of_samples() -> None:
+def test_clients_have_equal_weight_for_any_number_of_samples() -> None:
     many = PrototypeSet(
         class_ids=np.array([1], np.int32), vectors=matrix([[1.0] * 5]), counts=np.array([1000], np.int32)
     )
     few = PrototypeSet(class_ids=np.array([1], np.int32), vectors=matrix([[3.0] * 5]), counts=np.array([1], np.int32))
-    learnt = aggregate(feddbp(), Payload(), [Payload(prototypes=many), Payload(prototypes=few)])
-    assert told(learnt) == {1: [2.0] * 5}
+    encoded = aggregate(feddbp(), Payload(), [Payload(prototypes=many), Payload(prototypes=few)])
+    assert as_dict(encoded) == {1: [2.0] * 5}
 
 
-def test_a_class_nobody_sent_keeps_its_last_value_and_one_nobody_ever_sent_is_absent() -> None:
+def test_a_class_without_uploads_keeps_its_last_value_and_one_never_uploaded_is_absent() -> None:
     strategy = feddbp()
     first = aggregate(strategy, strategy.initial(), [upload({0: [1.0] * 5, 4: [2.0] * 5})])
     second = aggregate(strategy, first, [upload({0: [3.0] * 5})])
     third = aggregate(strategy, second, [upload({2: [7.0] * 5})])
-    assert told(second) == {0: [3.0] * 5, 4: [2.0] * 5}
-    assert told(third) == {0: [3.0] * 5, 2: [7.0] * 5, 4: [2.0] * 5}
+    assert as_dict(second) == {0: [3.0] * 5, 4: [2.0] * 5}
+    assert as_dict(third) == {0: [3.0] * 5, 2: [7.0] * 5, 4: [2.0] * 5}
 
 
 def test_a_client_with_no_class_at_all_changes_nothing() -> None:
-    learnt = aggregate(feddbp(), Payload(), [upload({3: [1.0] * 5}), upload({})])
-    assert told(learnt) == {3: [1.0] * 5}
+    encoded = aggregate(feddbp(), Payload(), [upload({3: [1.0] * 5}), upload({})])
+    assert as_dict(encoded) == {3: [1.0] * 5}
 
 
-def test_before_the_first_round_there_is_nothing_to_send() -> None:
+def test_before_the_first_round_replies_are_empty() -> None:
     strategy = feddbp()
-    assert told(strategy.reply(strategy.initial(), None)) == {}
+    assert as_dict(strategy.reply(strategy.initial(), None)) == {}
 
 
 def test_sums_are_kept_in_double_precision() -> None:
     """In single precision the small addend would be lost before the large ones cancel."""
     sent = [{0: [1e6] * 5}, {0: [1e-3] * 5}, {0: [-1e6] * 5}]
-    learnt = told(aggregate(feddbp(), Payload(), [upload(vector) for vector in sent]))
-    assert learnt[0][0] == pytest.approx(1e-3 / 3, rel=1e-6)
+    encoded = as_dict(aggregate(feddbp(), Payload(), [upload(vector) for vector in sent]))
+    assert encoded[0][0] == pytest.approx(1e-3 / 3, rel=1e-6)
 
 
 def test_aggregation_reads_each_upload_once_and_keeps_none() -> None:
@@ -189,7 +189,7 @@ def test_the_largest_scores_are_marked_and_among_equals_the_lower_channel(rows: 
         assert np.flatnonzero(row).tolist() == sorted(slow_top(scores, k))
 
 
-def test_no_row_has_no_marks() -> None:
+def test_no_rows_give_no_marks() -> None:
     assert top_channels(np.zeros((0, WIDTH), np.float32), 2).shape == (0, WIDTH)
 
 
@@ -210,14 +210,14 @@ def test_a_client_keeps_its_own_values_in_its_most_important_channels(
 ) -> None:
     shared, own, scores = drawn
     reply = feddbp(k_top=k).reply(Payload(prototypes=prototypes(shared)), upload(own, scores))
-    assert told(reply) == slow_reply(shared, own, scores, k, eta=1.0)
+    assert as_dict(reply) == slow_reply(shared, own, scores, k, eta=1.0)
 
 
 @settings(max_examples=40, deadline=None)
 @given(drawn=replies(), k=st.integers(0, WIDTH), eta=st.floats(0, 1))
 def test_eta_blends_own_and_shared_values(drawn: tuple[Vectors, Vectors, Vectors], k: int, eta: float) -> None:
     shared, own, scores = drawn
-    reply = told(feddbp(k_top=k, eta=eta).reply(Payload(prototypes=prototypes(shared)), upload(own, scores)))
+    reply = as_dict(feddbp(k_top=k, eta=eta).reply(Payload(prototypes=prototypes(shared)), upload(own, scores)))
     expected = slow_reply(shared, own, scores, k, eta)
     assert reply.keys() == expected.keys()
     for class_id, vector in expected.items():
@@ -228,28 +228,28 @@ def test_eta_blends_own_and_shared_values(drawn: tuple[Vectors, Vectors, Vectors
 def test_a_share_of_nothing_is_the_plain_average() -> None:
     shared = {0: [1.0] * 5, 3: [2.0] * 5}
     reply = feddbp(eta=0.0).reply(Payload(prototypes=prototypes(shared)), upload({3: [9.0] * 5}))
-    assert told(reply) == shared
+    assert as_dict(reply) == shared
 
 
 @pytest.mark.parametrize("changed", [{"without_personalisation": True}, {"k_top": 0}])
-def test_without_personalisation_everyone_receives_the_plain_averages(changed: dict[str, object]) -> None:
+def test_without_personalisation_every_client_receives_the_plain_averages(changed: dict[str, object]) -> None:
     shared = {0: [1.0] * 5, 3: [2.0] * 5}
     reply = feddbp(**changed).reply(Payload(prototypes=prototypes(shared)), upload({0: [9.0] * 5}))
-    assert told(reply) == shared
+    assert as_dict(reply) == shared
 
 
 def test_a_client_without_an_upload_receives_the_plain_averages() -> None:
     shared = {0: [1.0] * 5, 3: [2.0] * 5}
-    assert told(feddbp().reply(Payload(prototypes=prototypes(shared)), None)) == shared
+    assert as_dict(feddbp().reply(Payload(prototypes=prototypes(shared)), None)) == shared
 
 
-def test_replying_changes_nothing_of_what_the_server_knows() -> None:
+def test_replying_does_not_change_the_state() -> None:
     known = Payload(prototypes=prototypes({0: [1.0] * 5, 3: [2.0] * 5}))
     feddbp(k_top=WIDTH).reply(known, upload({0: [9.0] * 5}))
-    assert told(known) == {0: [1.0] * 5, 3: [2.0] * 5}
+    assert as_dict(known) == {0: [1.0] * 5, 3: [2.0] * 5}
 
 
-def test_a_reply_says_nothing_of_counts_and_scores() -> None:
+def test_a_reply_contains_neither_counts_nor_scores() -> None:
     reply = feddbp().reply(Payload(prototypes=prototypes({0: [1.0] * 5})), upload({0: [9.0] * 5}))
     assert reply.prototypes is not None
     assert reply.prototypes.counts is None
@@ -285,15 +285,15 @@ def test_the_papers_size_is_fused_as_the_slow_way_does() -> None:
     )
     kept = set(slow_top(scores, k))
     expected = [own_row[j] if j in kept else shared_row[j] for j in range(width)]
-    assert told(feddbp(width, k_top=k).reply(known, own)) == {2: expected}
+    assert as_dict(feddbp(width, k_top=k).reply(known, own)) == {2: expected}
 
 
 # --- local training ---
 
 
-def test_local_training_learns_nothing_and_sends_nothing() -> None:
+def test_local_training_aggregates_and_sends_nothing() -> None:
     strategy = LocalStrategy(LocalSettings(), facts())
-    contributions = [Upload(client_id=0, payload=Payload(), label_counts=[1])]
-    learnt = strategy.aggregate(strategy.initial(), contributions, round_number=0)
-    assert told(learnt) == {}
-    assert list(strategy.reply(learnt, None).arrays()) == []
+    uploads = [Upload(client_id=0, payload=Payload(), label_counts=[1])]
+    encoded = strategy.aggregate(strategy.initial(), uploads, round_number=0)
+    assert as_dict(encoded) == {}
+    assert list(strategy.reply(encoded, None).arrays()) == []

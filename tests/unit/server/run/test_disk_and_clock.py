@@ -1,4 +1,4 @@
-"""A run whose disk fails it, and one whose clock is set: nothing is lost, nothing hangs, and it goes on by itself."""
+"""Runs on a disk that fails, and with a clock that is set: no loss, no hang, and recovery without a restart."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from coordinator_runs import (
     ROUNDS,
     Daemon,
     Server,
-    contribution,
     join_all,
     metrics_of,
     parts,
     summary_of,
+    trained_upload,
     whole_run,
 )
 from run_machine import ids
@@ -37,7 +37,7 @@ from feddbp_server.store import MemoryStore, MonitoredStore, SqliteStore, StoreE
 
 
 class FullDisk(MemoryStore):
-    """Keeps nothing of what it is told not to have room for."""
+    """Fails to store the kinds of records in `full`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,28 +87,21 @@ async def server(disk: FullDisk, tmp_path: Path) -> AsyncIterator[Server]:
         yield started
 
 
-async def until_mended(server: Server) -> None:
+async def until_writable(server: Server) -> None:
     async with asyncio.timeout(PATIENCE):
         await server.engine.store.wait_until_writable()
 
 
-@pytest.fixture(scope="module")
-def untroubled(tmp_path_factory: pytest.TempPathFactory) -> str:
-    directory = tmp_path_factory.mktemp("untroubled")
-
-    async def run() -> None:
-        async with Server(MemoryStore(), directory) as started:
-            await whole_run(started)
-
-    asyncio.run(run())
-    sha256: str = summary_of(directory)["prototypes_sha256"]
+@pytest.fixture
+def expected_sha256(uninterrupted: tuple[dict[str, Any], list[dict[str, Any]]]) -> str:
+    sha256: str = uninterrupted[0]["prototypes_sha256"]
     return sha256
 
 
 # --- a full disk ---
 
 
-async def test_an_upload_that_cannot_be_kept_is_refused_and_may_be_sent_again(server: Server, disk: FullDisk) -> None:
+async def test_an_upload_that_cannot_be_stored_is_refused_and_may_be_repeated(server: Server, disk: FullDisk) -> None:
     daemons = await join_all(server)
     disk.full = {"upload", "touch"}
     with pytest.raises(Exception, match="disk is full; try again later") as refusal:
@@ -116,11 +109,13 @@ async def test_an_upload_that_cannot_be_kept_is_refused_and_may_be_sent_again(se
     assert refusal.value.details.reason == pb.REFUSAL_REASON_STORAGE  # type: ignore[attr-defined]
     assert server.engine.state.uploaded == ids()
     disk.full = set()
-    await until_mended(server)
+    await until_writable(server)
     assert not (await daemons[0].upload(0)).duplicate
 
 
-async def test_while_nothing_can_be_kept_uploads_are_refused_on_their_header(server: Server, disk: FullDisk) -> None:
+async def test_while_the_store_is_not_writable_uploads_are_refused_on_their_header(
+    server: Server, disk: FullDisk
+) -> None:
     daemons = await join_all(server)
     disk.full = {"upload", "touch"}
     with pytest.raises(Exception, match="disk is full"):
@@ -129,8 +124,9 @@ async def test_while_nothing_can_be_kept_uploads_are_refused_on_their_header(ser
 
     async def counted() -> AsyncIterator[pb.UploadPart]:
         nonlocal parts_read
-        async for part in parts(daemons[1].secret, 0, contribution(1, 0, Payload())):
+        async for part in parts(daemons[1].secret, 0, trained_upload(1, 0, Payload())):
             parts_read += 1
+            part.header.awaits_admission = True
             yield part
 
     with pytest.raises(RefusedError, match="disk is full"):
@@ -138,7 +134,7 @@ async def test_while_nothing_can_be_kept_uploads_are_refused_on_their_header(ser
     assert parts_read == 1
 
 
-async def test_the_status_says_that_nothing_can_be_kept_until_it_can(server: Server, disk: FullDisk) -> None:
+async def test_the_status_shows_storage_trouble_until_it_is_over(server: Server, disk: FullDisk) -> None:
     daemons = await join_all(server)
     disk.full = {"report", "touch"}
     with pytest.raises(StoreError):
@@ -147,11 +143,11 @@ async def test_the_status_says_that_nothing_can_be_kept_until_it_can(server: Ser
     assert status.reason == "the state directory cannot be used: database or disk is full"
     assert [incident.message for incident in status.incidents] == [status.reason]
     disk.full = set()
-    await until_mended(server)
+    await until_writable(server)
     assert status_of(server.view).reason == ""
 
 
-async def test_trouble_is_noted_once_however_many_calls_meet_it(server: Server, disk: FullDisk) -> None:
+async def test_storage_trouble_is_reported_once_for_any_number_of_calls(server: Server, disk: FullDisk) -> None:
     daemons = await join_all(server)
     disk.full = {"report", "touch"}
     for _ in range(5):
@@ -160,19 +156,19 @@ async def test_trouble_is_noted_once_however_many_calls_meet_it(server: Server, 
     assert len(server.engine.event_log.incidents) == 1
 
 
-async def test_a_join_that_cannot_be_kept_leaves_the_id_free(server: Server, disk: FullDisk) -> None:
+async def test_a_join_that_cannot_be_stored_leaves_the_id_free(server: Server, disk: FullDisk) -> None:
     disk.full = {"progress"}
     with pytest.raises(StoreError):
         await Daemon.join(server, 0)
     disk.full = set()
-    await until_mended(server)
+    await until_writable(server)
     assert (await Daemon.join(server, 0)).client_id == 0
     assert server.engine.state.members == ids(0)
 
 
 @pytest.mark.parametrize("what", ["aggregate", "progress", "read"])
-async def test_a_round_that_cannot_be_closed_closes_when_there_is_room_again(
-    what: str, server: Server, disk: FullDisk, tmp_path: Path, untroubled: str
+async def test_a_round_that_cannot_be_closed_closes_once_the_disk_has_room(
+    what: str, server: Server, disk: FullDisk, tmp_path: Path, expected_sha256: str
 ) -> None:
     daemons = await join_all(server)
     for daemon in daemons[:-1]:
@@ -189,12 +185,10 @@ async def test_a_round_that_cannot_be_closed_closes_when_there_is_room_again(
     for daemon in daemons:
         await daemon.report(2)
     await server.until_over()
-    assert summary_of(tmp_path)["prototypes_sha256"] == untroubled
+    assert summary_of(tmp_path)["prototypes_sha256"] == expected_sha256
 
 
-async def test_contributions_that_can_never_be_read_again_fail_the_run(
-    server: Server, disk: FullDisk, tmp_path: Path
-) -> None:
+async def test_uploads_that_cannot_be_read_fail_the_run(server: Server, disk: FullDisk, tmp_path: Path) -> None:
     daemons = await join_all(server)
     disk.full = {"read"}  # writing works: the disk is not full, the file is damaged
     for daemon in daemons:
@@ -204,7 +198,7 @@ async def test_contributions_that_can_never_be_read_again_fail_the_run(
     assert "round 0 could not be closed" in summary_of(tmp_path)["reason"]
 
 
-async def test_a_deadline_that_comes_while_the_disk_is_full_is_kept_later(disk: FullDisk, tmp_path: Path) -> None:
+async def test_a_deadline_that_passes_while_the_disk_is_full_is_applied_later(disk: FullDisk, tmp_path: Path) -> None:
     async with Server(disk, tmp_path, min_clients=1, deadline=0.2) as server:
         server.engine.store._pause = timedelta(milliseconds=10)
         await Daemon.join(server, 0)
@@ -215,7 +209,9 @@ async def test_a_deadline_that_comes_while_the_disk_is_full_is_kept_later(disk: 
         await server.until(lambda run: run.state.extensions >= 1)
 
 
-async def test_a_server_that_goes_away_does_not_wait_for_room(disk: FullDisk, tmp_path: Path, untroubled: str) -> None:
+async def test_a_draining_server_does_not_wait_for_a_full_disk(
+    disk: FullDisk, tmp_path: Path, expected_sha256: str
+) -> None:
     async with asyncio.timeout(PATIENCE):
         async with Server(disk, tmp_path) as server:
             daemons = await join_all(server)
@@ -233,10 +229,10 @@ async def test_a_server_that_goes_away_does_not_wait_for_room(disk: FullDisk, tm
             for daemon in daemons:
                 await daemon.report(2)
             await another.until_over()
-    assert summary_of(tmp_path)["prototypes_sha256"] == untroubled
+    assert summary_of(tmp_path)["prototypes_sha256"] == expected_sha256
 
 
-async def test_an_upload_that_was_kept_but_never_noted_counts_when_it_comes_again(
+async def test_an_upload_that_was_stored_but_not_applied_counts_when_it_is_repeated(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemons = await join_all(server)
@@ -255,7 +251,7 @@ async def test_an_upload_that_was_kept_but_never_noted_counts_when_it_comes_agai
     assert server.engine.state.uploaded == ids(0)
 
 
-async def test_an_operator_is_told_that_nothing_can_be_kept(server: Server, disk: FullDisk) -> None:
+async def test_an_operators_call_is_refused_while_the_disk_is_full(server: Server, disk: FullDisk) -> None:
     disk.full = {"progress", "touch"}
     with pytest.raises(StoreError) as error:
         await server.coordinator.pause()
@@ -263,8 +259,8 @@ async def test_an_operator_is_told_that_nothing_can_be_kept(server: Server, disk
     assert server.phase is not Phase.PAUSED
 
 
-async def test_only_the_disk_is_to_blame_for_trouble(tmp_path: Path) -> None:
-    """A statement that is wrong is a mistake of ours, and says nothing about the next one."""
+async def test_only_storage_failures_count_as_storage_trouble(tmp_path: Path) -> None:
+    """A wrong statement is a programming error and no evidence against the disk."""
     thread = StoreWriter(SqliteStore(tmp_path))
     watched = MonitoredStore(thread, changed=lambda: None)
     for broken, kind in ((ZeroDivisionError(), ZeroDivisionError), (sqlite3.IntegrityError(), sqlite3.IntegrityError)):
@@ -279,22 +275,22 @@ async def test_only_the_disk_is_to_blame_for_trouble(tmp_path: Path) -> None:
     await thread.close()
 
 
-async def test_a_database_that_vanishes_takes_nothing_more(tmp_path: Path) -> None:
-    """The file would go on taking writes, and be gone with the process."""
+async def test_a_database_that_was_removed_accepts_no_more_writes(tmp_path: Path) -> None:
+    """The removed file would still accept writes, and be lost with the process."""
     async with Server(SqliteStore(tmp_path), tmp_path) as server:
         daemons = await join_all(server)
         (tmp_path / "run.sqlite3").rename(tmp_path / "elsewhere")
         with pytest.raises(Exception, match=r"run\.sqlite3: No such file or directory"):
             await daemons[0].upload(0)
         (tmp_path / "elsewhere").rename(tmp_path / "run.sqlite3")
-        await until_mended(server)
+        await until_writable(server)
         assert not (await daemons[0].upload(0)).duplicate
 
 
 # --- files beside the database ---
 
 
-async def test_results_and_audit_that_cannot_be_written_fail_no_call(
+async def test_a_metrics_or_audit_file_that_cannot_be_written_fails_no_call(
     server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     daemons = await join_all(server)
@@ -309,7 +305,7 @@ async def test_results_and_audit_that_cannot_be_written_fail_no_call(
     for daemon in daemons:
         await daemon.report(ROUNDS)
     await server.until_over()
-    assert len(metrics_of(tmp_path)) == CLIENTS * (ROUNDS + 1)  # what was missing was added at the end
+    assert len(metrics_of(tmp_path)) == CLIENTS * (ROUNDS + 1)  # missing lines were added at the end
     assert caplog.text.count("metrics.jsonl cannot be written") == 1
 
 
@@ -341,11 +337,11 @@ async def test_a_summary_that_cannot_be_written_is_written_by_the_next_start(tmp
     assert summary_of(tmp_path)["outcome"] == "finished"
 
 
-# --- a clock that jumps ---
+# --- a clock that is set ---
 
 
 class WallClock:
-    """Stands in for `time.time`; whoever sets it sets it for the whole process."""
+    """Replaces `time.time` in the whole process."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.offset = 0.0
@@ -362,7 +358,7 @@ def wall_clock(monkeypatch: pytest.MonkeyPatch) -> WallClock:
 
 
 @pytest.mark.parametrize("jump", [timedelta(days=400), timedelta(days=-400)], ids=["forward", "back"])
-async def test_a_deadline_comes_neither_sooner_nor_later_when_the_clock_is_set(
+async def test_setting_the_clock_does_not_move_a_deadline(
     jump: timedelta, wall_clock: WallClock, tmp_path: Path
 ) -> None:
     async with Server(MemoryStore(), tmp_path, min_clients=1, deadline=60) as server:
@@ -379,7 +375,7 @@ async def test_a_deadline_comes_neither_sooner_nor_later_when_the_clock_is_set(
 
 
 @pytest.mark.parametrize("jump", [timedelta(days=400), timedelta(days=-400)], ids=["forward", "back"])
-async def test_no_lease_ends_and_nobody_is_dropped_when_the_clock_is_set(
+async def test_setting_the_clock_ends_no_lease_and_drops_no_client(
     jump: timedelta, wall_clock: WallClock, tmp_path: Path
 ) -> None:
     async with Server(MemoryStore(), tmp_path) as server:
@@ -394,17 +390,17 @@ async def test_no_lease_ends_and_nobody_is_dropped_when_the_clock_is_set(
 
 
 async def test_a_run_over_a_clock_that_is_set_back_has_a_summary_that_makes_sense(
-    wall_clock: WallClock, tmp_path: Path, untroubled: str
+    wall_clock: WallClock, tmp_path: Path, expected_sha256: str
 ) -> None:
     async with Server(MemoryStore(), tmp_path) as server:
         wall_clock.jump(timedelta(days=-400))
         await whole_run(server)
     summary = summary_of(tmp_path)
-    assert summary["prototypes_sha256"] == untroubled
+    assert summary["prototypes_sha256"] == expected_sha256
     assert summary["seconds"] >= 0
 
 
-def test_results_are_complete_only_once(tmp_path: Path) -> None:
+def test_metrics_are_completed_only_if_lines_are_missing(tmp_path: Path) -> None:
     results = MetricsLog(tmp_path)
     results.restore([])
     results.complete([])  # nothing was missing: the file is left alone

@@ -1,0 +1,68 @@
+"""The identity of a configuration: what it means, whichever version wrote it down.
+
+Settings of version 0.1.0 are always part of it. A setting that was added later says so in its declaration, by
+`added_in`, and is left out at its default, which has to mean "as before": a new setting therefore changes no
+fingerprint, and so orphans no state directory, no checkpoint and no cell of an experiment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from feddbp_common.config.nested import Location
+from feddbp_common.config.types import field_extra
+
+_VERSION: Final = "added_in"
+
+
+def added_in(version: str, **extra: Any) -> dict[str, Any]:
+    """Declares, as `json_schema_extra`, the version in which a setting was added."""
+    return {_VERSION: version, **extra}
+
+
+def is_added(field: FieldInfo) -> bool:
+    """Whether the setting was added after version 0.1.0."""
+    return _VERSION in field_extra(field)
+
+
+def canonical(config: BaseModel) -> dict[str, Any]:
+    """Returns the configuration as JSON values, without added settings at their default."""
+    values = config.model_dump(mode="json")
+    for name, field in type(config).model_fields.items():
+        part = getattr(config, name)
+        if isinstance(part, BaseModel):
+            values[name] = canonical(part)
+        if is_added(field) and (values[name] == {} or part == field.get_default(call_default_factory=True)):
+            del values[name]
+    return values
+
+
+def added_settings(config: BaseModel) -> dict[str, Any]:
+    """Returns added settings that are not at their default, as JSON values by dotted name."""
+    return {".".join(location): value for location, value in _changed(config, canonical(config), ())}
+
+
+def added_names(model: type[BaseModel]) -> frozenset[str]:
+    """Returns the dotted names of all settings that were added to a model."""
+    return frozenset(".".join(location) for location in _declared(model, ()))
+
+
+def _changed(config: BaseModel, values: dict[str, Any], location: Location) -> Iterator[tuple[Location, Any]]:
+    for name, field in type(config).model_fields.items():
+        part = getattr(config, name)
+        if isinstance(part, BaseModel):
+            yield from _changed(part, values.get(name, {}), (*location, name))
+        elif is_added(field) and name in values:
+            yield (*location, name), values[name]
+
+
+def _declared(model: type[BaseModel], location: Location) -> Iterator[Location]:
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _declared(field.annotation, (*location, name))
+        elif is_added(field):
+            yield (*location, name)

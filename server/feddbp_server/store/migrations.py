@@ -1,0 +1,42 @@
+"""Upgrades of the database's format, one function a step, each in the transaction that opens the database."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from feddbp_common.version import VERSION
+
+FORMAT: Final = 2
+"""Of databases this version writes; SQLite keeps it as `user_version`."""
+
+
+def _add_software_version(database: sqlite3.Connection) -> None:
+    database.execute("ALTER TABLE run ADD COLUMN software_version TEXT NOT NULL DEFAULT '0.1.0'")
+
+
+STEPS: Final[Mapping[int, Callable[[sqlite3.Connection], None]]] = MappingProxyType({1: _add_software_version})
+"""By the format they start from."""
+
+
+def upgrade(database: sqlite3.Connection, found: int) -> None:
+    """Brings a database of an earlier format to ours; to be called inside a transaction."""
+    for step in range(found, FORMAT):
+        STEPS[step](database)
+    database.execute(f"PRAGMA user_version = {FORMAT}")
+
+
+def describe_newer(database: sqlite3.Connection, found: int) -> str:
+    """Says which versions meet in a database that a later version has written."""
+    try:
+        (writer,) = database.execute("SELECT software_version FROM run").fetchone()
+    except (sqlite3.Error, TypeError):
+        writer = "a later version"
+    else:
+        writer = f"feddbp {writer}"
+    return (
+        f"was written by {writer} (format {found}); this is feddbp {VERSION}, which reads formats up to {FORMAT}: "
+        "resume the run with the version that wrote it, or a later one"
+    )
