@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.light_client import synthetic_payload
 from benchmarks.measurement import Measurement, interleaved_ratio
 from feddbp_common.config.run import DataConfig, RunConfig
 from feddbp_common.wire import decode, encode
-from feddbp_lab.light_client import made_up_payload
 from feddbp_server.aggregation.aggregator import Aggregator
 from feddbp_server.store import SqliteStore, Store, StoreWriter, UploadRecord
 
@@ -22,7 +22,7 @@ CLIENTS = 1000
 def measure() -> list[Measurement]:
     config = RunConfig(clients=CLIENTS, data=DataConfig(dataset="cifar100"))
     rules = config.method_spec.upload_rules(config.settings, config.exchange_shape)
-    encoded = encode(made_up_payload(rules, 0))
+    encoded = encode(synthetic_payload(rules, 0))
     body, manifest = encoded.body(), encoded.manifest
 
     def fill(store: Store) -> None:

@@ -11,6 +11,7 @@ from statistics import median
 
 import grpc
 
+from benchmarks.light_client import LightClient
 from benchmarks.measurement import Measurement
 from benchmarks.servers import running_server
 from benchmarks.waiting import download_once_open
@@ -18,7 +19,6 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_client.daemon.connection import Connection
 from feddbp_common.wire import Encoded
-from feddbp_lab.light_client import LightClient
 
 CLIENTS = 16
 ROUNDS = 12
@@ -52,7 +52,7 @@ async def _compare(address: str, bare_address: str) -> tuple[float, float, float
     clients = [LightClient(number, ours) for number in range(CLIENTS)]
     for client in clients:
         await client.join()
-    body = clients[0].contribution(0)
+    body = clients[0].encoded_upload(0)
     pairs = []
     for number in range(ROUNDS):
         reference = await _timed_uploads(bare, clients, number, body)

@@ -7,12 +7,12 @@ import time
 from collections import defaultdict
 from statistics import median
 
+from benchmarks.light_client import LightClient
 from benchmarks.measurement import Measurement
 from benchmarks.servers import running_server
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.daemon.connection import Connection
 from feddbp_common.wire import Encoded
-from feddbp_lab.light_client import LightClient
 
 CLIENTS = 20
 ROUNDS = 40
@@ -23,8 +23,8 @@ class _TimedClient(LightClient):
         super().__init__(client_id, connection)
         self._receipts = receipts
 
-    async def upload(self, round_number: int, contribution: Encoded) -> pb.UploadReceipt:
-        receipt = await super().upload(round_number, contribution)
+    async def upload(self, round_number: int, encoded: Encoded) -> pb.UploadReceipt:
+        receipt = await super().upload(round_number, encoded)
         self._receipts[round_number].append(time.perf_counter())
         return receipt
 

@@ -24,6 +24,7 @@ from typing import Any
 import grpc
 from rich.console import Console
 
+from benchmarks.light_client import LightClient
 from benchmarks.measurement import Measurement, table_of
 from benchmarks.servers import RunningServer, running_server
 from feddbp.v1 import federation_pb2 as pb
@@ -32,7 +33,6 @@ from feddbp_common.artifacts import AUDIT_NAME, DATABASE_NAME
 from feddbp_common.config.run import DataConfig, RunConfig
 from feddbp_common.rpc.credentials import ClientCredentials
 from feddbp_common.wire import Encoded
-from feddbp_lab.light_client import LightClient
 
 WORKERS = 2
 """Number of processes that run the clients."""
@@ -114,9 +114,9 @@ class _SoakClient(LightClient):
         super().__init__(client_id, connection)
         self._payload: Encoded | None = None
 
-    def contribution(self, round_number: int) -> Encoded:
+    def encoded_upload(self, round_number: int) -> Encoded:
         if self._payload is None:
-            self._payload = super().contribution(0)
+            self._payload = super().encoded_upload(0)
         return self._payload
 
 

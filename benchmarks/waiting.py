@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from benchmarks.light_client import LightClient
 from feddbp_client.daemon.connection import LATE_REASONS, CallRefusedError, Download
-from feddbp_lab.light_client import LightClient
 
 _PATIENCE_SECONDS = 30.0
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 
+from benchmarks.light_client import LightClient
 from benchmarks.measurement import Measurement
 from benchmarks.servers import running_server
 from benchmarks.waiting import download_once_open
 from feddbp_client.daemon.connection import Connection, upload_parts
-from feddbp_lab.light_client import LightClient
 
 
 async def _ratios(address: str) -> tuple[float, float]:
     connection = Connection(address)
     client = LightClient(0, connection)
     await client.join()
-    contribution = client.contribution(0)
+    contribution = client.encoded_upload(0)
     sent = sum(part.ByteSize() for part in upload_parts(client.session, 0, contribution))
     await client.upload(0, contribution)
     received = await download_once_open(client, 1)

@@ -1,4 +1,4 @@
-"""The command `feddbp`: finds the command that is asked for, and loads only what that one needs."""
+"""The command `feddbp`: dispatches to a subcommand and imports only what that one needs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROG: Final = "feddbp"
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """Named, not imported: `--help` is instant, and `status` needs no plotting library."""
+    """A subcommand by the name of its module: `--help` imports none, and `status` no plotting library."""
 
     summary: str
     module: str
@@ -36,23 +36,21 @@ COMMANDS: Final = MappingProxyType(
         "experiment": Command(
             summary="run grids of federations and report on them", module="feddbp_lab.commands.experiment"
         ),
-        "report": Command(summary="show what came out of a run that is over", module="feddbp_lab.commands.report"),
-        "predict": Command(summary="let a trained client say what is on images", module="feddbp_lab.commands.predict"),
+        "report": Command(summary="print the results of a run that has ended", module="feddbp_lab.commands.report"),
+        "predict": Command(summary="classify images with a trained client", module="feddbp_lab.commands.predict"),
         "export": Command(
-            summary="make a trained client a file for other programs", module="feddbp_lab.commands.export"
+            summary="export a trained client to a file for other programs", module="feddbp_lab.commands.export"
         ),
         "methods": Command(summary="list the methods and their settings", module="feddbp_lab.commands.methods"),
-        "status": Command(summary="show where the run of a server stands", module="feddbp_lab.commands.status"),
-        "pause": Command(summary="hold the run of a server", module="feddbp_lab.commands.operate", function="pause"),
-        "resume": Command(summary="let a held run go on", module="feddbp_lab.commands.operate", function="resume"),
-        "stop": Command(
-            summary="end the run of a server for good", module="feddbp_lab.commands.operate", function="stop"
-        ),
-        "certs": Command(summary="make certificates or tokens for a federation", module="feddbp_lab.commands.certs"),
+        "status": Command(summary="show the status of a server's run", module="feddbp_lab.commands.status"),
+        "pause": Command(summary="pause a server's run", module="feddbp_lab.commands.operate", function="pause"),
+        "resume": Command(summary="resume a paused run", module="feddbp_lab.commands.operate", function="resume"),
+        "stop": Command(summary="end a server's run for good", module="feddbp_lab.commands.operate", function="stop"),
+        "certs": Command(summary="create certificates or tokens for a federation", module="feddbp_lab.commands.certs"),
         "compose": Command(
             summary="write a Docker Compose file for a federation", module="feddbp_lab.commands.compose"
         ),
-        "health": Command(summary="ask a server whether it is well", module="feddbp_lab.commands.health"),
+        "health": Command(summary="check the health of a server", module="feddbp_lab.commands.health"),
     }
 )
 
@@ -77,12 +75,12 @@ def _dispatch(argv: Sequence[str]) -> int:
 
 def _help() -> str:
     width = max(map(len, COMMANDS))
-    listed = "\n".join(f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items())
+    commands = "\n".join(f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items())
     return (
         f"usage: {PROG} COMMAND [options]\n\n"
         f"Federated prototype learning: tools around feddbp-server and feddbp-client.\n\n"
-        f"commands:\n{listed}\n\n"
-        f"{PROG} COMMAND --help tells more about each."
+        f"commands:\n{commands}\n\n"
+        f"{PROG} COMMAND --help describes each of them."
     )
 
 

@@ -1,4 +1,4 @@
-"""Where a run stands, asked once or followed over lost connections until the run is over."""
+"""Calls to a server's Control service: one request, or the stream of statuses, reconnected until the run has ended."""
 
 from __future__ import annotations
 
@@ -20,98 +20,100 @@ from feddbp_common.rpc.keepalive import DEFAULT_LEASE, keepalive_options
 
 FINAL_PHASES: Final = (pb.PHASE_FINISHED, pb.PHASE_FAILED, pb.PHASE_STOPPED)
 CALL_SECONDS: Final = 5.0
+# keepalive detects a server that vanished without closing the connection; proxies of the environment are not used
+CHANNEL_OPTIONS: Final = (*keepalive_options(DEFAULT_LEASE), ("grpc.enable_http_proxy", 0))
 _FIRST_DELAY: Final = 0.1
 _LONGEST_DELAY: Final = 2.0
-_OPEN: Final = ClientCredentials()
-# a server that vanished without a word is noticed, and a proxy of the environment is none of our business
-CHANNEL_OPTIONS: Final = (*keepalive_options(DEFAULT_LEASE), ("grpc.enable_http_proxy", 0))
-_ANSWERS_NO: Final = (
+_NO_CREDENTIALS: Final = ClientCredentials()
+_REFUSAL_CODES: Final = (
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.UNIMPLEMENTED,
     grpc.StatusCode.INVALID_ARGUMENT,
 )
 
+Request: TypeAlias = pb.GetStatusRequest | pb.PauseRequest | pb.ResumeRequest | pb.StopRequest
 
-class NoServerError(FedDBPError):
-    """Nobody answers at the address."""
+
+class ServerUnreachableError(FedDBPError):
+    """No server answers at the address."""
 
     exit_code = ExitCode.UNREACHABLE
 
 
-class NotAnsweredError(FedDBPError):
-    """Somebody answers, but not what was asked."""
+class RequestRefusedError(FedDBPError):
+    """The server answers, and refuses the request."""
 
     exit_code = ExitCode.REFUSED
 
-    def __init__(self, message: str, *, passing: bool = False) -> None:
+    def __init__(self, message: str, *, transient: bool = False) -> None:
         super().__init__(message)
-        self.passing = passing
-        """Whether the same question may get an answer later."""
+        self.transient = transient
+        """Whether the same request may be accepted later."""
 
 
-Request: TypeAlias = pb.GetStatusRequest | pb.PauseRequest | pb.ResumeRequest | pb.StopRequest
+async def get_status(address: str, credentials: ClientCredentials = _NO_CREDENTIALS) -> pb.RunStatus:
+    return await call_control(pb.GetStatusRequest(), address, credentials)
 
 
-async def get_status(address: str, access: ClientCredentials = _OPEN) -> pb.RunStatus:
-    return await ask(pb.GetStatusRequest(), address, access)
-
-
-async def ask(request: Request, address: str, access: ClientCredentials = _OPEN) -> pb.RunStatus:
-    """Makes the call a request is named after; every one is answered with where the run stands then."""
-    async with access.channel(address, OPERATOR, CHANNEL_OPTIONS) as channel:
+async def call_control(
+    request: Request, address: str, credentials: ClientCredentials = _NO_CREDENTIALS
+) -> pb.RunStatus:
+    """Makes the call the request type is named after; each returns the run's status after it."""
+    async with credentials.channel(address, OPERATOR, CHANNEL_OPTIONS) as channel:
         stub: pb_grpc.ControlAsyncStub = pb_grpc.ControlStub(channel)
         try:
             call = getattr(stub, type(request).__name__.removesuffix("Request"))
-            status: pb.RunStatus = await call(request, timeout=CALL_SECONDS, metadata=access.metadata())
+            status: pb.RunStatus = await call(request, timeout=CALL_SECONDS, metadata=credentials.metadata())
             return status
         except grpc.aio.AioRpcError as error:
-            raise translated(error, address, with_certificate=access.certs is not None) from None
+            raise as_call_error(error, address, with_certificate=credentials.certs is not None) from None
 
 
 async def watch_status(
     address: str,
-    access: ClientCredentials = _OPEN,
+    credentials: ClientCredentials = _NO_CREDENTIALS,
     *,
     patience: timedelta,
-    on_trouble: Callable[[FedDBPError], None] = lambda _: None,
+    on_error: Callable[[FedDBPError], None] = lambda _: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> AsyncGenerator[pb.RunStatus, None]:
-    """The run's status now and at every change; ends after the last one.
+    """The run's status now and at every change; ends after the status of a run that has ended.
 
-    A broken stream is opened again until the server has been silent for `patience`; `on_trouble` is told every time.
+    A broken stream is reconnected, after a call of `on_error`, until no status has arrived for `patience`.
     """
-    silent_since, delay = clock(), _FIRST_DELAY
+    last_status, delay = clock(), _FIRST_DELAY
     while True:
         try:
-            async with aclosing(_one_stream(address, access)) as stream:
+            async with aclosing(_open_stream(address, credentials)) as stream:
                 async for status in stream:
-                    silent_since, delay = clock(), _FIRST_DELAY
+                    last_status, delay = clock(), _FIRST_DELAY
                     yield status
                     if status.phase in FINAL_PHASES:
                         return
-        except grpc.aio.AioRpcError as error:
-            trouble = translated(error, address, with_certificate=access.certs is not None)
-            final = isinstance(trouble, NotAnsweredError) and not trouble.passing
-            if final or clock() - silent_since >= patience.total_seconds():
-                raise trouble from None
-            on_trouble(trouble)
+        except grpc.aio.AioRpcError as rpc_error:
+            error = as_call_error(rpc_error, address, with_certificate=credentials.certs is not None)
+            final = isinstance(error, RequestRefusedError) and not error.transient
+            if final or clock() - last_status >= patience.total_seconds():
+                raise error from None
+            on_error(error)
         await asyncio.sleep(delay)
         delay = min(2 * delay, _LONGEST_DELAY)
 
 
-async def _one_stream(address: str, access: ClientCredentials) -> AsyncGenerator[pb.RunStatus, None]:
-    # A new channel every time: the old one would keep to its own, longer, pauses before it connects again.
-    async with access.channel(address, OPERATOR, CHANNEL_OPTIONS) as channel:
+async def _open_stream(address: str, credentials: ClientCredentials) -> AsyncGenerator[pb.RunStatus, None]:
+    # a new channel every time: a kept one would wait for its own, longer, reconnection backoff
+    async with credentials.channel(address, OPERATOR, CHANNEL_OPTIONS) as channel:
         stub: pb_grpc.ControlAsyncStub = pb_grpc.ControlStub(channel)
-        async for status in stub.WatchStatus(pb.WatchStatusRequest(), metadata=access.metadata()):
+        async for status in stub.WatchStatus(pb.WatchStatusRequest(), metadata=credentials.metadata()):
             yield status
 
 
-def translated(error: grpc.aio.AioRpcError, address: str, *, with_certificate: bool = False) -> FedDBPError:
+def as_call_error(error: grpc.aio.AioRpcError, address: str, *, with_certificate: bool = False) -> FedDBPError:
     refusal = refusal_in(error)
-    if error.code() in _ANSWERS_NO or refusal is not None:
-        passing = refusal is not None and refusal.reason in TRANSIENT_REASONS
-        return NotAnsweredError(f"the server at {address} refuses to answer: {status_text(error)}", passing=passing)
+    if error.code() in _REFUSAL_CODES or refusal is not None:
+        transient = refusal is not None and refusal.reason in TRANSIENT_REASONS
+        message = f"the server at {address} refuses the request: {status_text(error)}"
+        return RequestRefusedError(message, transient=transient)
     cause = describe_failure(error, with_certificate=with_certificate).lower()
-    return NoServerError(f"no server answers at {address}: {cause}")
+    return ServerUnreachableError(f"no server answers at {address}: {cause}")

@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 import pytest
+from benchmarks.light_client import LightClient
 from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from light_runs import LIGHT_RUN, Crowd, Outcome, control_of, exits, federation_of, is_killed, start_server, status_when
@@ -33,7 +34,6 @@ from feddbp_common.rpc.credentials import (
     client_subject,
 )
 from feddbp_common.rpc.failures import refusal_in
-from feddbp_lab.light_client import LightClient
 from feddbp_lab.pki.certificates import Authority, write_secret
 
 PROBED = ("--clients", 3, "--min-clients", 3, "--feature-dim", 64)
@@ -405,7 +405,7 @@ async def test_a_second_live_daemon_is_refused_and_the_first_goes_on(
     connection = Connection(secured.address, client_id=2, credentials=access)
     first = LightClient(2, connection)
     async with caller(secured.address, client_subject(2), access) as second:
-        staying = asyncio.create_task(first.stay())
+        staying = asyncio.create_task(first.run_reconnecting())
         await status_when(secured.address, lambda status: is_idle(2, status), "the first one's join", access)
         message = await refused_for(
             second.join(2, run=await second.get_run()),
@@ -436,7 +436,7 @@ class Zombie:
 
     async def begin_upload(self) -> None:
         """Sends the header and the first chunk; returns once the server is waiting for more."""
-        parts = list(upload_parts(self.client.session, 0, self.client.contribution(1)))  # not what it should send
+        parts = list(upload_parts(self.client.session, 0, self.client.encoded_upload(1)))  # not what it should send
 
         async def haltingly() -> AsyncIterator[pb.UploadPart]:
             for part in parts[:2]:
@@ -489,7 +489,7 @@ async def test_the_upload_of_a_zombie_is_refused_and_changes_nothing(
         status = await status_when(running_federation.address, lambda status: True, "a status")
         assert status.round == 0
         assert status.missing == [0]
-        await asyncio.gather(successor.stay(), others.ended())
+        await asyncio.gather(successor.run_reconnecting(), others.ended())
     await exits(server, 0)
     assert running_federation.outcome() == undisturbed_light
 
@@ -502,7 +502,7 @@ async def test_a_zombie_that_hangs_inside_its_upload_is_in_nobodys_way(
         Crowd(running_federation.address, [1, 2]) as others,
         superseded(running_federation) as (zombie, successor),
     ):
-        await asyncio.gather(successor.stay(), others.ended())
+        await asyncio.gather(successor.run_reconnecting(), others.ended())
         await error_of(zombie.finish_upload())
     await exits(server, 0)
     assert running_federation.outcome() == undisturbed_light

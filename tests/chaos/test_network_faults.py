@@ -13,6 +13,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from benchmarks.light_client import LightClient
 from light_runs import LIGHT_RUN, Crowd, Outcome, exits, start_server, status_when
 from processes import Command, Federation, federation
 from tcp_proxy import Fate, TcpProxy, Way
@@ -23,7 +24,6 @@ from feddbp_client.daemon.connection import CallTimeouts, Connection, ServerUnav
 from feddbp_common.config.run import RunConfig, run_to_proto
 from feddbp_common.rpc.credentials import ClientCredentials
 from feddbp_common.rpc.keepalive import DEFAULT_LEASE
-from feddbp_lab.light_client import LightClient
 
 INSIDE_A_TRANSFER = 200_000
 """Bytes: far more than a handshake and all messages but those of a transfer, and less than one transfer."""
@@ -221,7 +221,7 @@ async def test_a_client_in_a_black_hole_gives_up_when_its_patience_is_spent(
         proxy.swallow()
         connection = Connection(proxy.address, credentials=access, timeouts=CallTimeouts(answer=timedelta(seconds=1)))
         with pytest.raises(ServerUnavailableError, match=f"the server at {proxy.address} does not answer"):
-            await LightClient(0, connection).stay(patience=timedelta(seconds=2))
+            await LightClient(0, connection).run_reconnecting(patience=timedelta(seconds=2))
         await connection.close()
     assert retries.of(0)
 

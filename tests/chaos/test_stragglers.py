@@ -56,7 +56,7 @@ async def test_a_late_upload_is_refused_politely_and_its_client_goes_on(running_
         await status_when(running_federation.address, lambda status: status.round == 1, "the deadline of round 0")
         async with federation_of(running_federation.address) as stub:
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await stub.Upload(upload_parts(late.session, 0, late.contribution(0)))
+                await stub.Upload(upload_parts(late.session, 0, late.encoded_upload(0)))
         refusals.append(refused.value)
         ahead.opened.set()
 

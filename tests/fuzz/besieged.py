@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
 
+from benchmarks.light_client import LightClient
 from hostile_calls import Scene, complaint, hostile_calls
 from light_runs import control_of, exits, round_open, start_server
 from processes import Command, Federation
@@ -18,7 +19,6 @@ from server_state import durable_digest, resident_bytes, run_digest
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.daemon.connection import Connection, upload_parts
-from feddbp_lab.light_client import LightClient
 
 CLIENTS = 16
 RUN = (
@@ -75,7 +75,7 @@ async def besieged(running: Federation) -> AsyncIterator[Besieged]:
             run_id=run.run_id,
             round=1,
             sessions=[client.session for client in clients],
-            contributions=[client.contribution(1) for client in clients],
+            contributions=[client.encoded_upload(1) for client in clients],
             classes=configs[0].classes,
         )
         yield Besieged(running, server, scene, clients)
@@ -86,7 +86,7 @@ async def besieged(running: Federation) -> AsyncIterator[Besieged]:
 
 async def _do(client: LightClient, number: int, *, upload: bool) -> None:
     received = await client.download(number)
-    contribution = client.contribution(number)
+    contribution = client.encoded_upload(number)
     size = sum(part.ByteSize() for part in upload_parts(client.session, number, contribution))
     await client.report(number, bytes_down=received.message_bytes, bytes_up=size)
     if upload:

@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
+from benchmarks.light_client import LightClient
 from light_runs import Crowd, exits, round_open, start_server
 from metrics import scrape
 from processes import PATIENCE, Command, Federation, wait_until
@@ -21,7 +22,6 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.daemon.connection import Connection, ServerUnavailableError, upload_parts
 from feddbp_common.rpc.failures import refusal_in
 from feddbp_common.wire import BodyAssembler
-from feddbp_lab.light_client import LightClient
 
 CLIENTS = 4
 UPLOAD_BYTES = 320  # two matrices of 5 x 8 floats
@@ -53,7 +53,7 @@ class Door:
 
     def upload(self, client: int) -> list[bytes]:
         sender = self.clients[client]
-        return serialised(upload_parts(sender.session, 0, sender.contribution(0)))
+        return serialised(upload_parts(sender.session, 0, sender.encoded_upload(0)))
 
     async def succeeds_to_send(self, client: int) -> None:
         """Uploads, and again for as long as it is told to come later, as a client does."""
@@ -236,7 +236,7 @@ async def test_a_session_has_only_so_many_event_streams(running_federation: Fede
 async def test_a_session_has_only_so_many_downloads_that_nobody_reads(running_federation: Federation) -> None:
     async with door(running_federation, *LARGE) as at:
         for client in at.clients:
-            await client.upload(0, client.contribution(0))
+            await client.upload(0, client.encoded_upload(0))
         await round_open(running_federation.address, 1)
         request = pb.DownloadRequest(session=at.clients[0].session, round=1).SerializeToString()
         downloads = [at.channel.open_answers("Download", request) for _ in range(10)]

@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.light_client import LightClient
 from light_runs import Crowd, control_of, exits, start_server
 from processes import Federation
 from raw_calls import RawCall, RawChannel
@@ -15,7 +16,6 @@ from raw_calls import RawCall, RawChannel
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.daemon.connection import Connection
 from feddbp_common.artifacts import AUDIT_NAME
-from feddbp_lab.light_client import LightClient
 
 RUN = (
     "--clients",
@@ -75,7 +75,7 @@ async def test_a_refusal_is_written_down_and_counted_with_who_asked_what_and_why
     clients = [LightClient(number, connection) for number in range(2)]
     for client in clients:
         await client.join()
-    broken = clients[1].contribution(0)
+    broken = clients[1].encoded_upload(0)
     broken.manifest.prototypes.counts[0] = 9
     calls = [
         pb.JoinRequest(run_id="another"),

@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 import pytest
+from benchmarks.light_client import LightClient
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from light_runs import Crowd, Gate, Outcome, exits, start_client, start_server, status_when, undisturbed_outcome
 from metrics import scrape
@@ -25,7 +26,6 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.daemon.connection import Connection, ServerUnavailableError, upload_parts
 from feddbp_common.artifacts import AUDIT_NAME, DATABASE_NAME, ENDPOINT_NAME, METRICS_NAME, SERVER_LOCK_NAME
 from feddbp_common.wire import Encoded
-from feddbp_lab.light_client import LightClient
 
 CLIENTS = 3
 RUN = ("--clients", CLIENTS, "--min-clients", CLIENTS, "--rounds", 4, "--round-deadline", 0, "--feature-dim", 8192)
@@ -290,7 +290,7 @@ async def test_a_server_that_is_told_to_stop_accepts_an_upload_whole_or_not_at_a
     clients = [LightClient(client_id, connection) for client_id in range(CLIENTS)]
     for client in clients:
         await client.join()
-    finishes, stays_behind = (SlowUpload(channel, client, client.contribution(0)) for client in clients[:2])
+    finishes, stays_behind = (SlowUpload(channel, client, client.encoded_upload(0)) for client in clients[:2])
     await asyncio.to_thread(wait_until, lambda: uploads_begun(running_federation) == 2, "the beginning of two uploads")
     server.process.send_signal(number)
     finishes.go_on()
@@ -302,9 +302,9 @@ async def test_a_server_that_is_told_to_stop_accepts_an_upload_whole_or_not_at_a
     await channel.close()
 
     server = await start_server(running_federation, *RUN)
-    again = await clients[0].upload(0, clients[0].contribution(0))
+    again = await clients[0].upload(0, clients[0].encoded_upload(0))
     assert (again.sha256, again.duplicate) == (receipt.sha256, True)
-    assert not (await clients[1].upload(0, clients[1].contribution(0))).duplicate
+    assert not (await clients[1].upload(0, clients[1].encoded_upload(0))).duplicate
     await connection.close()
 
 

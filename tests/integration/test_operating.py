@@ -144,7 +144,7 @@ def test_on_a_terminal_a_stop_has_to_be_meant(
     for answer in (b"\n", b"n\n", b"\x04"):
         with typed(answer, monkeypatch):
             assert operator("stop") == 1
-        assert capsys.readouterr() == ("", f"{question}the run goes on\n")
+        assert capsys.readouterr() == ("", f"{question}not stopped: the run continues\n")
     with typed(b"y\n", monkeypatch):
         assert operator("stop") == 0
     assert capsys.readouterr() == ("stopped after 0/5 rounds   stopped by an operator\n", question)
@@ -157,7 +157,7 @@ def test_where_nobody_can_be_asked_a_stop_needs_a_yes(
     with Path(os.devnull).open() as nothing:
         monkeypatch.setattr(sys, "stdin", nothing)
         assert Operator(running_federation)("stop") == 2
-    assert "say --yes if it is meant" in capsys.readouterr().err
+    assert "confirm by --yes" in capsys.readouterr().err
     assert Operator(running_federation)("status", "--json") == 0
     assert json.loads(capsys.readouterr().out)["phase"] == "waiting"
 
@@ -187,7 +187,7 @@ def test_a_clients_certificate_gives_no_orders(
     told = capsys.readouterr()
     assert told.out == ""
     assert told.err == (
-        f"feddbp: error: the server at {with_certificates.address} refuses to answer: "
+        f"feddbp: error: the server at {with_certificates.address} refuses the request: "
         "the certificate of 'client-0' may not act as 'operator'\n"
     )
 
@@ -273,7 +273,7 @@ def test_any_token_but_the_operators_gives_no_orders(
         (tmp_path / "token").write_text(token)
         shown = ("--token-file", tmp_path / "token")
     assert Operator(with_tokens, "--certs", certs, *shown)(*order) == 4
-    assert "refuses to answer: the token is not that of 'operator'\n" in capsys.readouterr().err
+    assert "refuses the request: the token is not that of 'operator'\n" in capsys.readouterr().err
 
 
 def test_the_operators_token_is_obeyed(

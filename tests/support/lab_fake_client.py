@@ -1,6 +1,6 @@
-"""Stands in for feddbp-client: takes part in a run without torch, and learns as fast as the test wants.
+"""Replaces feddbp-client: takes part in a run without torch, and reports accuracies that rise.
 
-FAKE_EPOCH_SECONDS: how long an epoch takes. FAKE_DEATH=ID,ROUND,CODE: client ID ends its process in that round.
+FAKE_EPOCH_SECONDS: duration of an epoch. FAKE_EXIT=ID,ROUND,CODE: client ID exits with CODE in that round.
 FAKE_HANG: ignores SIGTERM.
 """
 
@@ -11,18 +11,19 @@ import os
 import signal
 import sys
 
+from benchmarks.light_client import LightClient
+
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.config import ClientConfig
 from feddbp_client.daemon.connection import Connection, ServerUnavailableError, upload_parts
 from feddbp_common.config.command_line import settings_from, settings_parser
-from feddbp_lab.light_client import LightClient
 
 EPOCHS = 5
 TEST_SAMPLES = 40
 
 
 class LearningClient(LightClient):
-    """A light client that says it gets better."""
+    """A light client that reports progress and rising accuracies."""
 
     async def _do_round(self, round_number: int, *, train: bool) -> None:
         received = await self.download(round_number)
@@ -30,24 +31,24 @@ class LearningClient(LightClient):
         metrics.bytes_down = received.message_bytes
         if train:
             await self._train(round_number)
-            contribution = self.contribution(round_number)
-            metrics.bytes_up = sum(part.ByteSize() for part in upload_parts(self.session, round_number, contribution))
+            encoded = self.encoded_upload(round_number)
+            metrics.bytes_up = sum(part.ByteSize() for part in upload_parts(self.session, round_number, encoded))
         await self._connection.report(pb.ReportRequest(session=self.session, round=round_number, metrics=metrics))
         if train:
-            await self.upload(round_number, contribution)
+            await self.upload(round_number, encoded)
 
     async def _train(self, round_number: int) -> None:
         for epoch in range(EPOCHS):
             await asyncio.sleep(float(os.environ.get("FAKE_EPOCH_SECONDS", "0")) * (1 + self.client_id % 3))
-            self._die_if_told_to(round_number)
+            self._exit_if_configured(round_number)
             progress = pb.Progress(epochs_done=epoch + 1, epochs=EPOCHS)
             await self._connection.report(pb.ReportRequest(session=self.session, round=round_number, progress=progress))
 
-    def _die_if_told_to(self, round_number: int) -> None:
-        if "FAKE_DEATH" in os.environ:
-            client, at_round, code = map(int, os.environ["FAKE_DEATH"].split(","))
+    def _exit_if_configured(self, round_number: int) -> None:
+        if "FAKE_EXIT" in os.environ:
+            client, at_round, code = map(int, os.environ["FAKE_EXIT"].split(","))
             if (client, at_round) == (self.client_id, round_number):
-                print(f"client {client} cannot go on: told to die", file=sys.stderr, flush=True)
+                print(f"client {client} exits: FAKE_EXIT", file=sys.stderr, flush=True)
                 os._exit(code)
 
 

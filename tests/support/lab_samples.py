@@ -1,4 +1,4 @@
-"""Hand-made statuses and results."""
+"""Statuses and results of runs that never took place."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def client(
 
 
 def run_status(*clients: pb.ClientStatus, **fields: Any) -> pb.RunStatus:
-    told = {"phase": pb.PHASE_COLLECTING, "round": 3, "rounds": 10, "min_clients": 8, **fields}
+    values = {"phase": pb.PHASE_COLLECTING, "round": 3, "rounds": 10, "min_clients": 8, **fields}
     return pb.RunStatus(
-        run_id="abc-1", method="feddbp", clients=clients, bytes_up=1_234_567, bytes_down=640_000, **told
+        run_id="abc-1", method="feddbp", clients=clients, bytes_up=1_234_567, bytes_down=640_000, **values
     )
 
 

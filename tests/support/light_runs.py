@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from benchmarks.light_client import LightClient, OnEvent
 from processes import PATIENCE, Command, Federation, GaveUpError, Outcome, federation
 
 from feddbp.v1 import federation_pb2 as pb
@@ -17,7 +18,6 @@ from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_client.daemon.connection import CallTimeouts, Connection
 from feddbp_common.fault_injection import VARIABLE
 from feddbp_common.rpc.credentials import OPERATOR, ClientCredentials, client_subject
-from feddbp_lab.light_client import LightClient, OnEvent
 
 # wide enough that a contribution takes several chunks: "inside a stream" has to be a place
 LIGHT_RUN = ("--clients", 3, "--rounds", 3, "--min-clients", 3, "--feature-dim", 8192, "--lease", "1s")
@@ -48,7 +48,7 @@ class Crowd:
 
     async def __aenter__(self) -> Self:
         for number, client in self.clients.items():
-            staying = client.stay(self._on_event.get(number), patience=timedelta(seconds=PATIENCE))
+            staying = client.run_reconnecting(self._on_event.get(number), patience=timedelta(seconds=PATIENCE))
             self._tasks[number] = asyncio.create_task(staying)
         return self
 

@@ -7,7 +7,6 @@ complete. It has no optimiser and no random state: a round starts with fresh one
 from __future__ import annotations
 
 import base64
-import fcntl
 import json
 import os
 from collections.abc import Mapping
@@ -26,6 +25,7 @@ from feddbp_common.artifacts import CHECKPOINT_NAME, CLIENT_FORMAT_NAME, CLIENT_
 from feddbp_common.atomic_files import commit_file, replace_text
 from feddbp_common.errors import ConfigurationError, FedDBPError
 from feddbp_common.fault_injection import fault_point
+from feddbp_common.file_lock import FileLock, LockHeldError
 from feddbp_common.version import VERSION
 from feddbp_common.wire import Encoded
 
@@ -123,14 +123,11 @@ class ClientDirectory:
         self.path = state_dir / run_id / f"client-{client_id}"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.path / CLIENT_LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
+            self._lock = FileLock(self.path / CLIENT_LOCK_NAME, mode=0o600)
+        except LockHeldError:
+            raise ConfigurationError(f"another daemon runs client {client_id} in {self.path}; stop it first") from None
         except OSError as error:
             raise ConfigurationError(f"the state directory {self.path} cannot be used: {error.strerror}") from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            raise ConfigurationError(f"another daemon runs client {client_id} in {self.path}; stop it first") from None
         try:
             self._upgrade()
         except BaseException:
@@ -172,7 +169,7 @@ class ClientDirectory:
         commit_file(partial, self.path / SESSION_NAME)
 
     def close(self) -> None:
-        os.close(self._lock)
+        self._lock.release()
 
 
 def _check_format(path: Path, metadata: Mapping[str, str]) -> None:

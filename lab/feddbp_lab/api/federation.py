@@ -15,8 +15,7 @@ from feddbp_common.optional_deps import require
 from feddbp_lab.api.background_loop import BackgroundLoop
 from feddbp_lab.api.run_status import RunStatus
 from feddbp_lab.commands.options import usable_cores
-from feddbp_lab.processes.local_federation import Federation as Processes
-from feddbp_lab.processes.local_federation import FederationOptions
+from feddbp_lab.processes.local_federation import FederationOptions, LocalFederation
 from feddbp_lab.results.run_results import RunResults
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ class Federation:
         """The same for code that is async itself."""
         require("a federation", _NEEDED, extra="client")
         options = self._options
-        async with Processes(options) as federation, aclosing(federation.statuses()) as statuses:
+        async with LocalFederation(options) as federation, aclosing(federation.statuses()) as statuses:
             async for status in statuses:
                 if on_status is not None:
                     on_status(RunStatus.from_message(status))

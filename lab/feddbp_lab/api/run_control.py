@@ -12,7 +12,7 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.rpc.credentials import ClientCredentials, check_address, check_exposure
 from feddbp_lab.api.background_loop import BackgroundLoop
 from feddbp_lab.api.run_status import RunStatus
-from feddbp_lab.control_client import Request, ask, watch_status
+from feddbp_lab.control_client import Request, call_control, watch_status
 
 
 class RunControl:
@@ -38,7 +38,7 @@ class RunControl:
         self._loop.close()
 
     def status(self) -> RunStatus:
-        return self._ask(pb.GetStatusRequest())
+        return self._call(pb.GetStatusRequest())
 
     def watch(self, *, patience: timedelta = timedelta(minutes=5)) -> Iterator[RunStatus]:
         """The status now and at every change, until the run is over.
@@ -50,18 +50,18 @@ class RunControl:
 
     def pause(self) -> RunStatus:
         """No round opens or closes, and deadlines stand still, until `resume`."""
-        return self._ask(pb.PauseRequest())
+        return self._call(pb.PauseRequest())
 
     def resume(self) -> RunStatus:
         """The open round's deadline starts afresh."""
-        return self._ask(pb.ResumeRequest())
+        return self._call(pb.ResumeRequest())
 
     def stop(self, reason: str = "") -> RunStatus:
         """Ends the run for good; results so far are kept."""
-        return self._ask(pb.StopRequest(reason=reason))
+        return self._call(pb.StopRequest(reason=reason))
 
-    def _ask(self, request: Request) -> RunStatus:
-        return RunStatus.from_message(self._loop.call(ask(request, self.server, self._credentials)))
+    def _call(self, request: Request) -> RunStatus:
+        return RunStatus.from_message(self._loop.call(call_control(request, self.server, self._credentials)))
 
 
 def connect(

@@ -1,4 +1,4 @@
-"""The command `feddbp certs`: certificates and tokens for a federation across machines."""
+"""`feddbp certs`: certificates and tokens for a federation across machines."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from feddbp_lab.pki.parties import make_parties
 
 def command(argv: Sequence[str]) -> int:
     flags = _parser().parse_args(argv)
-    make: Callable[..., list[Path]] = flags.make
-    given = {name: value for name, value in vars(flags).items() if name not in ("make", "directory")}
-    for path in make(flags.directory, **given):
+    create: Callable[..., list[Path]] = flags.create
+    options = {name: value for name, value in vars(flags).items() if name not in ("create", "directory")}
+    for path in create(flags.directory, **options):
         print(path)
     return ExitCode.OK
 
@@ -51,12 +51,12 @@ def _parties(directory: Path, host: list[str], ids: str, lifetime: timedelta, ow
 
 
 def _tokens(directory: Path, ids: str) -> list[Path]:
-    """The server's list, and a file for each party to be given."""
+    """The server's list of tokens, and a file with its own token for each party."""
     names = [*map(client_subject, parse_ids(ids)), OPERATOR]
     tokens = {name: new_token() for name in names}
-    listed = "".join(f"{name} {token}\n" for name, token in tokens.items())
+    lines = "".join(f"{name} {token}\n" for name, token in tokens.items())
     written = [directory / TOKENS_NAME]
-    write_secret(written[0], listed.encode())
+    write_secret(written[0], lines.encode())
     for name, token in tokens.items():
         written.append(directory / f"{name}.token")
         write_secret(written[-1], f"{token}\n".encode())
@@ -64,27 +64,29 @@ def _tokens(directory: Path, ids: str) -> list[Path]:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="feddbp certs", description="Makes certificates (or tokens) for a federation.")
+    parser = Parser(prog="feddbp certs", description="Creates certificates (or tokens) for a federation.")
     kinds = parser.add_subparsers(title="kinds", metavar="KIND", required=True)
 
-    def kind(name: str, summary: str, make: Callable[..., list[Path]], *, expires: bool = True) -> Parser:
+    def kind(name: str, summary: str, create: Callable[..., list[Path]], *, expires: bool = True) -> Parser:
         added: Parser = kinds.add_parser(name, help=summary, description=summary)
         added.add_argument("directory", type=Path, metavar="DIR", help="where certificates and keys are kept")
-        added.set_defaults(make=make)
+        added.set_defaults(create=create)
         if expires:
             added.add_argument(
                 "--lifetime", type=_lifetime, default=PARTY_LIFETIME, help="how long it is valid (default: 365d)"
             )
         return added
 
-    kind("init", "make the authority that everyone trusts", _init, expires=False)
-    server = kind("server", "make the server's certificate", _server)
-    client = kind("client", "make certificates for clients", _client)
-    kind("operator", "make the certificate for `feddbp status` and its like", _operator)
-    kind("probe", "make the certificate for `feddbp health`, which opens nothing else", _probe)
-    parties = kind("parties", "make what is missing for all of them, a directory each", _parties)
-    parties.add_argument("--owner", type=int, metavar="UID", help="user who gets the keys (default: whoever runs this)")
-    tokens = kind("tokens", "make tokens, the lighter alternative", _tokens, expires=False)
+    kind("init", "create the certificate authority all parties trust", _init, expires=False)
+    server = kind("server", "create the server's certificate", _server)
+    client = kind("client", "create certificates for clients", _client)
+    kind("operator", "create the operator's certificate, for `feddbp status`, `pause`, `resume` and `stop`", _operator)
+    kind("probe", "create a certificate for `feddbp health`, valid for nothing else", _probe)
+    parties = kind("parties", "create what is missing for all parties, a directory each", _parties)
+    parties.add_argument(
+        "--owner", type=int, metavar="UID", help="user who becomes the owner of the keys (default: the current user)"
+    )
+    tokens = kind("tokens", "create tokens, the lighter alternative", _tokens, expires=False)
     for needs_hosts in (server, parties):
         needs_hosts.add_argument(
             "--host",

@@ -1,4 +1,4 @@
-"""`feddbp compose`: a Docker Compose file for a federation of any size; deploy/docker-compose.yml is its output."""
+"""`feddbp compose`: prints a Docker Compose file for a federation; deploy/docker-compose.yml is its output."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
+from importlib.resources import files
 from pathlib import Path
+from string import Template
 from typing import Final, Self
 
 from pydantic import Field, model_validator
@@ -18,33 +20,37 @@ from feddbp_common.config.run import DataConfig, RunConfig
 from feddbp_common.config.types import FrozenModel
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.rpc.credentials import client_subject
-from feddbp_lab.commands.compose_text import (
-    CLIENT,
-    CLIENT_BUILD,
-    DATA_MOUNT,
-    FEDERATION,
-    GPU_BUILD,
-    GPU_CLIENT,
-    GPU_OVERLAY,
-)
 from feddbp_lab.commands.options import DemoRun
 from feddbp_lab.processes.flags import arguments_for
 from feddbp_server.config import ListenConfig, RoundsConfig, ServerConfig
 
 PROG: Final = "feddbp compose"
-_COMES_ALONG: Final = "digits"
-"""The data set that is in the client's image, because a library brings it."""
+_BUNDLED_DATASET: Final = "digits"
+"""The data set the client's image contains, as part of scikit-learn."""
+_CLIENT_BUILD: Final = """
+    build:
+      context: $source
+      dockerfile: deploy/client.Dockerfile
+      args:
+        TORCH_INDEX_URL: $${TORCH_INDEX_URL:-}"""
+_GPU_BUILD: Final = """
+    build:
+      args:
+        TORCH_INDEX_URL: ${TORCH_CUDA_INDEX_URL:-}"""
+# The long form: `data:/data` would be a volume named data. A missing directory is an error, not an empty mount.
+_DATA_MOUNT: Final = """
+      - {type: bind, source: $directory, target: /data, read_only: true, bind: {create_host_path: false}}"""
 
 
 class FileConfig(FrozenModel):
-    """Compose: what the file says besides the run."""
+    """Compose: options of the file besides the run."""
 
-    source: Path = Field(Path(".."), description="the checkout, seen from the directory the file will lie in")
+    source: Path = Field(Path(".."), description="path of the checkout, relative to the directory of the Compose file")
     data_dir: Path | None = Field(
-        None, description="this machine's directory of public data sets, seen from there too; clients only read it"
+        None, description="directory with public data sets, relative to the Compose file; mounted read-only"
     )
     gpus: int | None = Field(
-        None, ge=1, description="print the overlay for machines with so many GPUs, which go round among the clients"
+        None, ge=1, description="print the overlay for a machine with this many GPUs, assigned to clients round-robin"
     )
 
 
@@ -55,11 +61,11 @@ class ComposeConfig(FrozenModel):
     run: DemoRun = DemoRun()
 
     @model_validator(mode="after")
-    def _data_is_at_hand(self) -> Self:
+    def _data_is_available(self) -> Self:
         dataset = self.run.data.dataset
-        if dataset != _COMES_ALONG and self.file.data_dir is None:
+        if dataset != _BUNDLED_DATASET and self.file.data_dir is None:
             raise ConfigurationError(
-                f"clients on a network without a way out cannot download {DATASETS[dataset].title}; give --data-dir"
+                f"the clients' network is internal, so they cannot download {DATASETS[dataset].title}; give --data-dir"
             )
         return self
 
@@ -80,17 +86,20 @@ def _federation(config: ComposeConfig) -> str:
     run, source, data = config.run.as_run(), _scalar(config.file.source), config.file.data_dir
     group = MODEL_GROUPS[run.training.model_group]
     names = [client_subject(client_id) for client_id in range(run.clients)]
+    service = _template("client-service.yml")
+    build = Template(_CLIENT_BUILD).substitute(source=source)
+    mount = Template(_DATA_MOUNT).substitute(directory=_quoted(data)) if data else ""
     services = [
-        CLIENT.format(
+        service.substitute(
             name=name,
             client_id=client_id,
             architecture=group.body_of(client_id),
-            build="" if client_id else CLIENT_BUILD.format(source=source),
-            data=DATA_MOUNT.format(directory=_text(data)) if data else "",
+            build="" if client_id else build,
+            data=mount,
         )
         for client_id, name in enumerate(names)
     ]
-    return FEDERATION.format(
+    return _template("docker-compose.yml").substitute(
         made_by=_made_by(config),
         clients=run.clients,
         last_id=run.clients - 1,
@@ -103,28 +112,34 @@ def _federation(config: ComposeConfig) -> str:
 
 
 def _gpu_overlay(config: ComposeConfig, gpus: int) -> str:
+    service = _template("client-service.gpu.yml")
     services = [
-        GPU_CLIENT.format(name=client_subject(client_id), gpu=client_id % gpus, build="" if client_id else GPU_BUILD)
+        service.substitute(name=client_subject(client_id), gpu=client_id % gpus, build="" if client_id else _GPU_BUILD)
         for client_id in range(config.run.clients)
     ]
-    return GPU_OVERLAY.format(made_by=_made_by(config), client_services=_lines(services))
+    return _template("docker-compose.gpu.yml").substitute(made_by=_made_by(config), client_services=_lines(services))
+
+
+def _template(name: str) -> Template:
+    # string.Template, not Jinja2: this command belongs to the base installation, which has no Jinja2
+    return Template((files(__package__) / "templates" / f"{name}.template").read_text(encoding="utf-8"))
 
 
 def _made_by(config: ComposeConfig) -> str:
-    return shlex.join((*PROG.split(), *_without_the_obvious(arguments_for(config), config.run)))
+    return shlex.join((*PROG.split(), *_without_implied(arguments_for(config), config.run)))
 
 
 def _server_arguments(run: RunConfig) -> list[str]:
-    """Everything about the run; where the server listens and whom it trusts is the image's business."""
-    # everyone takes part, and a client that starts slowly still hears of the end, also when all is started once more
+    """The flags of the run; the address and the certificates are set by the image."""
+    # all clients take part, and the server lingers so that a slow client, or one started again, learns of the end
     config = ServerConfig(
         listen=ListenConfig(linger=timedelta(minutes=10)), rounds=RoundsConfig(min_clients=run.clients), run=run
     )
-    return _without_the_obvious(arguments_for(config), run)
+    return _without_implied(arguments_for(config), run)
 
 
-def _without_the_obvious(arguments: Iterable[str], run: RunConfig) -> list[str]:
-    """A run holds in full what its method and its data set imply; nobody needs to be told."""
+def _without_implied(arguments: Iterable[str], run: RunConfig) -> list[str]:
+    """Drops flags with the values that the method and the data set have by default."""
     plain = RunConfig(method=run.method, data=DataConfig(dataset=run.data.dataset))
     implied = {
         argument for argument in arguments_for(plain) if argument.startswith(("--set=", "--classes=", "--image-size="))
@@ -133,12 +148,12 @@ def _without_the_obvious(arguments: Iterable[str], run: RunConfig) -> list[str]:
 
 
 def _scalar(value: object) -> str:
-    """A word as it may stand anywhere in a Compose file, where $ and much punctuation mean something."""
-    return str(value) if re.fullmatch(r"[\w./=+-]+", str(value), re.ASCII) else _text(value)
+    """A value as a YAML scalar, quoted unless it consists of characters without a meaning in YAML and Compose."""
+    return str(value) if re.fullmatch(r"[\w./=+-]+", str(value), re.ASCII) else _quoted(value)
 
 
-def _text(value: object) -> str:
-    """A word that stays one even if it looks like a number: a directory may be called 2024."""
+def _quoted(value: object) -> str:
+    """A quoted string, also for what looks like a number: a directory may be called 2024. Compose reads $$ as $."""
     return json.dumps(str(value).replace("$", "$$"))
 
 

@@ -1,4 +1,4 @@
-"""`feddbp demo`: a whole federation on this machine, from the first process to the curves."""
+"""`feddbp demo`: runs a federation on this machine, shows its progress, and writes its results."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from feddbp_common.artifacts import CURVES_NAME, METRICS_NAME, SUMMARY_NAME
 from feddbp_common.config.command_line import settings_from, settings_parser
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_lab.commands.options import DemoConfig
-from feddbp_lab.processes.local_federation import Federation, FederationOptions, ProcessDiedError, require_lab
-from feddbp_lab.processes.signals import on_stop_signals
+from feddbp_lab.processes.local_federation import FederationOptions, LocalFederation, ProcessFailedError, require_lab
+from feddbp_lab.processes.signals import handle_stop_signals
 from feddbp_lab.results.curves import draw_curves
 from feddbp_lab.results.run_results import MetricsTail, RunResults
 from feddbp_lab.terminal.lines import PlainDisplay, SilentDisplay
 from feddbp_lab.terminal.live import LiveDisplay
-from feddbp_lab.terminal.run_table import report
+from feddbp_lab.terminal.run_table import run_table
 
 PROG: Final = "feddbp demo"
 RUNS: Final = Path("runs")
@@ -33,7 +33,7 @@ Display = LiveDisplay | PlainDisplay | SilentDisplay
 
 def command(argv: Sequence[str]) -> int:
     parser = settings_parser(
-        PROG, "Runs a server and its clients on this machine and shows how they learn.", DemoConfig
+        PROG, "Runs a server and its clients on this machine and shows their progress.", DemoConfig
     )
     config = settings_from(DemoConfig, parser.parse_args(argv))
     if config.here.dry_run:
@@ -47,18 +47,18 @@ def command(argv: Sequence[str]) -> int:
         data_dir=config.here.data_dir,
         device=config.here.device,
     )
-    return asyncio.run(_stoppable_demo(options, as_json=config.here.json_output))
+    return asyncio.run(_run_until_signal(options, as_json=config.here.json_output))
 
 
 def output_directory(config: DemoConfig) -> Path:
-    """A directory that was made for this run or is empty: results of two runs must not mix."""
+    """A new directory, or an empty one: results of two runs must not mix."""
     out = config.here.out
     try:
         if out is None:
             return _new_directory(f"demo-{config.run.method}-{config.run.data.dataset}")
         out.mkdir(parents=True, exist_ok=True)
         if any(out.iterdir()):
-            raise ConfigurationError(f"--out: {out} is not empty; name another directory, or leave it out")
+            raise ConfigurationError(f"--out: {out} is not empty; give another directory, or none")
     except OSError as error:
         raise ConfigurationError(f"--out: {error.filename}: {error.strerror}") from None
     return out
@@ -68,41 +68,41 @@ def _new_directory(name: str) -> Path:
     RUNS.mkdir(exist_ok=True)
     for suffix in itertools.chain(("",), (f"-{number}" for number in itertools.count(2))):
         try:
-            # made, not looked for: another demo may be doing the same
+            # mkdir as the check: another demo may be looking for a directory at the same time
             (RUNS / (name + suffix)).mkdir()
         except FileExistsError:
             continue
         return RUNS / (name + suffix)
-    raise AssertionError("numbers do not end")
+    raise AssertionError("unreachable: itertools.count has no end")
 
 
-async def _stoppable_demo(options: FederationOptions, *, as_json: bool) -> int:
-    """The demo; a signal cancels it, which stops every process, and a second one kills those that take their time."""
+async def _run_until_signal(options: FederationOptions, *, as_json: bool) -> int:
+    """Runs the demo until it ends or a signal cancels it, which stops every process; a second signal kills them."""
     demo = asyncio.current_task()
     assert demo is not None
-    on_stop_signals(demo.cancel)
+    handle_stop_signals(demo.cancel)
     try:
-        return await _demo(options, as_json=as_json)
+        return await _run(options, as_json=as_json)
     except asyncio.CancelledError:
         print(f"{PROG}: interrupted, every process is stopped; logs are in {options.directory}", file=sys.stderr)
         return ExitCode.INTERRUPTED
-    except ProcessDiedError as error:
+    except ProcessFailedError as error:
         print(*error.last_lines, f"{PROG}: error: {error}", sep="\n", file=sys.stderr)
         return error.code
 
 
-async def _demo(options: FederationOptions, *, as_json: bool) -> int:
+async def _run(options: FederationOptions, *, as_json: bool) -> int:
     console = Console()
     with _display(options, console, as_json=as_json) as display:
-        async with Federation(options) as federation, aclosing(federation.statuses()) as statuses:
+        async with LocalFederation(options) as federation, aclosing(federation.statuses()) as statuses:
             async for status in statuses:
                 display.show(status)
         summary = federation.summary()
-    results = _keep_results(options)
+    results = _collect_results(options)
     if as_json:
         print(json.dumps(summary, indent=2))
     else:
-        console.print(report(results, options.directory))
+        console.print(run_table(results, options.directory))
     return ExitCode.OK if summary["outcome"] == "finished" else ExitCode.RUN_FAILED
 
 
@@ -119,8 +119,8 @@ def _display(options: FederationOptions, console: Console, *, as_json: bool) -> 
     return PlainDisplay(output=sys.stdout, title=title, clients=run.clients, metrics=metrics)
 
 
-def _keep_results(options: FederationOptions) -> RunResults:
-    # a run that was stopped before its first result has no metrics
+def _collect_results(options: FederationOptions) -> RunResults:
+    # a run that was stopped before the first report has no metrics file
     (options.server_dir / METRICS_NAME).touch()
     for name in (SUMMARY_NAME, METRICS_NAME):
         shutil.copyfile(options.server_dir / name, options.directory / name)

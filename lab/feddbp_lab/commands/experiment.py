@@ -1,4 +1,4 @@
-"""`feddbp experiment`: runs grids of federations, tells where they stand, and makes tables and figures of them."""
+"""`feddbp experiment`: runs grids of federations, shows their progress, and writes tables and figures."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ def _run(flags: argparse.Namespace) -> int:
 
 
 def _status(flags: argparse.Namespace) -> int:
-    store = OutputDir.opened(flags.directory)
+    output = OutputDir.open_existing(flags.directory)
     if flags.as_json:
-        print(json.dumps(as_dict(store), indent=2))
+        print(json.dumps(as_dict(output), indent=2))
     elif flags.watch:
-        watch_status(store, Console())
+        watch_status(output, Console())
     else:
-        print_status(store, Console())
+        print_status(output, Console())
     return ExitCode.OK
 
 
 def _report(flags: argparse.Namespace) -> int:
     require_lab("a report")
-    print(write_report(OutputDir.opened(flags.directory)))
+    print(write_report(OutputDir.open_existing(flags.directory)))
     return ExitCode.OK
 
 
@@ -66,7 +66,7 @@ def _list(_: argparse.Namespace) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog=PROG, description="Runs grids of federations and makes tables and figures of their results.")
+    parser = Parser(prog=PROG, description="Runs grids of federations and writes tables and figures of their results.")
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
     def action(name: str, summary: str, act: Callable[[argparse.Namespace], int]) -> Parser:
@@ -74,7 +74,7 @@ def _parser() -> Parser:
         added.set_defaults(act=act)
         return added
 
-    run = action("run", "run an experiment, or go on with it", _run)
+    run = action("run", "run or resume an experiment", _run)
     run.usage = f"{PROG} run NAME|FILE.toml --out DIR [options]"
     run.add_argument("experiment", metavar="NAME|FILE.toml", help=f"{', '.join(BUILT_IN)}, or a file of your own")
     run.add_argument(
@@ -82,15 +82,15 @@ def _parser() -> Parser:
         action="append",
         default=[],
         metavar="WORD,...",
-        help="run only cells with one of these words in their name; may be repeated, to narrow further",
+        help="run only cells with one of these words in their name; repeat it to narrow further",
     )
     add_settings(run, ExperimentConfig)
-    status = action("status", "show which cells are done, running, failed or left", _status)
-    status.add_argument("directory", type=Path, metavar="DIR", help="the --out of an experiment")
+    status = action("status", "show which cells are done, running, failed or waiting", _status)
+    status.add_argument("directory", type=Path, metavar="DIR", help="the --out directory of an experiment")
     form = status.add_mutually_exclusive_group()
-    form.add_argument("--watch", action="store_true", help="show it anew until the runner has ended")
+    form.add_argument("--watch", action="store_true", help="refresh until the runner has ended")
     form.add_argument("--json", action="store_true", dest="as_json", help="as JSON, with the accuracy of every cell")
-    report = action("report", "make tables, figures and a page of the results so far", _report)
-    report.add_argument("directory", type=Path, metavar="DIR", help="the --out of an experiment")
+    report = action("report", "write tables, figures and a page of the results so far", _report)
+    report.add_argument("directory", type=Path, metavar="DIR", help="the --out directory of an experiment")
     action("list", "list the built-in experiments and the profiles", _list)
     return parser

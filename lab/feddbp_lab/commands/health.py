@@ -1,8 +1,8 @@
-"""`feddbp health`: whether a server is well, as an exit code for whatever watches over containers.
+"""`feddbp health`: the health of a server as an exit code, for container health checks.
 
-The server speaks grpc.health.v1, but those who ask by themselves (Kubernetes does) ask without TLS, and where clients
-have certificates nobody passes the handshake without one. So the question is asked from inside the server's container,
-under a certificate that opens nothing else.
+The server implements grpc.health.v1, but an external probe (that of Kubernetes) calls it without TLS, and a server
+whose clients have certificates rejects a handshake without one. So the check runs inside the server's container, with
+a certificate that is valid for the health service alone.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from feddbp_common.config.command_line import settings_from, settings_parser
 from feddbp_common.config.types import FrozenModel
 from feddbp_common.errors import ExitCode
 from feddbp_common.rpc.credentials import OPERATOR, PROBE, CertificateDirectory
-from feddbp_lab.commands.options import ReachConfig
-from feddbp_lab.control_client import CALL_SECONDS, CHANNEL_OPTIONS, translated
+from feddbp_lab.commands.options import ConnectionConfig
+from feddbp_lab.control_client import CALL_SECONDS, CHANNEL_OPTIONS, as_call_error
 
 PROG: Final = "feddbp health"
 
 
-class ProbeConfig(ReachConfig):
-    """Health: whose, and of which service."""
+class ProbeConfig(ConnectionConfig):
+    """Health: which server and which of its services."""
 
     certs: Path | None = Field(None, description="directory made by `feddbp certs`, with the probe's certificate")
     service: str = Field(
         "",
-        description="ask after one service, e.g. feddbp.v1.Federation, which is well while the run goes on",
+        description="check one service, e.g. feddbp.v1.Federation, which serves until the run has ended",
     )
 
 
@@ -45,16 +45,16 @@ class HealthConfig(FrozenModel):
 
 def command(argv: Sequence[str]) -> int:
     parser = settings_parser(
-        PROG, "Asks a server whether it is well: exit code 0 if so, 3 if none answers.", HealthConfig
+        PROG, "Checks the health of a server: exit code 0 if it serves, 1 if not, 3 if none answers.", HealthConfig
     )
     probe = settings_from(HealthConfig, parser.parse_args(argv)).probe
-    status = asyncio.run(ask(probe))
+    status = asyncio.run(_check(probe))
     print(HealthCheckResponse.ServingStatus.Name(status).lower().replace("_", " "))
     return ExitCode.OK if status == HealthCheckResponse.SERVING else ExitCode.FAILURE
 
 
-async def ask(probe: ProbeConfig) -> int:
-    """A ServingStatus of grpc.health.v1."""
+async def _check(probe: ProbeConfig) -> int:
+    """Returns a ServingStatus of grpc.health.v1."""
     async with _channel(probe) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         try:
@@ -64,7 +64,7 @@ async def ask(probe: ProbeConfig) -> int:
         except grpc.aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.NOT_FOUND:
                 return HealthCheckResponse.SERVICE_UNKNOWN
-            raise translated(error, probe.server, with_certificate=probe.certs is not None) from None
+            raise as_call_error(error, probe.server, with_certificate=probe.certs is not None) from None
         return answer.status
 
 
@@ -76,5 +76,5 @@ def _channel(probe: ProbeConfig) -> grpc.aio.Channel:
 
 
 def _subject(certs: Path) -> str | None:
-    """The certificate that opens least; none for a server whose clients have tokens."""
+    """The certificate with the fewest rights; None for a server whose clients have tokens."""
     return next((subject for subject in (PROBE, OPERATOR) if (certs / f"{subject}.pem").exists()), None)

@@ -1,4 +1,4 @@
-"""`feddbp methods`: what can be trained, with which settings, and what it sends."""
+"""`feddbp methods`: lists the methods, the settings of each, and what it sends."""
 
 from __future__ import annotations
 
@@ -18,20 +18,34 @@ from feddbp_common.config.run import MAX_CLASSES, MAX_CLIENTS
 from feddbp_common.errors import ExitCode
 from feddbp_common.methods import METHODS, PRESET_MARK, ExchangeShape, Method, method_named
 from feddbp_common.methods.payload_size import ImageShape, PayloadSize
-from feddbp_lab.terminal.format import NOTHING, plain_table
+from feddbp_lab.terminal.format import NO_VALUE, plain_table
 
 PROG: Final = "feddbp methods"
 
 
 def command(argv: Sequence[str]) -> int:
     parser = Parser(prog=PROG, description="Lists the methods, or the settings of one.", allow_abbrev=False)
-    parser.add_argument("name", nargs="?", metavar="NAME", help="a method, to see its settings")
-    parser.add_argument("--classes", type=_number(MAX_CLASSES), default=100, metavar="C", help="default 100")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="a method, to list its settings")
     parser.add_argument(
-        "--feature-dim", type=_number(65_535), default=FEATURE_DIM, metavar="D", help=f"default {FEATURE_DIM}"
+        "--classes", type=_number(MAX_CLASSES), default=100, metavar="C", help="number of classes (default: 100)"
     )
-    parser.add_argument("--clients", type=_number(MAX_CLIENTS), default=20, metavar="K", help="default 20")
-    parser.add_argument("--image-size", type=_number(224, least=16), default=32, metavar="PIXELS", help="default 32")
+    parser.add_argument(
+        "--feature-dim",
+        type=_number(65_535),
+        default=FEATURE_DIM,
+        metavar="D",
+        help=f"width of a prototype (default: {FEATURE_DIM})",
+    )
+    parser.add_argument(
+        "--clients", type=_number(MAX_CLIENTS), default=20, metavar="K", help="number of clients (default: 20)"
+    )
+    parser.add_argument(
+        "--image-size",
+        type=_number(224, minimum=16),
+        default=32,
+        metavar="PIXELS",
+        help="height and width of an image (default: 32)",
+    )
     parser.add_argument("--json", action="store_true", dest="as_json", help="as JSON")
     arguments = parser.parse_args(argv)
     scale = Scale(
@@ -49,14 +63,14 @@ def command(argv: Sequence[str]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """What the bytes of a method depend on besides its settings."""
+    """What a method's traffic depends on besides its settings."""
 
     shape: ExchangeShape
     image: ImageShape
 
-    def bytes_of(self, method: Method, cargo: PayloadSize) -> int:
-        """With the method's default settings."""
-        return cargo.size(method.settings(), self.shape, self.image)
+    def bytes_of(self, method: Method, payload: PayloadSize) -> int:
+        """Bytes per client and round, with the method's default settings."""
+        return payload.size(method.settings(), self.shape, self.image)
 
     def __str__(self) -> str:
         _, height, width = self.image
@@ -74,55 +88,55 @@ def methods_table(scale: Scale) -> RenderableType:
         table.add_row(
             Text(method.name, style="bold"),
             f"{method.title}: {method.reference}",
-            method.up.content if method.up else NOTHING,
-            *(f"{scale.bytes_of(method, cargo):,}" if cargo else NOTHING for cargo in (method.up, method.down)),
+            method.up.content if method.up else NO_VALUE,
+            *(f"{scale.bytes_of(method, payload):,}" if payload else NO_VALUE for payload in (method.up, method.down)),
         )
     return Group(
         table,
-        Text(f"Bytes of tensors per client and round at most, for {scale}.", style="dim"),
-        Text("Settings and formulas of one: feddbp methods NAME", style="dim"),
+        Text(f"Maximum bytes of tensors per client and round, for {scale}.", style="dim"),
+        Text("Settings and formulas of a method: feddbp methods NAME", style="dim"),
     )
 
 
 def settings_table(method: Method, scale: Scale) -> RenderableType:
-    head = Group(Text.assemble((method.title, "bold"), f"  {method.reference}"), *_traffic(method, scale))
+    heading = Group(Text.assemble((method.title, "bold"), f"  {method.reference}"), *_traffic(method, scale))
     if not method.settings.model_fields:
-        return Group(head, "It has no settings.")
-    table = plain_table("setting", "default", "what it is")
+        return Group(heading, "No settings.")
+    table = plain_table("setting", "default", "description")
     for name, field in method.settings.model_fields.items():
-        meaning = Text(field.description or "")
+        description = Text(field.description or "")
         choices = _choices(field)
         if choices:
-            meaning.append(f" ({', '.join(choices)})", style="dim")
-        table.add_row(Text(name, style="bold"), str(field.get_default()), meaning)
-    hint = Text(f"Changed with --set, e.g. --set {_example(method)}", style="dim")
-    return Group(head, table, hint, *_presets(method))
+            description.append(f" ({', '.join(choices)})", style="dim")
+        table.add_row(Text(name, style="bold"), str(field.get_default()), description)
+    hint = Text(f"Change one with --set, e.g. --set {_example(method)}", style="dim")
+    return Group(heading, table, hint, *_presets(method))
 
 
 def _presets(method: Method) -> list[RenderableType]:
     if not method.presets:
         return []
-    table = plain_table("preset", "settings", "what it is")
+    table = plain_table("preset", "settings", "description")
     for name, preset in method.presets.items():
         settings = ", ".join(f"{setting}={value}" for setting, value in preset.settings.items())
         table.add_row(Text(name, style="bold"), settings, preset.description)
     example = f"{method.name}{PRESET_MARK}{next(iter(method.presets))}"
-    return [Text(), table, Text(f"Chosen with the method, e.g. --method {example}", style="dim")]
+    return [Text(), table, Text(f"Select one with the method, e.g. --method {example}", style="dim")]
 
 
 def _traffic(method: Method, scale: Scale) -> list[Text]:
-    told = [
-        Text(f"{direction}: {cargo.content}, {cargo.formula}: {scale.bytes_of(method, cargo):,} bytes")
-        for direction, cargo in (("up", method.up), ("down", method.down))
-        if cargo
+    lines = [
+        Text(f"{direction}: {payload.content}, {payload.formula}: {scale.bytes_of(method, payload):,} bytes")
+        for direction, payload in (("up", method.up), ("down", method.down))
+        if payload
     ]
-    return [*told, Text(f"per client and round, for {scale}", style="dim")] if told else []
+    return [*lines, Text(f"per client and round, for {scale}", style="dim")] if lines else []
 
 
-def _number(most: int, *, least: int = 2) -> Callable[[str], int]:
+def _number(maximum: int, *, minimum: int = 2) -> Callable[[str], int]:
     def number(text: str) -> int:
-        if not text.isdecimal() or not least <= int(text) <= most:
-            raise ArgumentTypeError(f"{text!r} is not a number from {least} to {most}")
+        if not text.isdecimal() or not minimum <= int(text) <= maximum:
+            raise ArgumentTypeError(f"{text!r} is not a number from {minimum} to {maximum}")
         return int(text)
 
     return number
@@ -144,12 +158,12 @@ def _as_dict(method: Method, scale: Scale) -> dict[str, Any]:
         "reference": method.reference,
         **{
             direction: {
-                "content": cargo.content,
-                "formula": cargo.formula,
-                "bytes": scale.bytes_of(method, cargo),
+                "content": payload.content,
+                "formula": payload.formula,
+                "bytes": scale.bytes_of(method, payload),
             }
-            for direction, cargo in (("up", method.up), ("down", method.down))
-            if cargo
+            for direction, payload in (("up", method.up), ("down", method.down))
+            if payload
         },
         "presets": [
             {"name": name, "settings": dict(preset.settings), "description": preset.description}

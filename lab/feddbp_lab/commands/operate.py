@@ -1,4 +1,4 @@
-"""`feddbp pause`, `resume` and `stop`: what an operator may do to a run; each tells where the run stands then."""
+"""`feddbp pause`, `resume` and `stop`: an operator's requests to a run; each prints the run's status afterwards."""
 
 from __future__ import annotations
 
@@ -15,77 +15,73 @@ from feddbp_common.config.types import FrozenModel
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_lab.commands.options import OperatorConfig
 from feddbp_lab.commands.status import as_dict, console
-from feddbp_lab.control_client import FINAL_PHASES, Request, ask, get_status
-from feddbp_lab.terminal.status_table import standing
+from feddbp_lab.control_client import FINAL_PHASES, Request, call_control, get_status
+from feddbp_lab.terminal.status_table import status_line
 
 
-class OrderConfig(OperatorConfig):
-    """Run: whose, and how the answer is shown."""
+class RequestConfig(OperatorConfig):
+    """Run: which server's, and how its status is printed."""
 
-    json_output: bool = Field(False, description="the run's status as JSON", json_schema_extra={"flag": "--json"})
-
-
-class EndConfig(OrderConfig):
-    """Run: whose, why it ends, and how the answer is shown."""
-
-    reason: str = Field("", description="why, for the logs of the server and of every client")
-    yes: bool = Field(False, description="do not ask whether it is meant")
+    json_output: bool = Field(False, description="print the run's status as JSON", json_schema_extra={"flag": "--json"})
 
 
-class HoldConfig(FrozenModel):
+class StopRequestConfig(RequestConfig):
+    """Run: which server's, why it ends, and how its status is printed."""
+
+    reason: str = Field("", description="the reason, for the logs of the server and of every client")
+    yes: bool = Field(False, description="do not ask for confirmation")
+
+
+class PauseConfig(FrozenModel):
     """All options of `feddbp pause` and `feddbp resume`."""
 
-    order: OrderConfig = OrderConfig()
+    order: RequestConfig = RequestConfig()
 
 
 class StopConfig(FrozenModel):
     """All options of `feddbp stop`."""
 
-    order: EndConfig = EndConfig()
+    order: StopRequestConfig = StopRequestConfig()
 
 
 def pause(argv: Sequence[str]) -> int:
-    purpose = "Holds the run: no round opens or closes, and deadlines stand still. Clients may finish and upload."
-    return _hold("feddbp pause", purpose, argv, pb.PauseRequest(), meant={pb.PHASE_PAUSED})
+    purpose = "Pauses the run: no round opens or closes, and deadlines stop. Clients may finish and upload."
+    return _pause_or_resume("feddbp pause", purpose, argv, pb.PauseRequest(), expected={pb.PHASE_PAUSED})
 
 
 def resume(argv: Sequence[str]) -> int:
-    purpose = "Lets a held run go on; the open round's deadline starts afresh."
-    going_on = {*pb.Phase.values()} - {pb.PHASE_PAUSED, *FINAL_PHASES}
-    return _hold("feddbp resume", purpose, argv, pb.ResumeRequest(), meant=going_on)
+    purpose = "Resumes a paused run; the open round gets its full deadline again."
+    running = {*pb.Phase.values()} - {pb.PHASE_PAUSED, *FINAL_PHASES}
+    return _pause_or_resume("feddbp resume", purpose, argv, pb.ResumeRequest(), expected=running)
 
 
-def _hold(prog: str, purpose: str, argv: Sequence[str], request: Request, *, meant: set[pb.Phase.ValueType]) -> int:
-    order = settings_from(HoldConfig, settings_parser(prog, purpose, HoldConfig).parse_args(argv)).order
-    return _told(_ordered(request, order), order, meant=meant)
+def _pause_or_resume(
+    prog: str, purpose: str, argv: Sequence[str], request: Request, *, expected: set[pb.Phase.ValueType]
+) -> int:
+    config = settings_from(PauseConfig, settings_parser(prog, purpose, PauseConfig).parse_args(argv)).order
+    return _send(request, config, expected=expected)
 
 
 def stop(argv: Sequence[str]) -> int:
     parser = settings_parser(
         "feddbp stop",
-        "Ends the run for good: clients are told, results so far are kept, nothing resumes it.",
+        "Ends the run for good: clients are notified, results so far are kept, and it cannot be resumed.",
         StopConfig,
     )
-    order = settings_from(StopConfig, parser.parse_args(argv)).order
-    if not order.yes and not _is_meant(order):
-        print("the run goes on", file=sys.stderr)
+    config = settings_from(StopConfig, parser.parse_args(argv)).order
+    if not config.yes and not _confirmed(config):
+        print("not stopped: the run continues", file=sys.stderr)
         return ExitCode.FAILURE
-    return _told(_ordered(pb.StopRequest(reason=order.reason), order), order, meant={pb.PHASE_STOPPED})
+    return _send(pb.StopRequest(reason=config.reason), config, expected={pb.PHASE_STOPPED})
 
 
-def _ordered(request: Request, order: OrderConfig) -> pb.RunStatus:
-    return asyncio.run(ask(request, order.server, order.access))
-
-
-def _is_meant(order: EndConfig) -> bool:
+def _confirmed(config: StopRequestConfig) -> bool:
     if not sys.stdin.isatty():
-        raise ConfigurationError(
-            "a stopped run cannot be resumed, and there is nobody to ask: say --yes if it is meant"
-        )
-    status = asyncio.run(get_status(order.server, order.access))
-    # on stderr, and not by `input`, which would mix the question into the answer's JSON
+        raise ConfigurationError("a stopped run cannot be resumed, and standard input is no terminal: confirm by --yes")
+    status = asyncio.run(get_status(config.server, config.credentials))
+    # on stderr, and not by `input`, which would mix the question into the JSON output
     print(
-        f"{standing(status).plain}\nStop the run at {order.server} for good? [y/N] ",
+        f"{status_line(status).plain}\nStop the run at {config.server} for good? [y/N] ",
         end="",
         file=sys.stderr,
         flush=True,
@@ -93,10 +89,11 @@ def _is_meant(order: EndConfig) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _told(status: pb.RunStatus, order: OrderConfig, *, meant: set[pb.Phase.ValueType]) -> int:
-    """Shows where the run stands; the exit code says whether that is what was meant."""
-    if order.json_output:
+def _send(request: Request, config: RequestConfig, *, expected: set[pb.Phase.ValueType]) -> int:
+    """Sends a request and prints the run's status; exit code 1 if the run is not in an expected phase then."""
+    status = asyncio.run(call_control(request, config.server, config.credentials))
+    if config.json_output:
         print(json.dumps(as_dict(status), indent=2))
     else:
-        console().print(standing(status))
-    return ExitCode.OK if status.phase in meant else ExitCode.FAILURE
+        console().print(status_line(status))
+    return ExitCode.OK if status.phase in expected else ExitCode.FAILURE

@@ -1,4 +1,4 @@
-"""The options of the commands. A demo's run is a run like any other, with defaults that fit a minute on two cores."""
+"""Options that several commands share, the demo's, and the loading of checkpoints."""
 
 from __future__ import annotations
 
@@ -19,15 +19,55 @@ from feddbp_common.rpc.credentials import ClientCredentials, check_address, chec
 if TYPE_CHECKING:
     from feddbp_client.inference.trained_client import TrainedClient
 
+DEVICE_HELP: Final = "cpu, cuda:N or mps; auto selects the first CUDA GPU, else Apple's, else the CPU"
+_HIDDEN: Final[dict[str, Any]] = {"hidden": True}
+_CHECKPOINT_NEEDS: Final = ("torch", "safetensors", "PIL")
 
-_HIDDEN: dict[str, Any] = {"hidden": True}
+
+class ConnectionConfig(FrozenModel):
+    """Server: its address, and how to connect to it."""
+
+    server: str = Field("127.0.0.1:50051", description="address of the server, HOST:PORT")
+    certs: Path | None = Field(None, description="directory made by `feddbp certs`, with the operator's certificate")
+    insecure: bool = Field(False, description="connect to another machine without TLS")
+
+    @model_validator(mode="after")
+    def _encrypted_or_on_purpose(self) -> Self:
+        check_address(self.server)
+        check_exposure(self.server, certs=self.certs, insecure=self.insecure)
+        return self
+
+
+class OperatorConfig(ConnectionConfig):
+    """Server: its address, and the operator's credentials."""
+
+    token_file: Path | None = Field(None, description="file with the operator's token")
+
+    @property
+    def credentials(self) -> ClientCredentials:
+        return ClientCredentials(certs=self.certs, token_file=self.token_file)
+
+
+class StatusViewConfig(OperatorConfig):
+    """Status: which server's, and how it is printed."""
+
+    watch: bool = Field(False, description="update until the run has ended; exit code 5 if it failed or was stopped")
+    json_output: bool = Field(
+        False, description="as JSON; one line per change with --watch", json_schema_extra={"flag": "--json"}
+    )
+
+
+class StatusConfig(FrozenModel):
+    """All options of `feddbp status`."""
+
+    view: StatusViewConfig = StatusViewConfig()
 
 
 class DemoData(DataConfig):
-    """Data: which, and how it is split over clients."""
+    """Data: which data set, and how it is split over clients."""
 
     dataset: str = Field("digits", description=", ".join(DATASETS))
-    # only a custom data set has use for these, and a demo has no data but public ones
+    # these are for custom data sets, which the demo does not take
     classes: int | None = Field(None, json_schema_extra=_HIDDEN)
     class_names: tuple[str, ...] = Field((), json_schema_extra=_HIDDEN)
     image_size: int | None = Field(None, json_schema_extra=_HIDDEN)
@@ -48,7 +88,7 @@ class DemoTraining(TrainingConfig):
 
 
 class DemoRun(RunConfig):
-    """Run: everything that has to be the same for all clients."""
+    """Run: the configuration all clients share, with defaults for a run of a minute on two cores."""
 
     clients: int = Field(8, ge=1, le=1000, description="clients, and shards of the data")
     rounds: int = Field(10, ge=1, description="rounds of training")
@@ -60,14 +100,12 @@ class DemoRun(RunConfig):
 
 
 class LocalConfig(FrozenModel):
-    """Demo: how it runs on this machine and what it shows."""
+    """Demo: how it runs on this machine, and what it prints."""
 
-    out: Path | None = Field(None, description="where results go; default runs/demo-METHOD-DATASET")
+    out: Path | None = Field(None, description="directory of the results; default runs/demo-METHOD-DATASET")
     processes: int | None = Field(None, ge=1, description="client processes; default one per core")
     data_dir: Path = Field(Path("data"), description="where public data sets are found or downloaded to")
-    device: str = Field(
-        "auto", description="cpu, cuda:N or mps; auto takes CUDA's first GPU, else Apple's, else the CPU"
-    )
+    device: str = Field("auto", description=DEVICE_HELP)
     json_output: bool = Field(
         False, description="print the summary as JSON and nothing else", json_schema_extra={"flag": "--json"}
     )
@@ -85,61 +123,15 @@ class DemoConfig(FrozenModel):
         return min(self.here.processes or usable_cores(), self.run.clients)
 
 
-class ReachConfig(FrozenModel):
-    """Server: where it is and how it is reached."""
-
-    server: str = Field("127.0.0.1:50051", description="address of the server, HOST:PORT")
-    certs: Path | None = Field(None, description="directory made by `feddbp certs`, with the operator's certificate")
-    insecure: bool = Field(False, description="talk to another machine without TLS")
-
-    @model_validator(mode="after")
-    def _encrypted_or_on_purpose(self) -> Self:
-        check_address(self.server)
-        check_exposure(self.server, certs=self.certs, insecure=self.insecure)
-        return self
-
-
-class OperatorConfig(ReachConfig):
-    """Server: where it is, and what shows that it is the operator who asks."""
-
-    token_file: Path | None = Field(None, description="file with the operator's token")
-
-    @property
-    def access(self) -> ClientCredentials:
-        return ClientCredentials(certs=self.certs, token_file=self.token_file)
-
-
-class ViewConfig(OperatorConfig):
-    """Status: whose, and how it is shown."""
-
-    watch: bool = Field(False, description="go on showing it until the run is over; exit code 5 if that ends badly")
-    json_output: bool = Field(
-        False, description="as JSON; one line per change with --watch", json_schema_extra={"flag": "--json"}
-    )
-
-
-class StatusConfig(FrozenModel):
-    """All options of `feddbp status`."""
-
-    view: ViewConfig = ViewConfig()
-
-
 def usable_cores() -> int:
-    """Cores this process may use, which in a container are fewer than the machine has."""
+    """Cores this process may use; in a container that may be fewer than the machine has."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-_NEEDED: Final = ("torch", "safetensors", "PIL")
-
-
-class Options(FrozenModel):
-    """Options of a command that uses a trained client."""
-
-
-def checkpoint_parser(prog: str, others: str, description: str, model: type[Options]) -> Parser:
-    """The parser of a command whose first argument is a checkpoint; `others` names those that follow it."""
+def checkpoint_parser(prog: str, others: str, description: str, model: type[FrozenModel]) -> Parser:
+    """The parser of a command whose first argument is a checkpoint; `others` are the arguments that follow it."""
     parser = settings_parser(prog, description, model)
     parser.usage = f"{prog} CHECKPOINT {others} [options]"
     parser.add_argument(
@@ -151,9 +143,9 @@ def checkpoint_parser(prog: str, others: str, description: str, model: type[Opti
     return parser
 
 
-def load_client(path: Path, *, who: str, device: str) -> TrainedClient:
-    require(who, _NEEDED, extra="client")
-    # torch takes a second to import: mistakes in the flags are told before that
+def load_client(path: Path, *, prog: str, device: str) -> TrainedClient:
+    require(prog, _CHECKPOINT_NEEDS, extra="client")
+    # torch takes a second to import: errors in the flags are reported before that
     from feddbp_client.inference.restore import read_checkpoint
     from feddbp_client.inference.trained_client import TrainedClient
 

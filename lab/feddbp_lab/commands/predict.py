@@ -1,4 +1,4 @@
-"""`feddbp predict`: what a trained client sees on images, a line each."""
+"""`feddbp predict`: classifies images with a trained client, a line each."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import Field
 
 from feddbp_common.config.command_line import settings_from
+from feddbp_common.config.types import FrozenModel
 from feddbp_common.errors import ExitCode
-from feddbp_lab.commands.options import Options, checkpoint_parser, load_client
+from feddbp_lab.commands.options import DEVICE_HELP, checkpoint_parser, load_client
 from feddbp_lab.terminal.format import percent
 
 if TYPE_CHECKING:
@@ -20,36 +21,34 @@ if TYPE_CHECKING:
 PROG: Final = "feddbp predict"
 
 
-class PredictOptions(Options):
-    """Prediction: how much is told, and how."""
+class PredictionConfig(FrozenModel):
+    """Prediction: what is printed for each image."""
 
-    top: int = Field(3, ge=1, description="how many classes are told of each image, the likeliest first")
-    device: str = Field(
-        "auto", description="cpu, cuda:N or mps; auto takes CUDA's first GPU, else Apple's, else the CPU"
-    )
+    top: int = Field(3, ge=1, description="number of classes printed per image, the likeliest first")
+    device: str = Field("auto", description=DEVICE_HELP)
     json_output: bool = Field(False, description="one JSON object per image", json_schema_extra={"flag": "--json"})
 
 
-class PredictConfig(Options):
+class PredictConfig(FrozenModel):
     """All options of `feddbp predict`."""
 
-    prediction: PredictOptions = PredictOptions()
+    prediction: PredictionConfig = PredictionConfig()
 
 
 def command(argv: Sequence[str]) -> int:
-    parser = checkpoint_parser(PROG, "IMAGE...", "Lets a trained client say what is on images.", PredictConfig)
+    parser = checkpoint_parser(PROG, "IMAGE...", "Classifies images with a trained client.", PredictConfig)
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="image files of any kind and size")
     flags = parser.parse_intermixed_args(argv)
     options = settings_from(PredictConfig, flags).prediction
-    client = load_client(flags.checkpoint, who=PROG, device=options.device)
+    client = load_client(flags.checkpoint, prog=PROG, device=options.device)
     width = max(map(len, flags.images))
-    # one by one: every answer is out before the next is sought, and an image that is none spoils no other
-    answered = [_answer(client, image, options, width) for image in flags.images]
-    return ExitCode.OK if all(answered) else ExitCode.USAGE
+    # one by one: each result is printed at once, and a file that is no image does not affect the others
+    readable = [_predict(client, image, options, width) for image in flags.images]
+    return ExitCode.OK if all(readable) else ExitCode.USAGE
 
 
-def _answer(client: TrainedClient, image: str, options: PredictOptions, width: int) -> bool:
-    """Prints what is on an image, or that it is none."""
+def _predict(client: TrainedClient, image: str, options: PredictionConfig, width: int) -> bool:
+    """Prints the prediction for an image, or the error; returns whether the file is an image."""
     from feddbp_client.data import DataError
 
     try:

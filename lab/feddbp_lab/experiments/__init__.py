@@ -1,1 +1,1 @@
-"""Experiments: grids of runs, each run a federation of its own, and the tables and figures made of them."""
+"""Experiments: grids of runs, each a federation of its own, and tables and figures of their results."""

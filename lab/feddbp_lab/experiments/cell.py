@@ -1,4 +1,4 @@
-"""One run of an experiment, named by its content: whatever experiments want it, it is run once."""
+"""One run of an experiment, identified by its configuration: experiments that share a run share its results."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from feddbp_common.config.catalog import DATASETS
 from feddbp_common.config.run import RunConfig
 
 _READABLE: Final = 150
-"""Characters of an id at most before the fingerprint: it is the name of a directory."""
+"""Maximum characters of an id before the fingerprint; the id is the name of a directory."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A run, and the words by which people know it."""
+    """A run, its id and its title."""
 
     run: RunConfig
 
     @property
     def words(self) -> tuple[str, ...]:
+        """The parts of the id, by which `--only` selects."""
         run = self.run
         return (
             run.method,
@@ -35,7 +36,7 @@ class Cell:
 
     @property
     def id(self) -> str:
-        """Readable, and with the fingerprint of the whole configuration at its end."""
+        """The words, and the fingerprint of the whole configuration."""
         readable = re.sub(r"[^\w.=-]+", "_", "-".join(self.words), flags=re.ASCII)
         return f"{readable[:_READABLE]}-{self.run.fingerprint}"
 
@@ -48,7 +49,7 @@ class Cell:
 
     @property
     def cost(self) -> float:
-        """How much there is to compute, for guessing how long it takes: epochs over images of a size."""
+        """Relative computing time, for estimates: epochs times pixels of an image."""
         known = DATASETS.get(self.run.data.dataset)
         pixels = known.image_size**2 if known else 1
         return float(self.run.rounds * self.run.training.local_epochs * pixels)

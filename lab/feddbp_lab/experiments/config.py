@@ -15,20 +15,22 @@ from feddbp_lab.experiments.run.runner import Machine
 
 
 class SelectionConfig(FrozenModel):
-    """Experiment: which runs it consists of, and where their results are kept."""
+    """Experiment: which runs, and where their results are kept."""
 
-    out: Path | None = Field(None, description="directory of the results; experiments that share it share their cells")
-    profile: str | None = Field(
-        None, description=f"size of the runs: {' or '.join(PROFILES)} (default: quick, or none for a file)"
+    out: Path | None = Field(
+        None, description="directory of the results; experiments in the same directory share cells"
     )
-    seeds: tuple[int, ...] = Field((), description="seeds to run, e.g. 0,1,2 (default: the experiment's own)")
+    profile: str | None = Field(
+        None, description=f"size of the runs: {' or '.join(PROFILES)} (default: quick; for a file, none)"
+    )
+    seeds: tuple[int, ...] = Field((), description="seeds to run, e.g. 0,1,2 (default: those of the experiment)")
     override: dict[str, Any] = Field({}, description="an option for all runs, e.g. rounds=3; may be repeated")
     dry_run: bool = Field(False, description="list the cells and exit")
 
     @field_validator("seeds", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
-        return _numbers(value, "--seeds")
+        return _parse_numbers(value, "--seeds")
 
     @field_validator("profile")
     @classmethod
@@ -39,17 +41,21 @@ class SelectionConfig(FrozenModel):
 
 
 class ExecutionConfig(FrozenModel):
-    """Machine: what the runs may use of it."""
+    """Machine: the resources the runs use."""
 
-    jobs: int | None = Field(None, ge=1, description="cells at once; default one per core, or one per GPU")
-    gpus: tuple[int, ...] = Field((), description="CUDA devices the cells are dealt over, e.g. 0,1,2,3; none: the CPU")
+    jobs: int | None = Field(
+        None, ge=1, description="cells that run at the same time; default one per core, or one per GPU"
+    )
+    gpus: tuple[int, ...] = Field(
+        (), description="CUDA devices the cells are spread over, e.g. 0,1,2,3 (default: the CPU)"
+    )
     data_dir: Path = Field(Path("data"), description="where public data sets are found or downloaded to")
     keep_state: bool = Field(False, description="keep checkpoints and databases of cells that are done")
 
     @field_validator("gpus", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
-        return _numbers(value, "--gpus")
+        return _parse_numbers(value, "--gpus")
 
     @model_validator(mode="after")
     def _room_for_every_gpu(self) -> Self:
@@ -71,7 +77,7 @@ class ExperimentConfig(FrozenModel):
     where: ExecutionConfig = ExecutionConfig()
 
 
-def _numbers(value: Any, flag: str) -> Any:
+def _parse_numbers(value: Any, flag: str) -> Any:
     if not isinstance(value, str):
         return value
     pieces = [piece.strip() for piece in value.split(",")]

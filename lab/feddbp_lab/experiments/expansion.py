@@ -1,9 +1,9 @@
-"""From what an experiment's file says to its plan and its cells."""
+"""Expands the specification of an experiment into its plan and its cells."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from feddbp_common.config.sources import options_of
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.methods import split_preset
 from feddbp_lab.experiments.cell import Cell
-from feddbp_lab.experiments.plan import Axis, Part, Plan, Point, Value, axis_title, value_label
+from feddbp_lab.experiments.plan import Axis, AxisValue, Part, Plan, Point, axis_title, value_label
 from feddbp_lab.experiments.profiles import Profile, profile_named
 from feddbp_lab.experiments.spec import ExperimentSpec, PartSpec
 
@@ -30,19 +30,11 @@ _DEFAULT_SEEDS: Final = (0,)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Expanded:
-    """A plan, and the cells it speaks of by their ids."""
+class Expansion:
+    """A plan, and its cells by their ids."""
 
     plan: Plan
     cells: dict[str, Cell]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Choice:
-    """A value of an axis and the options it stands for."""
-
-    value: Value
-    options: dict[str, Any]
 
 
 def seeds_of(spec: ExperimentSpec, profile: str | None) -> tuple[int, ...]:
@@ -55,101 +47,158 @@ def expand(
     seeds: Iterable[int],
     profile: str | None = None,
     overrides: Mapping[str, Any] | None = None,
-) -> Expanded:
-    seeds, given = tuple(sorted(set(seeds))), dict(overrides or {})
-    chosen = profile_named(profile) if profile else None
-    cells: dict[str, Cell] = {}
+) -> Expansion:
+    _check_names(overrides or {}, f"{spec.name}: --override")
+    expander = _Expander(
+        spec, profile=profile_named(profile) if profile else None, overrides=overrides or {}, seeds=seeds
+    )
     try:
-        parts = tuple(_part(spec, part, chosen, given, seeds, cells) for part in spec.parts)
+        parts = tuple(map(expander.expand_part, spec.parts))
     except ConfigurationError as error:
         raise ConfigurationError(f"{spec.name}: {error}") from None
     plan = Plan(
         name=spec.name,
         title=spec.title,
-        note=" ".join(filter(None, (spec.note, _scaling_note(spec, chosen), _settings_note(chosen, cells.values())))),
+        note=" ".join(filter(None, (spec.note, expander.scaling_note(), expander.settings_note()))),
         profile=profile,
-        overrides=given,
-        seeds=seeds,
+        overrides=expander.overrides,
+        seeds=expander.seeds,
         parts=parts,
     )
-    return Expanded(plan=plan, cells={id_: cells[id_] for id_ in plan.cell_ids})
+    return Expansion(plan=plan, cells={cell_id: expander.cells[cell_id] for cell_id in plan.cell_ids})
 
 
-def _part(
-    spec: ExperimentSpec,
-    part: PartSpec,
-    profile: Profile | None,
-    overrides: Mapping[str, Any],
-    seeds: tuple[int, ...],
-    cells: dict[str, Cell],
-) -> Part:
-    base = {
-        **dotted(profile.base if profile else {}),
-        **_leaves(spec.base, "base"),
-        **_leaves(part.base, "base"),
-    }
-    _check_names(overrides, "--override")
-    choices = {
-        name: [_choice(name, value, profile if spec.scale_epochs else None) for value in values]
-        for name, values in part.axes.items()
-    }
-    for axis, listed in choices.items():
-        for name in overrides:
-            if any(name in choice.options for choice in listed):
-                raise ConfigurationError(f"--override {name}: the experiment's axis {axis!r} sets it")
-    points = []
-    for at in itertools.product(*(range(len(listed)) for listed in choices.values())):
-        options = {**base, **overrides}
-        for listed, index in zip(choices.values(), at, strict=True):
-            options.update(listed[index].options)
-        if profile is not None:
-            method, _ = split_preset(str(options.get("method", _DEFAULT_METHOD)))
-            options = {**profile.options_for(method), **options}
-        made = {seed: Cell(_run_config({**options, "seed": seed})) for seed in seeds}
-        cells.update({cell.id: cell for cell in made.values()})
-        points.append(Point(at=at, cells={seed: cell.id for seed, cell in made.items()}))
-    axes = tuple(
-        Axis(name=name, title=axis_title(name), values=tuple(choice.value for choice in listed))
-        for name, listed in choices.items()
-    )
-    made_part = Part(title=part.title, axes=axes, report=part.report, points=tuple(points))
-    _check_rows(made_part)
-    return made_part
+def select_cells(cells: Iterable[Cell], only: Sequence[str]) -> list[Cell]:
+    """Cells that match every entry of `only`; an entry lists words separated by commas, one of which has to match."""
+    selected = list(cells)
+    for entry in only:
+        words = [word.strip() for word in entry.split(",") if word.strip()]
+        matching = [set(_matching_ids(word, selected)) for word in words]
+        selected = [cell for cell in selected if any(cell.id in ids for ids in matching)]
+        if not selected:
+            raise ConfigurationError(f"--only {entry}: no cell of the experiment has this in its name")
+    return selected
 
 
-def _check_rows(part: Part) -> None:
-    rows = [part.key(place) for place in part.places(part.report.rows)]
-    for option, named in (("compare", part.report.compare), ("highlight", part.report.highlight)):
-        if named is not None and named not in rows:
-            raise ConfigurationError(f"report.{option}: there is no row {named!r}; there are: {', '.join(rows)}")
+def _matching_ids(word: str, cells: Sequence[Cell]) -> list[str]:
+    """Cells with the exact word, if there are any, so that cifar10 does not select cifar100; else by substring."""
+    exact = [cell.id for cell in cells if word in cell.words]
+    return exact or [cell.id for cell in cells if word in cell.id]
 
 
-def _choice(axis: str, value: Any, scaled_by: Profile | None) -> _Choice:
-    if axis == _SETTINGS:
-        if not isinstance(value, dict):
-            raise ConfigurationError(f"axes.{axis}: {value!r} is not a table of settings")
-        label = value_label(axis, value)
-        return _Choice(value=Value(key=label, label=label), options=_leaves({_SETTINGS: value}, f"axes.{axis}"))
-    if not _is_option(axis):
-        return _variant(axis, value)
-    if isinstance(value, dict | list):
-        raise ConfigurationError(f"axes.{axis}: {value!r} is not a single value")
-    if axis == _METHOD:
-        method, settings = split_preset(str(value))
-        preset = {f"{_SETTINGS}.{name}": setting for name, setting in settings.items()}
-        return _Choice(value=Value(key=str(value), label=value_label(axis, value)), options={axis: method, **preset})
-    if axis == _EPOCHS and scaled_by is not None and isinstance(value, int):
-        return _scaled(value, scaled_by.scaled_epochs(value))
-    return _Choice(value=Value(key=str(value), label=value_label(axis, value)), options={axis: value})
+@dataclass(frozen=True, kw_only=True)
+class _Choice:
+    """A value of an axis, and the options it sets."""
+
+    value: AxisValue
+    options: dict[str, Any]
 
 
-def _scaled(printed: int, epochs: int) -> _Choice:
+class _Expander:
+    """Expands the parts of one experiment, and collects their cells."""
+
+    def __init__(
+        self,
+        spec: ExperimentSpec,
+        *,
+        profile: Profile | None,
+        overrides: Mapping[str, Any],
+        seeds: Iterable[int],
+    ) -> None:
+        self.overrides = dict(overrides)
+        self.seeds = tuple(sorted(set(seeds)))
+        self.cells: dict[str, Cell] = {}
+        self._spec = spec
+        self._profile = profile
+
+    def expand_part(self, part: PartSpec) -> Part:
+        choices = {name: [self._choice(name, value) for value in values] for name, values in part.axes.items()}
+        self._check_overrides(choices)
+        base = {
+            **dotted(self._profile.base if self._profile else {}),
+            **_leaves(self._spec.base, "base"),
+            **_leaves(part.base, "base"),
+            **self.overrides,
+        }
+        points = []
+        for at in itertools.product(*(range(len(listed)) for listed in choices.values())):
+            options = dict(base)
+            for listed, index in zip(choices.values(), at, strict=True):
+                options.update(listed[index].options)
+            points.append(Point(at=at, cells=self._add_cells(options)))
+        axes = tuple(
+            Axis(name=name, title=axis_title(name), values=tuple(choice.value for choice in listed))
+            for name, listed in choices.items()
+        )
+        expanded = Part(title=part.title, axes=axes, report=part.report, points=tuple(points))
+        _check_rows(expanded)
+        return expanded
+
+    def _add_cells(self, options: Mapping[str, Any]) -> dict[int, str]:
+        """The ids of the cells with these options, by seed."""
+        defaults: dict[str, Any] = {}
+        if self._profile is not None:
+            method, _ = split_preset(str(options.get(_METHOD, _DEFAULT_METHOD)))
+            defaults = self._profile.options_for(method)
+        by_seed = {seed: Cell(_run_config({**defaults, **options, "seed": seed})) for seed in self.seeds}
+        self.cells.update({cell.id: cell for cell in by_seed.values()})
+        return {seed: cell.id for seed, cell in by_seed.items()}
+
+    def _check_overrides(self, choices: Mapping[str, list[_Choice]]) -> None:
+        for axis, listed in choices.items():
+            for name in self.overrides:
+                if any(name in choice.options for choice in listed):
+                    raise ConfigurationError(f"--override {name}: the experiment's axis {axis!r} sets it")
+
+    def _choice(self, axis: str, value: Any) -> _Choice:
+        if axis == _SETTINGS:
+            if not isinstance(value, dict):
+                raise ConfigurationError(f"axes.{axis}: {value!r} is not a table of settings")
+            label = value_label(axis, value)
+            return _Choice(value=AxisValue(key=label, label=label), options=_leaves({_SETTINGS: value}, f"axes.{axis}"))
+        if not _is_option(axis):
+            return _variant(axis, value)
+        if isinstance(value, dict | list):
+            raise ConfigurationError(f"axes.{axis}: {value!r} is not a single value")
+        options = {axis: value}
+        if axis == _METHOD:
+            method, settings = split_preset(str(value))
+            options = {axis: method, **{f"{_SETTINGS}.{name}": setting for name, setting in settings.items()}}
+        if axis == _EPOCHS and self._profile is not None and self._spec.scale_epochs and isinstance(value, int):
+            return _scaled_epochs(value, self._profile.scaled_epochs(value))
+        return _Choice(value=AxisValue(key=str(value), label=value_label(axis, value)), options=options)
+
+    def scaling_note(self) -> str:
+        """How an axis of local epochs was scaled to the profile; empty if it was not."""
+        if self._profile is None or not self._spec.scale_epochs:
+            return ""
+        printed = [epochs for part in self._spec.parts for epochs in part.axes.get(_EPOCHS, ())]
+        scaled = [self._profile.scaled_epochs(epochs) for epochs in printed]
+        if scaled == printed:
+            return ""
+        ours, papers = ("/".join(map(str, epochs)) for epochs in (scaled, printed))
+        return f"Local epochs are scaled to this profile: {ours} stand for the paper's {papers}."
+
+    def settings_note(self) -> str:
+        """The settings the profile changes, with the defaults they replace; empty if there are none."""
+        notes: dict[str, None] = {}
+        for run in (cell.run for cell in self.cells.values()):
+            defaults = run.method_spec.settings().model_dump(mode="json")
+            changed = self._profile.method_settings.get(run.method, {}) if self._profile else {}
+            for name, value in changed.items():
+                if run.method_settings[name] == value != defaults[name]:
+                    default = "its default" if defaults[name] is None else defaults[name]
+                    notes[f"{run.method_spec.title} runs with {name} = {value} instead of {default}."] = None
+        return " ".join(notes)
+
+
+def _scaled_epochs(printed: int, epochs: int) -> _Choice:
     label = str(epochs) if epochs == printed else f"{epochs} (paper: {printed})"
-    return _Choice(value=Value(key=str(epochs), label=label, paper=str(printed)), options={_EPOCHS: epochs})
+    return _Choice(value=AxisValue(key=str(epochs), label=label, paper=str(printed)), options={_EPOCHS: epochs})
 
 
 def _variant(axis: str, value: Any) -> _Choice:
-    """A value that is a name for some options, on an axis that is no option itself."""
+    """A labelled set of options, on an axis that is no option itself."""
     if not isinstance(value, dict):
         raise ConfigurationError(
             f"axes: there is no option {axis!r}{did_you_mean(axis, _OPTIONS)} "
@@ -158,10 +207,11 @@ def _variant(axis: str, value: Any) -> _Choice:
     if set(value) != {"label", "set"} or not isinstance(value["set"], dict):
         raise ConfigurationError(f"axes.{axis}: {value!r} must have a label, and a table of options called set")
     label = str(value["label"])
-    return _Choice(value=Value(key=label, label=label), options=_leaves(value["set"], f"axes.{axis}: {label}"))
+    return _Choice(value=AxisValue(key=label, label=label), options=_leaves(value["set"], f"axes.{axis}: {label}"))
 
 
 def _leaves(table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The options of a nested table by their dotted names."""
     leaves = dotted(table)
     _check_names(leaves, where)
     for name, value in leaves.items():
@@ -178,8 +228,15 @@ def _check_names(names: Iterable[str], where: str) -> None:
             raise ConfigurationError(f"{where}: there is no option {name!r}{did_you_mean(name, _OPTIONS)}")
 
 
+def _check_rows(part: Part) -> None:
+    rows = [part.key(row) for row in part.combinations(part.report.rows)]
+    for option, named in (("compare", part.report.compare), ("highlight", part.report.highlight)):
+        if named is not None and named not in rows:
+            raise ConfigurationError(f"report.{option}: there is no row {named!r}; there are: {', '.join(rows)}")
+
+
 def _is_option(name: str) -> bool:
-    # which settings there are depends on the method, which checks them itself
+    # the names of settings depend on the method, whose own validation checks them
     return (name in _OPTIONS and name != "seed") or name.startswith(f"{_SETTINGS}.")
 
 
@@ -192,45 +249,3 @@ def _run_config(options: Mapping[str, Any]) -> RunConfig:
     if run.data.dataset == CUSTOM_DATASET:
         raise ConfigurationError("data.dataset: only public data sets can be split; custom data are a client's own")
     return run
-
-
-def _settings_note(profile: Profile | None, cells: Iterable[Cell]) -> str:
-    """What of a method the profile has changed, lest anyone takes it for the method's own."""
-    told: dict[str, None] = {}
-    for run in (cell.run for cell in cells):
-        defaults = run.method_spec.settings().model_dump(mode="json")
-        for name, value in (profile.method_settings.get(run.method, {}) if profile else {}).items():
-            if run.method_settings[name] == value != defaults[name]:
-                usual = "its default" if defaults[name] is None else defaults[name]
-                told[f"{run.method_spec.title} runs with {name} = {value} instead of {usual}."] = None
-    return " ".join(told)
-
-
-def _scaling_note(spec: ExperimentSpec, profile: Profile | None) -> str:
-    if profile is None or not spec.scale_epochs:
-        return ""
-    axes: Iterator[list[Any]] = (part.axes[_EPOCHS] for part in spec.parts if _EPOCHS in part.axes)
-    printed = list(itertools.chain.from_iterable(axes))
-    scaled = [profile.scaled_epochs(epochs) for epochs in printed]
-    if scaled == printed:
-        return ""
-    told = "/".join(map(str, scaled)), "/".join(map(str, printed))
-    return f"Local epochs are scaled to this profile: {told[0]} stand for the paper's {told[1]}."
-
-
-def selected(cells: Iterable[Cell], only: Sequence[str]) -> list[Cell]:
-    """Cells that every entry of `only` finds; an entry may name several words, any of which will do."""
-    chosen = list(cells)
-    for entry in only:
-        words = [word.strip() for word in entry.split(",") if word.strip()]
-        found = [set(_found(word, chosen)) for word in words]
-        chosen = [cell for cell in chosen if any(cell.id in ids for ids in found)]
-        if not chosen:
-            raise ConfigurationError(f"--only {entry}: no cell of the experiment has this in its name")
-    return chosen
-
-
-def _found(word: str, cells: Sequence[Cell]) -> list[str]:
-    """Cells with the very word, if there are any: whoever says cifar10 does not mean cifar100."""
-    exact = [cell.id for cell in cells if word in cell.words]
-    return exact or [cell.id for cell in cells if word in cell.id]

@@ -1,4 +1,4 @@
-"""An experiment with nothing left open: the cells it consists of, and where in the report each belongs."""
+"""The plan of an experiment: every cell it consists of, and the position of each in the report."""
 
 from __future__ import annotations
 
@@ -11,90 +11,8 @@ from feddbp_common.config.types import FrozenModel
 from feddbp_common.methods import METHODS, PRESET_MARK
 from feddbp_lab.experiments.spec import ReportSpec
 
-Place = Mapping[str, int]
-"""Where on some axes, by the index of the value."""
-
-
-class Value(FrozenModel):
-    """A value of an axis."""
-
-    key: str
-    """By which a report's `compare` names it."""
-    label: str
-    paper: str = ""
-    """What stands in its place in the paper's table, if not the key."""
-
-
-class Axis(FrozenModel):
-    """An option whose values differ between runs, or a name for several that differ together."""
-
-    name: str
-    title: str
-    values: tuple[Value, ...]
-
-
-class Point(FrozenModel):
-    """A place in a grid: the index of its value on every axis, and its cells by seed."""
-
-    at: tuple[int, ...]
-    cells: dict[int, str]
-
-
-class Part(FrozenModel):
-    """A grid: a point for every combination of its axes' values."""
-
-    title: str
-    axes: tuple[Axis, ...]
-    report: ReportSpec
-    points: tuple[Point, ...]
-
-    def axis(self, name: str) -> Axis:
-        return next(axis for axis in self.axes if axis.name == name)
-
-    def places(self, names: Iterable[str]) -> list[Place]:
-        """All combinations of the values of these axes, the last axis changing fastest."""
-        axes = [self.axis(name) for name in names]
-        combined = itertools.product(*(range(len(axis.values)) for axis in axes))
-        return [{axis.name: index for axis, index in zip(axes, at, strict=True)} for at in combined]
-
-    def point(self, place: Place) -> Point:
-        at = tuple(place[axis.name] for axis in self.axes)
-        return next(point for point in self.points if point.at == at)
-
-    def labels(self, place: Place) -> tuple[str, ...]:
-        return tuple(value.label for _, value in self._values(place))
-
-    def key(self, place: Place) -> str:
-        return " ".join(value.key for _, value in self._values(place))
-
-    def paper_key(self, place: Place) -> str:
-        return " ".join(value.paper or value.key for _, value in self._values(place))
-
-    def heading(self, place: Place) -> str:
-        return ", ".join(heading(axis.name, axis.title, value.label) for axis, value in self._values(place))
-
-    def _values(self, place: Place) -> list[tuple[Axis, Value]]:
-        return [(axis, axis.values[index]) for axis, index in ((self.axis(name), place[name]) for name in place)]
-
-
-class Plan(FrozenModel):
-    """An experiment with nothing left open: what a report needs even when defaults have changed since."""
-
-    name: str
-    title: str
-    note: str
-    profile: str | None
-    overrides: dict[str, Any]
-    seeds: tuple[int, ...]
-    parts: tuple[Part, ...]
-
-    @property
-    def cell_ids(self) -> list[str]:
-        """All of them, each once: first all of the first seed, so that a whole table is there early."""
-        ids = (point.cells[seed] for seed in self.seeds for part in self.parts for point in part.points)
-        return list(dict.fromkeys(ids))
-
-
+Coordinates = Mapping[str, int]
+"""A position on some axes: by the name of an axis, the index of a value."""
 _TITLES: Final = {
     "method": "Method",
     "data.dataset": "Data set",
@@ -110,8 +28,88 @@ _TITLES: Final = {
     "method_settings.eta": "η",
     "method_settings.tau": "τ",
 }
-SPEAKS_FOR_ITSELF: Final = ("method", "data.dataset", "training.model_group", "method_settings")
-"""Axes whose values need no name before them."""
+_UNTITLED_AXES: Final = ("method", "data.dataset", "training.model_group", "method_settings")
+"""Axes whose values are understood without the axis's title."""
+
+
+class AxisValue(FrozenModel):
+    key: str
+    """The name `compare` and `highlight` of a report refer to."""
+    label: str
+    paper: str = ""
+    """The value in the paper's table it corresponds to, if that differs from the key."""
+
+
+class Axis(FrozenModel):
+    """An option whose values differ between runs, or a named set of options that change together."""
+
+    name: str
+    title: str
+    values: tuple[AxisValue, ...]
+
+
+class Point(FrozenModel):
+    """A point of a grid: the index of its value on every axis, and the ids of its cells by seed."""
+
+    at: tuple[int, ...]
+    cells: dict[int, str]
+
+
+class Part(FrozenModel):
+    """A grid, with a point for every combination of its axes' values, and how it is reported."""
+
+    title: str
+    axes: tuple[Axis, ...]
+    report: ReportSpec
+    points: tuple[Point, ...]
+
+    def axis(self, name: str) -> Axis:
+        return next(axis for axis in self.axes if axis.name == name)
+
+    def combinations(self, names: Iterable[str]) -> list[Coordinates]:
+        """All combinations of the values of these axes, the last axis changing fastest."""
+        axes = [self.axis(name) for name in names]
+        combined = itertools.product(*(range(len(axis.values)) for axis in axes))
+        return [{axis.name: index for axis, index in zip(axes, at, strict=True)} for at in combined]
+
+    def point(self, coordinates: Coordinates) -> Point:
+        at = tuple(coordinates[axis.name] for axis in self.axes)
+        return next(point for point in self.points if point.at == at)
+
+    def labels(self, coordinates: Coordinates) -> tuple[str, ...]:
+        return tuple(value.label for _, value in self._values(coordinates))
+
+    def key(self, coordinates: Coordinates) -> str:
+        return " ".join(value.key for _, value in self._values(coordinates))
+
+    def paper_key(self, coordinates: Coordinates) -> str:
+        return " ".join(value.paper or value.key for _, value in self._values(coordinates))
+
+    def heading(self, coordinates: Coordinates) -> str:
+        """The head of a column or panel, where the axes are not named beside it."""
+        return ", ".join(_heading(axis, value) for axis, value in self._values(coordinates))
+
+    def _values(self, coordinates: Coordinates) -> list[tuple[Axis, AxisValue]]:
+        axes = [self.axis(name) for name in coordinates]
+        return [(axis, axis.values[coordinates[axis.name]]) for axis in axes]
+
+
+class Plan(FrozenModel):
+    """An experiment with all its cells; stored, so that a report does not depend on defaults that change later."""
+
+    name: str
+    title: str
+    note: str
+    profile: str | None
+    overrides: dict[str, Any]
+    seeds: tuple[int, ...]
+    parts: tuple[Part, ...]
+
+    @property
+    def cell_ids(self) -> list[str]:
+        """Every cell once, all of the first seed first, so that a complete table is available early."""
+        ids = (point.cells[seed] for seed in self.seeds for part in self.parts for point in part.points)
+        return list(dict.fromkeys(ids))
 
 
 def axis_title(name: str) -> str:
@@ -131,6 +129,6 @@ def value_label(axis: str, value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def heading(axis: str, title: str, label: str) -> str:
-    """A value as a column's head, where its axis is not named beside it."""
-    return label if axis in SPEAKS_FOR_ITSELF or "." not in axis else f"{title} = {label}"
+def _heading(axis: Axis, value: AxisValue) -> str:
+    is_clear = axis.name in _UNTITLED_AXES or "." not in axis.name
+    return value.label if is_clear else f"{axis.title} = {value.label}"

@@ -1,4 +1,4 @@
-"""How large the runs of an experiment are: as the paper's, or small enough for a few cores."""
+"""Profiles: the size of an experiment's runs, as in the paper or small enough for a few cores."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ QUICK_ROUNDS: Final = 15
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """Options every run of an experiment begins with; the experiment's own come on top."""
+    """Default options for every run of an experiment; the experiment's own options override them."""
 
     title: str
     base: Mapping[str, Any]
     epochs: int
     seeds: tuple[int, ...] = (0, 1, 2)
     method_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By method: settings that have to shrink with the runs, lest the server takes longer than the clients."""
+    """By method, settings that are scaled down with the runs; else the server would take longer than the clients."""
 
     def scaled_epochs(self, epochs: int) -> int:
-        """As many epochs in proportion to this profile's as the paper's to its own; at least one."""
+        """Epochs of the paper scaled to this profile's epochs, at least one."""
         return max(1, round(epochs * self.epochs / PAPER_EPOCHS))
 
     def options_for(self, method: str) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def _profile(
 PROFILES: Final = MappingProxyType(
     {
         "paper": _profile(
-            "as the paper says: HtFE-img-8, 100 rounds of 10 epochs, learning rate 0.01",
+            "as in the paper: HtFE-img-8, 100 rounds of 10 epochs, learning rate 0.01",
             model_group="htfe-8",
             epochs=PAPER_EPOCHS,
             learning_rate=PAPER_LEARNING_RATE,
@@ -68,8 +68,8 @@ PROFILES: Final = MappingProxyType(
             epochs=QUICK_EPOCHS,
             learning_rate=0.05,
             rounds=QUICK_ROUNDS,
-            # FedTGP's server has as many of its hundred passes as there are of the paper's ten local epochs. Its step
-            # stays the paper's: at the clients' larger one its prototypes pull so hard that CIFAR-100 loses six points.
+            # FedTGP's server trains for 100 epochs in the paper, scaled down here like the clients' 10. Its learning
+            # rate stays the paper's: with the clients' larger one, accuracy on CIFAR-100 is six points lower.
             method_settings={
                 "fedtgp": {
                     "server_epochs": 100 * QUICK_EPOCHS // PAPER_EPOCHS,

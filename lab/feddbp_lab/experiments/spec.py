@@ -1,4 +1,4 @@
-"""An experiment as its TOML file says it: options all runs share, axes along which they differ, and what is shown."""
+"""The specification of an experiment, read from TOML: common options, axes along which runs differ, and the report."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ BUILT_IN: Final = ("table1", "table2", "table3", "fig2", "fig3", "study")
 
 
 class ReportSpec(FrozenModel):
-    """What is made of the results. Every axis of the part is shown somewhere."""
+    """How the results of a part are reported; every axis has a place in the report."""
 
     kind: Literal["table", "curves", "sweep"] = "table"
     rows: tuple[str, ...] = Field((), description="axes whose values are rows of a table, or lines of a figure")
     columns: tuple[str, ...] = Field((), description="axes whose values are columns, or panels side by side")
     x: str | None = Field(None, description="the axis a sweep runs along")
-    compare: str | None = Field(None, description="the row from which the others' differences are told")
+    compare: str | None = Field(None, description="the row to which the others are compared")
     from_round: int = Field(
-        1, ge=0, description="where curves begin; before any training, some rules of inference have nothing to go by"
+        1, ge=0, description="first round of the curves; before training, an inference rule may lack its prototypes"
     )
-    highlight: str | None = Field(None, description="the line of a figure that matters most")
-    paper: str | None = Field(None, description="where the paper gives values for this")
-    rules: bool = Field(False, description="every rule of inference has a column of its own")
+    highlight: str | None = Field(None, description="the line of a figure that is emphasised")
+    paper: str | None = Field(None, description="the table of the paper with values for these rows and columns")
+    rules: bool = Field(False, description="give every inference rule its own column")
 
     @field_validator("rows", "columns", mode="before")
     @classmethod
@@ -48,13 +48,13 @@ class ReportSpec(FrozenModel):
         return table
 
     @model_validator(mode="after")
-    def _sweeps_run_along_something(self) -> Self:
+    def _sweep_has_x(self) -> Self:
         if (self.kind == "sweep") != (self.x is not None):
             raise ConfigurationError("report: x names the axis a sweep runs along; a sweep needs it, others have none")
         return self
 
-    def placing(self, axes: Iterable[str]) -> ReportSpec:
-        """With a place for every axis: the first makes rows and the others columns, where nothing is said."""
+    def with_axes_placed(self, axes: Iterable[str]) -> ReportSpec:
+        """Places axes the report does not mention: the first in rows, the others in columns."""
         left = tuple(name for name in axes if name not in self.axes)
         if not self.rows and self.columns:
             return self.model_copy(update={"rows": left})
@@ -67,7 +67,7 @@ class ReportSpec(FrozenModel):
 
 
 class PartSpec(FrozenModel):
-    """A grid of runs, and how it is shown."""
+    """A grid of runs, and how it is reported."""
 
     title: str = ""
     base: dict[str, Any] = Field(default_factory=dict)
@@ -80,11 +80,11 @@ class PartSpec(FrozenModel):
         return dotted(value) if isinstance(value, dict) else value
 
     @model_validator(mode="after")
-    def _every_axis_is_shown_once(self) -> Self:
+    def _every_axis_is_placed_once(self) -> Self:
         for name, values in self.axes.items():
             if not values:
                 raise ConfigurationError(f"axes.{name}: has no values")
-        object.__setattr__(self, "report", self.report.placing(self.axes))
+        object.__setattr__(self, "report", self.report.with_axes_placed(self.axes))
         for name in self.report.axes:
             if name not in self.axes:
                 raise ConfigurationError(f"report: there is no axis {name!r}{did_you_mean(name, self.axes)}")
@@ -95,19 +95,19 @@ class PartSpec(FrozenModel):
 
 
 class ExperimentSpec(FrozenModel):
-    """All of an experiment: one grid, or several parts to which `axes` and `report` are common."""
+    """An experiment: one grid, or several parts that share `axes` and `report`."""
 
     name: str
     title: str
     note: str = ""
     base: dict[str, Any] = Field(default_factory=dict)
-    scale_epochs: bool = Field(False, description="an axis of local epochs shrinks with the profile's epochs")
+    scale_epochs: bool = Field(False, description="scale an axis of local epochs to the profile's epochs")
     seeds: tuple[int, ...] | None = None
     parts: tuple[PartSpec, ...]
 
     @model_validator(mode="before")
     @classmethod
-    def _shared_by_parts(cls, values: Any) -> Any:
+    def _merge_shared_tables(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
         shared = {key: values[key] for key in ("axes", "report") if key in values}
@@ -115,12 +115,12 @@ class ExperimentSpec(FrozenModel):
         parts = values.get("parts", [{}])
         if not all(isinstance(table, dict) for table in (*shared.values(), *parts)):
             return values
-        return {**own, "parts": [{**part, **_joined(shared, part)} for part in parts]}
+        return {**own, "parts": [{**part, **_merged(shared, part)} for part in parts]}
 
 
-def _joined(shared: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(shared: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
     axes, common = (dotted(table.get("axes", {})) for table in (part, shared))
-    # the part's own first, as they are the rows where nothing else is said
+    # the part's own axes first: by default the first axis makes the rows
     return {"axes": {**axes, **common, **axes}, "report": {**shared.get("report", {}), **part.get("report", {})}}
 
 
@@ -140,9 +140,9 @@ def load_experiment(given: str) -> ExperimentSpec:
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{path}: not a TOML file: {error}") from None
     if not re.fullmatch(r"\w[\w.-]*", path.stem):
-        raise ConfigurationError(f"{path}: the name of an experiment's file has letters, digits, '.', '_' and '-' only")
+        raise ConfigurationError(f"{path}: the file name may only have letters, digits, '.', '_' and '-'")
     if path.stem in BUILT_IN:
-        raise ConfigurationError(f"{path}: {path.stem} is the name of a built-in experiment; call the file otherwise")
+        raise ConfigurationError(f"{path}: {path.stem} is the name of a built-in experiment; rename the file")
     return _parse(text, name=path.stem, origin=str(path))
 
 
@@ -150,19 +150,19 @@ def _parse(text: str, *, name: str, origin: str) -> ExperimentSpec:
     try:
         content = tomllib.loads(text)
         if "name" in content:
-            raise ConfigurationError("there is no key 'name': an experiment is called as its file")
+            raise ConfigurationError("there is no key 'name': an experiment has the name of its file")
         return ExperimentSpec.model_validate({**content, "name": name})
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{origin}: not a TOML file: {error}") from None
     except ValidationError as error:
-        raise ConfigurationError(f"{origin}: {_first_complaint(error)}") from None
+        raise ConfigurationError(f"{origin}: {_describe(error)}") from None
     except ConfigurationError as error:
         raise ConfigurationError(f"{origin}: {error}") from None
 
 
-def _first_complaint(error: ValidationError) -> str:
+def _describe(error: ValidationError) -> str:
     first = FieldError.first_in(error)
-    # a file with one grid has no parts its writer knows of
+    # a file with one grid does not mention parts
     where = first.path.removeprefix("parts.0.")
     if first.kind == "extra_forbidden":
         return f"there is no key {where!r}"

@@ -1,4 +1,4 @@
-"""A small certificate authority of one's own: enough for a federation, with keys nobody else can read."""
+"""A small certificate authority for one federation; keys are readable by their owner alone."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from feddbp_common.rpc.credentials import CA, SERVER
 AUTHORITY_LIFETIME: Final = timedelta(days=3650)
 PARTY_LIFETIME: Final = timedelta(days=365)
 _CLOCK_SKEW: Final = timedelta(minutes=5)
-"""Certificates are valid from a little before they were made: clocks of machines differ."""
+"""Certificates are valid from this long before they are made, as the clocks of machines differ."""
 
 
 @dataclass(frozen=True)
 class Authority:
-    """The key and certificate that all parties of a federation trust."""
+    """The key and certificate that sign those of all parties of a federation."""
 
     directory: Path
     key: ec.EllipticCurvePrivateKey
@@ -36,7 +36,7 @@ class Authority:
     @classmethod
     def create(cls, directory: Path, *, lifetime: timedelta = AUTHORITY_LIFETIME) -> Authority:
         if (directory / f"{CA}.key").exists():
-            raise ConfigurationError(f"{directory} has an authority already; remove it first to begin anew")
+            raise ConfigurationError(f"{directory} has an authority already; remove it first to create another")
         key = ec.generate_private_key(ec.SECP256R1())
         subject = _name("feddbp authority")
         certificate = (
@@ -55,19 +55,21 @@ class Authority:
             key = serialization.load_pem_private_key((directory / f"{CA}.key").read_bytes(), password=None)
             certificate = x509.load_pem_x509_certificate((directory / f"{CA}.pem").read_bytes())
         except FileNotFoundError:
-            raise ConfigurationError(f"{directory} has no authority; `feddbp certs init` makes one") from None
+            raise ConfigurationError(f"{directory} has no authority; `feddbp certs init` creates one") from None
         except (OSError, ValueError) as error:
             raise ConfigurationError(f"the authority in {directory} cannot be read: {error}") from None
         if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise ConfigurationError(f"the authority's key in {directory} is not one of ours")
+            raise ConfigurationError(
+                f"the authority's key in {directory} is no elliptic-curve key; `feddbp certs init` creates one"
+            )
         return cls(directory, key, certificate)
 
     def issue_server(self, hosts: Sequence[str], *, lifetime: timedelta = PARTY_LIFETIME) -> Path:
-        """A certificate for the names and addresses under which clients reach the server."""
+        """Issues the server's certificate, for the names and addresses under which clients reach it."""
         return self._issue(SERVER, ExtendedKeyUsageOID.SERVER_AUTH, lifetime, hosts)
 
     def issue_party(self, subject: str, *, lifetime: timedelta = PARTY_LIFETIME) -> Path:
-        """A certificate for a client or the operator; its subject is who they are."""
+        """Issues a certificate for a client, the operator or the probe; its subject is their identity."""
         return self._issue(subject, ExtendedKeyUsageOID.CLIENT_AUTH, lifetime, [subject])
 
     def _issue(self, subject: str, purpose: ObjectIdentifier, lifetime: timedelta, names: Sequence[str]) -> Path:
@@ -93,8 +95,8 @@ class Authority:
 
 
 def alternative_names(names: Sequence[str]) -> list[x509.GeneralName]:
-    """Names and addresses as a certificate has them."""
-    return [_host(name) for name in names]
+    """Host names and IP addresses as entries of a certificate."""
+    return [_alternative_name(name) for name in names]
 
 
 def new_token() -> str:
@@ -102,7 +104,7 @@ def new_token() -> str:
 
 
 def write_secret(path: Path, content: bytes) -> None:
-    """Writes what only its owner may read, and never in a file that others could open in between."""
+    """Writes a new file that only its owner can read, from its creation on."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
@@ -146,8 +148,8 @@ def _name(common_name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
 
 
-def _host(host: str) -> x509.GeneralName:
+def _alternative_name(name: str) -> x509.GeneralName:
     try:
-        return x509.IPAddress(ipaddress.ip_address(host))
+        return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
-        return x509.DNSName(host)
+        return x509.DNSName(name)

@@ -1,11 +1,11 @@
-"""Certificates for a whole federation, a directory for each party with what that party needs and nothing more.
+"""Certificates for a whole federation, in a directory per party that holds what that party needs and nothing more.
 
-DIR/authority/   ca.pem, ca.key: signs certificates, and is needed for nothing else
-DIR/server/      ca.pem, server.pem, server.key, and probe.pem, probe.key, which open nothing but the health service
+DIR/authority/   ca.pem, ca.key: only needed for signing certificates
+DIR/server/      ca.pem, server.pem, server.key, and probe.pem, probe.key, valid for the health service alone
 DIR/operator/    ca.pem, operator.pem, operator.key
 DIR/client-3/    ca.pem, client-3.pem, client-3.key
 
-What is there and good is left alone, so that the same command makes them on the first start and checks them later.
+Valid certificates are kept, so the same command creates them at the first start and checks them at later ones.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ AUTHORITY: Final = "authority"
 def make_parties(
     directory: Path, *, hosts: Sequence[str], ids: Sequence[int], lifetime: timedelta, owner: int | None = None
 ) -> list[Path]:
-    """Makes what is missing, expired or of another authority; returns the certificates made.
+    """Creates what is missing, expired or signed by another authority; returns the new certificates.
 
-    The keys are given to `owner` if there is one: volumes are filled by root and read by somebody who is not.
+    `owner` becomes the owner of the keys: containers fill volumes as root, and read them as another user.
     """
-    authority = _authority(directory / AUTHORITY)
-    made = []
+    authority = _load_or_create(directory / AUTHORITY)
+    issued = []
     for party, subjects in _subjects(ids).items():
-        authority_here = replace(authority, directory=directory / party)
-        _put_certificate_of(authority_here)
+        party_authority = replace(authority, directory=directory / party)
+        _write_authority_certificate(party_authority)
         for subject in subjects:
             names = hosts if subject == SERVER else (subject,)
-            if not _is_good(authority_here, subject, names):
-                made.append(_issue(authority_here, subject, hosts, lifetime))
+            if not _is_valid(party_authority, subject, names):
+                issued.append(_issue(party_authority, subject, hosts, lifetime))
             if owner is not None:
-                _give(authority_here.directory / f"{subject}.key", owner)
-    return made
+                _change_owner(party_authority.directory / f"{subject}.key", owner)
+    return issued
 
 
-def _authority(directory: Path) -> Authority:
+def _load_or_create(directory: Path) -> Authority:
     if (directory / f"{CA}.key").exists():
         return Authority.load(directory)
     return Authority.create(directory)
@@ -60,7 +60,7 @@ def _subjects(ids: Sequence[int]) -> Mapping[str, tuple[str, ...]]:
     return {SERVER: (SERVER, PROBE), OPERATOR: (OPERATOR,), **clients}
 
 
-def _put_certificate_of(authority: Authority) -> None:
+def _write_authority_certificate(authority: Authority) -> None:
     path = authority.directory / f"{CA}.pem"
     pem = authority.certificate.public_bytes(Encoding.PEM)
     try:
@@ -71,7 +71,7 @@ def _put_certificate_of(authority: Authority) -> None:
         raise ConfigurationError(f"cannot write {path}: {error.strerror}") from None
 
 
-def _is_good(authority: Authority, subject: str, names: Sequence[str]) -> bool:
+def _is_valid(authority: Authority, subject: str, names: Sequence[str]) -> bool:
     try:
         certificate = x509.load_pem_x509_certificate(CertificateDirectory(authority.directory).certificate(subject))
         certificate.verify_directly_issued_by(authority.certificate)
@@ -87,9 +87,11 @@ def _issue(authority: Authority, subject: str, hosts: Sequence[str], lifetime: t
     return authority.issue_party(subject, lifetime=lifetime)
 
 
-def _give(key: Path, owner: int) -> None:
+def _change_owner(key: Path, owner: int) -> None:
     try:
         if key.stat().st_uid != owner:
             os.chown(key, owner, -1)
     except OSError as error:
-        raise ConfigurationError(f"--owner {owner}: {error.strerror}; only root gives files away") from None
+        raise ConfigurationError(
+            f"--owner {owner}: {error.strerror}; only root may change the owner of a file"
+        ) from None

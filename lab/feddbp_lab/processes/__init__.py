@@ -1,1 +1,1 @@
-"""Child processes: a server and its clients on this machine, and what ends them."""
+"""Child processes: a server and its clients on this machine, and how they are stopped."""

@@ -1,4 +1,4 @@
-"""From a configuration back to the command line that makes a command resolve to it."""
+"""Command lines for child processes: from a configuration back to the flags that resolve to it."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from feddbp_common.config.sources import Option, options_of
 
 
 def arguments_for(config: BaseModel) -> list[str]:
-    """Flags for everything that differs from the defaults."""
-    told = config.model_dump(mode="json")
+    """Flags for every option that differs from its default."""
+    as_json = config.model_dump(mode="json")
     arguments: list[str] = []
     for option in options_of(type(config)):
         value = _at(config, option.location)
         if value != option.field.get_default(call_default_factory=True):
-            arguments.extend(_as_flags(option, _at(told, option.location)))
+            arguments.extend(_as_flags(option, _at(as_json, option.location)))
     return arguments
 
 
 def clean_environment() -> dict[str, str]:
-    """The environment without this project's variables: what a child is to do is on its command line, all of it."""
+    """The environment without this project's variables: a child is configured by its command line alone."""
     return {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
 
 
 def _as_flags(option: Option, value: Any) -> Iterator[str]:
-    # --flag=value in one piece: a value may begin with a dash
+    # --flag=value in one argument: a value may begin with a dash
     if value is True:
         yield option.flag
     elif isinstance(value, dict):
-        # what is not set has no text: leaving it out says the same
+        # None has no text form; leaving the setting out means the same
         yield from (f"{option.flag}={name}={setting}" for name, setting in value.items() if setting is not None)
     elif isinstance(value, list):
         yield f"{option.flag}={','.join(map(str, value))}"

@@ -1,6 +1,6 @@
-"""A whole federation on this machine: one server and the clients of a run, as real processes on loopback.
+"""A federation on this machine: the server and the clients of a run as child processes, connected over loopback.
 
-async with Federation(options) as federation:
+async with LocalFederation(options) as federation:
     async for status in federation.statuses():
         ...
     summary = federation.summary()
@@ -25,35 +25,35 @@ from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import ExitCode, FedDBPError
 from feddbp_common.optional_deps import require
 from feddbp_lab.control_client import watch_status
-from feddbp_lab.processes.children import Child, Children
 from feddbp_lab.processes.flags import arguments_for, clean_environment
+from feddbp_lab.processes.supervisor import ChildProcess, ProcessSupervisor
 from feddbp_server.config import ListenConfig, RoundsConfig, ServerConfig
 
 T = TypeVar("T")
 SERVER_MODULE: Final = "feddbp_server.cli"
 CLIENT_MODULE: Final = "feddbp_client.cli"
-_OVER: Final = (ExitCode.OK, ExitCode.RUN_FAILED)
-"""Codes with which a process says that the run is over, well or not; the server's summary tells which."""
-_FAREWELL_SECONDS: Final = 10.0
+_RUN_ENDED_CODES: Final = (ExitCode.OK, ExitCode.RUN_FAILED)
+"""Exit codes of a process whose run has ended, finished or not; the server's summary has the outcome."""
+_CLIENT_EXIT_SECONDS: Final = 10.0
 _POLL_SECONDS: Final = 0.02
-_REQUIRED: Final = ("torch", "torchvision", "sklearn", "safetensors", "matplotlib")
+_REQUIRED: Final = ("torch", "torchvision", "sklearn", "safetensors", "matplotlib", "jinja2")
 
 
 def require_lab(feature: str) -> None:
-    """Raises ConfigurationError unless everything is installed that running clients and drawing curves needs."""
+    """Raises ConfigurationError unless everything is installed that running clients and writing reports needs."""
     require(feature, _REQUIRED, extra="lab")
 
 
-class RunCutShortError(FedDBPError):
-    """The server went away in good order, but before the run was over."""
+class RunInterruptedError(FedDBPError):
+    """The server shut down in good order before the run had ended."""
 
     exit_code = ExitCode.RUN_FAILED
 
 
-class ProcessDiedError(FedDBPError):
-    """A process of the federation ended before the run did."""
+class ProcessFailedError(FedDBPError):
+    """A process of the federation exited before the run had ended."""
 
-    def __init__(self, child: Child, code: int, last_lines: list[str]) -> None:
+    def __init__(self, child: ChildProcess, code: int, last_lines: list[str]) -> None:
         super().__init__(f"{child.name} ended with exit code {code}; its log is {child.log}")
         self.code = code or int(ExitCode.FAILURE)
         self.name = child.name
@@ -66,9 +66,9 @@ class FederationOptions:
 
     run: RunConfig
     directory: Path
-    """Everything the federation writes goes here."""
+    """Receives everything the processes write. An unfinished run in it is resumed."""
     processes: int
-    """Client processes; ids are dealt out over them like cards."""
+    """Client processes; the clients are assigned to them round-robin."""
     data_dir: Path
     device: str = "auto"
 
@@ -80,7 +80,7 @@ class FederationOptions:
         return ServerConfig(
             run=self.run,
             listen=ListenConfig(host="127.0.0.1", port=0, state_dir=self.server_dir),
-            # Everyone takes part, however slow: whether a process is alive is seen here better than by a deadline.
+            # No deadline: a process that has exited is noticed here, and a slow client is waited for.
             rounds=RoundsConfig(min_clients=self.run.clients, round_deadline=timedelta(0)),
         )
 
@@ -88,7 +88,7 @@ class FederationOptions:
         return ClientConfig(
             identity=IdentityConfig(
                 ids=",".join(map(str, ids)),
-                all_or_none=True,  # nor can the run go on without one of them
+                all_or_none=True,  # the run needs every client, so one that fails ends its process
                 server=address,
                 state_dir=self.directory / "clients",
             ),
@@ -96,73 +96,74 @@ class FederationOptions:
             source=SourceConfig(data_dir=self.data_dir),
         )
 
-    def dealt_ids(self) -> list[list[int]]:
-        hands = min(self.processes, self.run.clients)
-        return [list(range(first, self.run.clients, hands)) for first in range(hands)]
+    def ids_by_process(self) -> list[list[int]]:
+        processes = min(self.processes, self.run.clients)
+        return [list(range(first, self.run.clients, processes)) for first in range(processes)]
 
 
-class Federation:
-    """Starts on entering, and on leaving has stopped every process it started."""
+class LocalFederation:
+    """Starts the server and the clients on entering the context; leaving it stops every process."""
 
     def __init__(self, options: FederationOptions) -> None:
         self.options = options
         self.address = ""
-        self._children = Children()
-        self._server: Child | None = None
-        self._clients: list[Child] = []
+        """HOST:PORT of the server, once the context is entered."""
+        self._supervisor = ProcessSupervisor()
+        self._server: ChildProcess | None = None
+        self._clients: list[ChildProcess] = []
         self._environment = clean_environment()
-        self._watching: list[asyncio.Task[Any]] = []
+        self._tasks: list[asyncio.Task[Any]] = []
 
     async def __aenter__(self) -> Self:
-        # what a run that is taken up again wrote when it last listened is not to be believed
+        # a resumed run has the file of its last start, with a port that is no longer its own
         self._endpoint_path.unlink(missing_ok=True)
         try:
             self._server = self._start(
                 "the server", SERVER_MODULE, arguments_for(self.options.server_config()), log="server"
             )
-            self.address = await self._endpoint(self._server)
-            for number, ids in enumerate(self.options.dealt_ids()):
+            self.address = await self._wait_for_endpoint(self._server)
+            for number, ids in enumerate(self.options.ids_by_process()):
                 arguments = arguments_for(self.options.client_config(ids, self.address))
                 name = f"the process of {_clients(ids)}"
                 self._clients.append(self._start(name, CLIENT_MODULE, arguments, log=f"clients-{number}"))
         except BaseException:
-            await self._children.stop()
+            await self._supervisor.stop()
             raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # first, because a server that is told to go waits for whoever still listens to it
-        await self._stop_watching()
-        await self._children.stop()
+        # the status stream first: a server that shuts down waits for its open streams
+        await self._cancel_tasks()
+        await self._supervisor.stop()
 
     async def statuses(self) -> AsyncGenerator[pb.RunStatus, None]:
-        """The run's status at every change, until the run is over and the server has written its summary.
+        """The run's status now and at every change, until the run has ended and the server has written its summary.
 
-        Raises ProcessDiedError as soon as a process ends that should not.
+        Raises ProcessFailedError as soon as a process exits that should not.
         """
-        # the stream may be lost for as long as the server lives: `over` knows when it does not
+        # no limit on reconnecting: `ended` completes when the server exits
         stream = watch_status(self.address, patience=timedelta(days=1))
-        over, upcoming = self._watch(self._until_over()), self._watch(_next(stream))
+        ended, upcoming = self._spawn(self._wait_for_end()), self._spawn(_next(stream))
         try:
             while True:
-                await asyncio.wait((over, upcoming), return_when=asyncio.FIRST_COMPLETED)
-                if over.done():
-                    over.result()
+                await asyncio.wait((ended, upcoming), return_when=asyncio.FIRST_COMPLETED)
+                if ended.done():
+                    ended.result()
                 status = upcoming.result() if upcoming.done() else None
                 if status is None:
-                    await over
+                    await ended
                     return
                 yield status
-                upcoming = self._watch(_next(stream))
+                upcoming = self._spawn(_next(stream))
         finally:
-            await self._stop_watching()
+            await self._cancel_tasks()
 
     def summary(self) -> dict[str, Any]:
-        """What the server wrote about the run when it was over."""
+        """The server's `summary.json`; raises RunInterruptedError if the run had not ended."""
         if not self._summary_path.exists():
-            raise RunCutShortError("the server was stopped before the run was over")
+            raise RunInterruptedError("the server was stopped before the run was over")
         loaded: dict[str, Any] = json.loads(self._summary_path.read_text(encoding="utf-8"))
         return loaded
 
@@ -174,48 +175,49 @@ class Federation:
     def _summary_path(self) -> Path:
         return self.options.server_dir / SUMMARY_NAME
 
-    def _start(self, name: str, module: str, arguments: list[str], *, log: str) -> Child:
-        # -P: as with an installed command, nothing in the current directory stands in for a package
+    def _start(self, name: str, module: str, arguments: list[str], *, log: str) -> ChildProcess:
+        # -P: as for an installed command, the current directory is not searched for packages
         command = (sys.executable, "-P", "-m", module, *arguments)
         path = self.options.directory / "logs" / f"{log}.log"
-        return self._children.start(name, command, path, environment=self._environment)
+        return self._supervisor.start(name, command, path, environment=self._environment)
 
-    async def _endpoint(self, server: Child) -> str:
-        """Where the server listens, as it says itself once it does."""
+    async def _wait_for_endpoint(self, server: ChildProcess) -> str:
+        """The address the server listens on; it writes the file once it listens."""
         while not self._endpoint_path.exists():
             if not server.running:
-                raise _died(server)
+                raise _failure(server)
             await asyncio.sleep(_POLL_SECONDS)
         endpoint = json.loads(self._endpoint_path.read_text(encoding="utf-8"))
         return f"{endpoint['host']}:{endpoint['port']}"
 
-    def _watch(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = asyncio.create_task(work)
-        self._watching = [*(earlier for earlier in self._watching if not earlier.done()), task]
-        return task
-
-    async def _stop_watching(self) -> None:
-        for task in self._watching:
-            task.cancel()
-        # their own errors, if they have any, were raised where they belong
-        await asyncio.gather(*self._watching, return_exceptions=True)
-
-    async def _until_over(self) -> None:
+    async def _wait_for_end(self) -> None:
+        """Returns once the server has exited and its clients have had time to; raises if a process fails."""
         assert self._server is not None
         while self._server.running:
-            awaited = [child.ended for child in (self._server, *self._clients) if child.running]
+            awaited = [child.exited for child in (self._server, *self._clients) if child.running]
             await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
             for child in (*self._clients, self._server):
-                if child.ended.done() and child.ended.result() not in _OVER:
-                    raise _died(child)
-        # clients that have heard of the end leave by themselves
-        leaving = [child.ended for child in self._clients if child.running]
-        if leaving and self._summary_path.exists():
-            await asyncio.wait(leaving, timeout=_FAREWELL_SECONDS)
+                if child.exited.done() and child.exited.result() not in _RUN_ENDED_CODES:
+                    raise _failure(child)
+        # clients that were notified of the end exit by themselves
+        exiting = [child.exited for child in self._clients if child.running]
+        if exiting and self._summary_path.exists():
+            await asyncio.wait(exiting, timeout=_CLIENT_EXIT_SECONDS)
+
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work)
+        self._tasks = [*(earlier for earlier in self._tasks if not earlier.done()), task]
+        return task
+
+    async def _cancel_tasks(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        # an error of theirs was raised by `statuses` already
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-def _died(child: Child) -> ProcessDiedError:
-    return ProcessDiedError(child, child.ended.result(), child.last_lines(12))
+def _failure(child: ChildProcess) -> ProcessFailedError:
+    return ProcessFailedError(child, child.exited.result(), child.last_lines(12))
 
 
 def _clients(ids: list[int]) -> str:

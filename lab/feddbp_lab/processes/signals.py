@@ -1,4 +1,4 @@
-"""Signals that ask a command to stop, in order."""
+"""Handlers for the signals that ask a command to stop."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import signal
 from collections.abc import Callable
 from typing import Final
 
-_ASK_TO_STOP: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def on_stop_signals(stop: Callable[[], object]) -> None:
-    """Calls `stop` at every such signal, but for those that are ignored: under `nohup` a hang-up is none."""
+def handle_stop_signals(stop: Callable[[], object]) -> None:
+    """Calls `stop` at every stop signal. A signal that is ignored stays so: `nohup` ignores SIGHUP on purpose."""
     loop = asyncio.get_running_loop()
-    for number in _ASK_TO_STOP:
+    for number in _STOP_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             loop.add_signal_handler(number, stop)

@@ -1,1 +1,1 @@
-"""The files of a run read back, and the curves drawn from them."""
+"""Reads the files a run has written, and draws curves from them."""

@@ -1,4 +1,4 @@
-"""The curves of a run as a picture: accuracy of every client and their mean, and the terms of the loss."""
+"""The curves of a run as a PNG: accuracy of every client and their mean, and the terms of the loss."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from feddbp_lab.results.run_results import RunResults
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's colours: they stay apart for the colour-blind and in grey
+# Okabe and Ito's palette: distinguishable for colour-blind readers and in grey
 COLOURS: Final = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#A5A13A", "#7A5C99")
 DASHES: Final = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 STYLE: Final[dict[Any, Any]] = {
@@ -36,18 +36,18 @@ STYLE: Final[dict[Any, Any]] = {
     "ytick.labelsize": 7.5,
 }
 _NAMED_CLIENTS: Final = 10
-"""More clients than these are one grey bundle: nobody tells twenty colours apart."""
-_DOTTED_ROUNDS: Final = 25
-"""Up to so many rounds every point is marked."""
+"""With more clients, all are drawn in grey: twenty colours cannot be distinguished."""
+_MARKED_ROUNDS: Final = 25
+"""With more rounds, the points are not marked."""
 
 
 def draw_curves(results: RunResults, path: Path) -> None:
-    # a second to import, and only needed at the very end
+    # takes a second to import
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     with mpl.rc_context(STYLE):
-        # without pyplot, which keeps figures and looks for a screen; saving a bare figure as PNG is Agg's work
+        # not by pyplot, which keeps figures alive and looks for a display; a bare figure is saved as PNG by Agg
         figure = Figure(figsize=(7.2, 3.5), layout="constrained")
         accuracy, loss = figure.subplots(1, 2)
         _draw_accuracy(accuracy, results)
@@ -60,22 +60,22 @@ def draw_curves(results: RunResults, path: Path) -> None:
 def _draw_accuracy(axes: Axes, results: RunResults) -> None:
     summary = results.summary
     mean = {point["round"]: point["weighted"] for point in summary["curve"]}
-    # first, and so first in the legend; above all the others in the picture
+    # drawn first to be first in the legend, and by zorder above the others
     _plot(axes, mean, color="black", linewidth=2.0, label="mean by samples", zorder=5, marker=_marker(mean))
     for number, client in enumerate(summary["per_client"]):
-        look = _client_look(number, client, summary["per_client"])
-        _plot(axes, results.accuracies(client["client"]), linewidth=0.9, alpha=0.8, **look)
+        style = _client_style(number, client, summary["per_client"])
+        _plot(axes, results.accuracies(client["client"]), linewidth=0.9, alpha=0.8, **style)
     title = f"{method_named(summary['method']).title} on {summary['dataset']}: local test accuracy"
     axes.set(title=title, xlabel="completed rounds", ylabel="accuracy (%)")
 
 
-def _plot(axes: Axes, accuracies: dict[int, float], **look: Any) -> None:
-    """From the first training on: before, some rules of inference have nothing to go by."""
+def _plot(axes: Axes, accuracies: dict[int, float], **style: Any) -> None:
+    """Draws from the first training on: before it, an inference rule may lack its prototypes."""
     trained = {number: 100 * accuracy for number, accuracy in accuracies.items() if number > 0}
-    axes.plot(list(trained), list(trained.values()), markersize=3, **look)
+    axes.plot(list(trained), list(trained.values()), markersize=3, **style)
 
 
-def _client_look(number: int, client: dict[str, Any], clients: list[dict[str, Any]]) -> dict[str, Any]:
+def _client_style(number: int, client: dict[str, Any], clients: list[dict[str, Any]]) -> dict[str, Any]:
     if len(clients) > _NAMED_CLIENTS:
         return {"color": "0.7", "label": f"each of {len(clients)} clients" if number == 0 else "_unnamed"}
     return {
@@ -96,16 +96,16 @@ def _draw_losses(axes: Axes, results: RunResults) -> None:
             linewidth=2.0 if total else 1.2,
             marker=_marker(values),
             markersize=3 if total else 2.5,
-            label="weighted total" if total else _term(name),
+            label="weighted total" if total else _term_label(name),
         )
-    # the terms differ by orders of magnitude, and all of them fall
+    # the terms differ by orders of magnitude
     if losses and all(value > 0 for values in losses.values() for value in values.values()):
         axes.set_yscale("log")
     axes.set(title="Local loss, mean over clients", xlabel="round", ylabel="loss")
 
 
-def _term(name: str) -> str:
-    """As a paper writes it: l_s is a symbol, ce_shared a cross-entropy."""
+def _term_label(name: str) -> str:
+    """l_s as the symbol L_s, ce_shared as a cross-entropy."""
     kind, _, of = name.partition("_")
     if kind == "l" and of:
         return rf"$L_{{\mathrm{{{of}}}}}$"
@@ -115,7 +115,7 @@ def _term(name: str) -> str:
 
 
 def _marker(points: dict[int, float]) -> str:
-    return "o" if len(points) <= _DOTTED_ROUNDS else ""
+    return "o" if len(points) <= _MARKED_ROUNDS else ""
 
 
 def _finish(axes: Axes) -> None:
@@ -123,5 +123,5 @@ def _finish(axes: Axes) -> None:
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     if axes.get_legend_handles_labels()[0]:
-        # below, where no curve can run through it
+        # below the axes, where no curve runs through it
         axes.legend(loc="upper center", bbox_to_anchor=(0.47, -0.15), ncols=3)

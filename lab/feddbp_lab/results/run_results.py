@@ -1,4 +1,4 @@
-"""The files a run leaves behind, read back as what they mean."""
+"""Reads the files a run has written: its summary and its metrics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RunResults:
 
     @classmethod
     def read(cls, directory: Path) -> RunResults:
-        """Raises OSError for a file that cannot be read, and ValueError, which says where, for one that is damaged."""
+        """Raises OSError for a file that cannot be read, and ValueError, naming file and line, for a damaged one."""
         lines = (directory / METRICS_NAME).read_bytes().splitlines()
         return cls(
             summary=_parsed((directory / SUMMARY_NAME).read_bytes(), SUMMARY_NAME),
@@ -28,7 +28,7 @@ class RunResults:
         )
 
     def accuracies(self, client: int) -> dict[int, float]:
-        """A client's accuracy after so many rounds."""
+        """A client's accuracy by the number of completed rounds."""
         lines = sorted(
             (line for line in self.metrics if line["client"] == client and line["test_samples"]),
             key=lambda line: int(line["round"]),
@@ -36,16 +36,42 @@ class RunResults:
         return {line["round"]: line["accuracy"] for line in lines}
 
     def mean_losses(self) -> dict[str, dict[int, float]]:
-        """Every term of the loss, by the round in which it was minimised (from 1), as the mean over clients."""
+        """The mean over clients of every loss term, by the round in which it was minimised, counted from 1."""
         values: dict[str, dict[int, list[float]]] = {}
         for line in self.metrics:
             for name, value in line["losses"].items():
-                if value is not None:  # it was not finite
+                if value is not None:  # None: it was not finite
                     values.setdefault(name, {}).setdefault(line["round"] + 1, []).append(value)
         return {
             name: {number: sum(found) / len(found) for number, found in sorted(rounds.items())}
             for name, rounds in values.items()
         }
+
+
+class MetricsTail:
+    """Reads a metrics file that is still being written, from where the last read ended."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read = 0
+
+    def new_lines(self) -> list[dict[str, Any]]:
+        """Complete lines only; none if there is no file yet."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._read)
+                added = file.read()
+        except FileNotFoundError:
+            return []
+        complete = added[: added.rfind(b"\n") + 1]
+        self._read += len(complete)
+        return [json.loads(line) for line in complete.splitlines()]
+
+
+def weighted_accuracy(lines: Collection[dict[str, Any]]) -> float | None:
+    """Accuracy of one round over all test samples of its lines; None without samples."""
+    samples = sum(line["test_samples"] for line in lines)
+    return sum(line["accuracy"] * line["test_samples"] for line in lines) / samples if samples else None
 
 
 def _parsed(text: bytes, origin: str) -> dict[str, Any]:
@@ -56,28 +82,3 @@ def _parsed(text: bytes, origin: str) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise ValueError(f"{origin}: not an object")
     return parsed
-
-
-def weighted_accuracy(lines: Collection[dict[str, Any]]) -> float | None:
-    """Of one round's lines, over all their test samples; none if there were no samples."""
-    samples = sum(line["test_samples"] for line in lines)
-    return sum(line["accuracy"] * line["test_samples"] for line in lines) / samples if samples else None
-
-
-class MetricsTail:
-    """A metrics file that is still being written: what has been added since it was last looked at."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._read = 0
-
-    def new_lines(self) -> list[dict[str, Any]]:
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._read)
-                added = file.read()
-        except FileNotFoundError:
-            return []
-        whole = added[: added.rfind(b"\n") + 1]
-        self._read += len(whole)
-        return [json.loads(line) for line in whole.splitlines()]

@@ -1,1 +1,1 @@
-"""What is printed: live views, plain lines, tables, units."""
+"""What is printed: live views, plain lines, tables and units."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from rich import box
 from rich.table import Table
 
-NOTHING = "–"
-"""Shown where there is no value yet."""
+NO_VALUE = "–"
+_BARS = "▁▂▃▄▅▆▇█"
 
 
 def human_bytes(count: float) -> str:
-    """Decimal units, three digits: what network people mean by a megabyte."""
+    """Decimal units, as network traffic is counted, with two or three digits."""
     for unit in ("B", "kB", "MB", "GB"):
         # 999.5 would be rounded to 1000
         if count < 999.5:
@@ -32,30 +32,27 @@ def human_seconds(seconds: float) -> str:
 
 
 def percent(share: float | None) -> str:
-    return NOTHING if share is None else f"{100 * share:.1f} %"
+    return NO_VALUE if share is None else f"{100 * share:.1f} %"
 
 
-def listed(ids: list[int]) -> str:
-    """Ids with runs of neighbours drawn together: 0-3, 7."""
-    pieces: list[list[int]] = []
+def id_ranges(ids: list[int]) -> str:
+    """Ids with consecutive ones as a range: 0-3, 7."""
+    ranges: list[list[int]] = []
     for number in sorted(ids):
-        if pieces and number == pieces[-1][-1] + 1:
-            pieces[-1].append(number)
+        if ranges and number == ranges[-1][-1] + 1:
+            ranges[-1].append(number)
         else:
-            pieces.append([number])
-    return ", ".join(str(piece[0]) if len(piece) == 1 else f"{piece[0]}-{piece[-1]}" for piece in pieces)
-
-
-_TICKS = "▁▂▃▄▅▆▇█"
+            ranges.append([number])
+    return ", ".join(str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}" for numbers in ranges)
 
 
 def sparkline(shares: list[float], width: int) -> str:
     """The newest `width` values between 0 and 1, one character each."""
-    return "".join(_TICKS[min(int(share * len(_TICKS)), len(_TICKS) - 1)] for share in shares[-width:])
+    return "".join(_BARS[min(int(share * len(_BARS)), len(_BARS) - 1)] for share in shares[-width:])
 
 
 def plain_table(*columns: str, title: str | None = None) -> Table:
-    """Columns that are more than a name are added to it afterwards."""
+    """An empty table in the style of all our tables; columns with options are added to it by the caller."""
     table = Table(
         title=title,
         title_style="bold",

@@ -1,4 +1,4 @@
-"""A run's progress where there is no terminal: a line when it begins, and one per round."""
+"""Progress of a run where the output is no terminal: a line at its start, and one per round."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from types import TracebackType
 from typing import Any, Self, TextIO
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_lab.results.run_results import MetricsTail
+from feddbp_lab.results.run_results import MetricsTail, weighted_accuracy
 from feddbp_lab.terminal.format import human_bytes, human_seconds, percent
 
 
 @dataclass(kw_only=True)
 class PlainDisplay:
-    """One line per completed round, written at once so that a log can be followed.
+    """Prints a line per completed round, flushed, so that a log can be followed.
 
-    The numbers are those of the metrics file: a status holds a client's newest results only, and may skip some.
+    The numbers are from the metrics file: a status has only each client's newest results, and may skip a round.
     """
 
     output: TextIO
@@ -28,8 +28,9 @@ class PlainDisplay:
     clock: Callable[[], float] = time.monotonic
     _reports: dict[int, list[dict[str, Any]]] = field(default_factory=lambda: defaultdict(list))
     _completed_at: list[float] = field(default_factory=list)
-    """When so many rounds were first seen completed."""
-    _told: int = 0
+    """By the number of completed rounds, when it was first seen."""
+    _printed: int = 0
+    """Rounds a line has been printed for."""
 
     def __enter__(self) -> Self:
         self._print(self.title)
@@ -38,7 +39,7 @@ class PlainDisplay:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing to put away."""
+        """Nothing to clean up."""
 
     def show(self, status: pb.RunStatus) -> None:
         if status.phase == pb.PHASE_WAITING:
@@ -49,20 +50,18 @@ class PlainDisplay:
             self._completed_at.append(self.clock())
         for report in self.metrics.new_lines():
             self._reports[report["round"]].append(report)
-        while self._told < status.round and len(self._reports[self._told + 1]) >= self.clients:
-            self._told += 1
-            self._print(self._line(self._told, status.rounds))
+        while self._printed < status.round and len(self._reports[self._printed + 1]) >= self.clients:
+            self._printed += 1
+            self._print(self._line(self._printed, status.rounds))
 
     def _line(self, number: int, rounds: int) -> str:
-        # A client evaluates before it trains: the accuracy after the k-th round, and the traffic during it, are in
-        # reports that are one apart.
+        # A client evaluates before it trains: the traffic during the k-th round is in the reports of round k-1, the
+        # accuracy after it in those of round k.
         during, after = self._reports.pop(number - 1), self._reports[number]
-        samples = sum(report["test_samples"] for report in after)
-        right = sum(report["accuracy"] * report["test_samples"] for report in after)
-        up, down = (human_bytes(sum(report[way] for report in during)) for way in ("bytes_up", "bytes_down"))
+        up, down = (human_bytes(sum(report[key] for report in during)) for key in ("bytes_up", "bytes_down"))
         seconds = self._completed_at[number] - self._completed_at[number - 1]
         return (
-            f"round {number:>{len(str(rounds))}}/{rounds}  accuracy {percent(right / samples if samples else None):>7}"
+            f"round {number:>{len(str(rounds))}}/{rounds}  accuracy {percent(weighted_accuracy(after)):>7}"
             f"  up {up:>8}  down {down:>8}  {human_seconds(seconds):>7}"
         )
 
@@ -71,7 +70,7 @@ class PlainDisplay:
 
 
 class SilentDisplay:
-    """Shows nothing; for programs, and for many federations at once."""
+    """Prints nothing, for output that a program reads."""
 
     def __enter__(self) -> Self:
         return self
@@ -79,7 +78,7 @@ class SilentDisplay:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing to put away."""
+        """Nothing to clean up."""
 
     def show(self, status: pb.RunStatus) -> None:
-        """Nothing to show."""
+        """Nothing to print."""

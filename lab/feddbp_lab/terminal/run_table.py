@@ -1,4 +1,4 @@
-"""What came out of a run, as a table: every client, the means over them, and what it cost."""
+"""The results of a run as a table: every client, the means over clients, traffic and time."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from rich.text import Text
 from feddbp_common.artifacts import CURVES_NAME, METRICS_NAME, SUMMARY_NAME
 from feddbp_common.methods import method_named
 from feddbp_lab.results.run_results import RunResults
-from feddbp_lab.terminal.format import NOTHING, human_bytes, human_seconds, percent, plain_table
+from feddbp_lab.terminal.format import NO_VALUE, human_bytes, human_seconds, percent, plain_table
 
 
-def report(results: RunResults, directory: Path) -> RenderableType:
-    return Group(_clients(results), Text(), _facts(results, directory))
+def run_table(results: RunResults, directory: Path) -> RenderableType:
+    return Group(_clients_table(results), Text(), _totals(results, directory))
 
 
-def _clients(results: RunResults) -> Table:
+def _clients_table(results: RunResults) -> Table:
     summary = results.summary
     rounds = summary["completed_rounds"]
-    first = f"after 1 → {rounds} rounds" if rounds > 1 else "after 1 round"
+    span = f"after 1 → {rounds} rounds" if rounds > 1 else "after 1 round"
     table = plain_table(
         title=f"{method_named(summary['method']).title} on {summary['dataset']}, seed {summary['seed']}"
     )
@@ -30,49 +30,49 @@ def _clients(results: RunResults) -> Table:
     table.add_column("architecture", no_wrap=True, overflow="ellipsis")
     table.add_column("classes", justify="right")
     table.add_column("samples", justify="right")
-    table.add_column(f"accuracy {first}", justify="right", no_wrap=True)
+    table.add_column(f"accuracy {span}", justify="right", no_wrap=True)
     for client in summary["per_client"]:
         table.add_row(
             str(client["client"]),
-            client["architecture"] or NOTHING,
+            client["architecture"] or NO_VALUE,
             str(client["classes_held"]),
             str(client["train_samples"]),
-            _from_first_to_last(results.accuracies(client["client"])),
+            _first_and_last(results.accuracies(client["client"])),
         )
     return table
 
 
-def _from_first_to_last(accuracies: dict[int, float]) -> Text:
-    """From the first training on: before, some rules of inference have nothing to go by."""
+def _first_and_last(accuracies: dict[int, float]) -> Text:
+    """After the first training and the last: before training, an inference rule may lack its prototypes."""
     trained = [accuracy for number, accuracy in accuracies.items() if number > 0]
     if not trained:
-        return Text(NOTHING)
+        return Text(NO_VALUE)
     last = Text(f"{percent(trained[-1]):>7}", style="bold")
     return last if len(trained) == 1 else Text.assemble((percent(trained[0]), "dim"), (" → ", "dim"), last)
 
 
-def _facts(results: RunResults, directory: Path) -> Table:
+def _totals(results: RunResults, directory: Path) -> Table:
     summary = results.summary
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(style="dim", no_wrap=True)
-    facts.add_column(overflow="fold")
+    totals = Table.grid(padding=(0, 2))
+    totals.add_column(style="dim", no_wrap=True)
+    totals.add_column(overflow="fold")
     if summary["outcome"] != "finished":
-        facts.add_row("outcome", Text(f"{summary['outcome']}: {summary['reason']}", style="bold red"))
-    facts.add_row("mean accuracy", _accuracy(summary["accuracy"]["last"]))
-    facts.add_row("best", _accuracy(summary["accuracy"]["best"]))
-    facts.add_row("traffic", f"{human_bytes(summary['bytes_up'])} up, {human_bytes(summary['bytes_down'])} down")
-    facts.add_row("time", human_seconds(summary["seconds"]))
+        totals.add_row("outcome", Text(f"{summary['outcome']}: {summary['reason']}", style="bold red"))
+    totals.add_row("mean accuracy", _accuracy(summary["accuracy"]["last"]))
+    totals.add_row("best", _accuracy(summary["accuracy"]["best"]))
+    totals.add_row("traffic", f"{human_bytes(summary['bytes_up'])} up, {human_bytes(summary['bytes_down'])} down")
+    totals.add_row("time", human_seconds(summary["seconds"]))
     if summary["prototypes_sha256"]:
-        facts.add_row("sha256", Text(summary["prototypes_sha256"], overflow="fold"))
-    facts.add_row("files", Text(f"{directory}/: {SUMMARY_NAME}, {METRICS_NAME}, {CURVES_NAME}", overflow="fold"))
-    return facts
+        totals.add_row("sha256", Text(summary["prototypes_sha256"], overflow="fold"))
+    totals.add_row("files", Text(f"{directory}/: {SUMMARY_NAME}, {METRICS_NAME}, {CURVES_NAME}", overflow="fold"))
+    return totals
 
 
 def _accuracy(point: dict[str, Any] | None) -> Text:
     if point is None:
-        return Text(NOTHING)
+        return Text(NO_VALUE)
     return Text.assemble(
         (percent(point["weighted"]), "bold green"),
         f" by samples, {percent(point['unweighted'])} by clients (± {100 * point['std_over_clients']:.1f})",
-        (f", after {point['round']} rounds", "dim"),
+        (f", after {point['round']} round{'' if point['round'] == 1 else 's'}", "dim"),
     )

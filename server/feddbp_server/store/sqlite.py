@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import sqlite3
 import tempfile
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from feddbp_common.artifacts import DATABASE_NAME, SERVER_LOCK_NAME
+from feddbp_common.file_lock import FileLock, LockHeldError
 from feddbp_common.version import VERSION
 from feddbp_server.store.interface import (
     AggregateRecord,
@@ -64,12 +64,12 @@ class SqliteStore(Store):
             self._db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
             self._prepare(log_bytes)
         except sqlite3.DatabaseError as error:
-            os.close(self._lock)
+            self._lock.release()
             raise StoreError(
                 f"{self._path} cannot be used: {error}; restore it from a backup or move it away"
             ) from error
         except BaseException:
-            os.close(self._lock)
+            self._lock.release()
             raise
 
     def _prepare(self, log_bytes: int) -> None:
@@ -238,7 +238,7 @@ class SqliteStore(Store):
 
     def close(self) -> None:
         self._db.close()
-        os.close(self._lock)
+        self._lock.release()
 
     def _pragma(self, name: str) -> int:
         return int(self._db.execute(f"PRAGMA {name}").fetchone()[0])
@@ -248,16 +248,12 @@ class SqliteStore(Store):
         return [UploadRecord(*row) for row in rows]
 
 
-def _lock_directory(state_dir: Path) -> int:
+def _lock_directory(state_dir: Path) -> FileLock:
     """Locks the state directory: two servers on it would each close rounds unknown to the other."""
     try:
         state_dir.mkdir(parents=True, exist_ok=True)
-        lock = os.open(state_dir / SERVER_LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
+        return FileLock(state_dir / SERVER_LOCK_NAME, mode=0o600)
+    except LockHeldError:
+        raise StoreError(f"another server is using the state directory {state_dir}") from None
     except OSError as error:
         raise StoreError(f"the state directory {state_dir} cannot be used: {error.strerror}") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        raise StoreError(f"another server is using the state directory {state_dir}") from None
-    return lock

@@ -67,6 +67,12 @@ def test_the_default_is_the_demo(capsys: pytest.CaptureFixture[str]) -> None:
     assert resolved(ServerConfig, command, "server.Dockerfile").run == DemoRun().as_run()
 
 
+def test_a_base_installation_without_jinja2_prints_the_same_file() -> None:
+    code = "import sys; sys.modules['jinja2'] = None; from feddbp_lab.cli import main; sys.exit(main(['compose']))"
+    printed = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert printed == (DEPLOY / "docker-compose.yml").read_text()
+
+
 def test_what_a_file_was_made_by_makes_it_again(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [
         "compose",

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from benchmarks.light_client import synthetic_payload
 
 from feddbp_client.models import build_backbone
 from feddbp_common.methods import METHODS, ExchangeShape
@@ -13,7 +14,6 @@ from feddbp_common.methods.payload_size import ImageShape
 from feddbp_common.wire import Payload, encode
 from feddbp_common.wire.codec import REAL_TYPES
 from feddbp_lab.cli import main
-from feddbp_lab.light_client import made_up_payload
 
 RGB_32: ImageShape = (3, 32, 32)
 RGB_64: ImageShape = (3, 64, 64)
@@ -43,7 +43,7 @@ def largest_upload(name: str, shape: ExchangeShape) -> int:
         rule.name: np.zeros([dim.high for dim in rule.shape], np.float32 if rule.types == REAL_TYPES else np.int32)
         for rule in rules.tensors
     }
-    payload = made_up_payload(rules, 0) if rules.prototypes else Payload(tensors=tensors)
+    payload = synthetic_payload(rules, 0) if rules.prototypes else Payload(tensors=tensors)
     return encode(payload).manifest.total_bytes
 
 

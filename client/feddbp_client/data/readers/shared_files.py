@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
 from feddbp_common.atomic_files import commit_file
+from feddbp_common.file_lock import FileLock, LockHeldError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,20 +16,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-@contextmanager
-def exclusive(target: Path) -> Iterator[None]:
-    """Holds an exclusive lock for target; raises OSError if its folder is not writable.
-
-    The kernel releases the lock with the process, so a crash leaves nothing to clean up. The empty lock file stays:
-    were it removed, a third process could lock a new file of that name while a second one holds the old.
-    """
-    with target.with_name(f".{target.name.removeprefix('.')}.lock").open("a") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            _log.info("waiting for another process that writes %s", target)
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+def exclusive(target: Path) -> FileLock:
+    """Acquires an exclusive lock for target, waiting for it; raises OSError if its folder is not writable."""
+    path = target.with_name(f".{target.name.removeprefix('.')}.lock")
+    try:
+        return FileLock(path)
+    except LockHeldError:
+        _log.info("waiting for another process that writes %s", target)
+        return FileLock(path, wait=True)
 
 
 @contextmanager

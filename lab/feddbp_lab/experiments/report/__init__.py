@@ -1,1 +1,1 @@
-"""Tables, figures and pages from finished cells."""
+"""Writes tables, figures and a page from the results of cells."""

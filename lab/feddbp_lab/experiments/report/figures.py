@@ -1,4 +1,4 @@
-"""Lines of a part as a figure for print: accuracy over rounds, or along an axis; every line is named at its end."""
+"""Figures of a part for print: accuracy over rounds or along an axis, with the name of each line at its end."""
 
 from __future__ import annotations
 
@@ -7,19 +7,38 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from feddbp_lab.experiments.plan import Part, Place
+from feddbp_lab.experiments.plan import Coordinates, Part
 from feddbp_lab.experiments.report.outcomes import Outcomes
 from feddbp_lab.results.curves import COLOURS, DASHES, STYLE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-
 _LOG_FROM: Final = 5.0
-"""A sweep over more than such a factor is drawn on a logarithmic axis."""
-_DOTTED_LINES: Final = 4
-_DOTTED_ROUNDS: Final = 25
-"""No more lines and rounds than these have every point marked."""
+"""A sweep over more than this factor is drawn on a logarithmic axis."""
+_MARKED_LINES: Final = 4
+_MARKED_ROUNDS: Final = 25
+"""With more lines or rounds, the points are not marked."""
+INK: Final = "#1a1a1a"
+"""The colour of text, axes and the highlighted line; the page replaces it by its own text colour."""
+_FIGURE_STYLE: Final[dict[Any, Any]] = {
+    **STYLE,
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    # a fixed salt: the same numbers give the same file, and equal ids within a page mean equal content
+    "svg.hashsalt": "feddbp",
+}
+_AXES_INCHES: Final = (3.0, 2.3)
+_LEFT, _BOTTOM, _TOP = 0.5, 0.42, 0.28
+"""Inches around the axes of a panel; the right side depends on the names of the lines."""
+_LEAST_RIGHT: Final = 0.95
+_NAME_POINTS: Final = 7.0
+_NAME_WIDTH: Final = 0.62 * _NAME_POINTS / 72
+"""Approximate width of a bold character in inches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +49,7 @@ class Line:
     deviations: tuple[float | None, ...] = ()
     highlighted: bool = False
     marked: bool = False
-    """Every point has a dot."""
+    """Whether every point has a dot."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,20 +58,20 @@ class Panel:
     x_title: str
     lines: tuple[Line, ...]
     ticks: tuple[tuple[float, str], ...] = ()
-    """Where the axis of a sweep has values, and how they are called; rounds need no such help."""
+    """Position and label of the values of a sweep; empty for rounds, whose ticks matplotlib places."""
     log: bool = False
 
 
 def panels_of(part: Part, outcomes: Outcomes) -> list[Panel]:
-    draw = _sweep if part.report.kind == "sweep" else _curves
-    return [draw(part, outcomes, place) for place in part.places(part.report.columns)]
+    make_panel = _sweep if part.report.kind == "sweep" else _curves
+    return [make_panel(part, outcomes, column) for column in part.combinations(part.report.columns)]
 
 
-def _curves(part: Part, outcomes: Outcomes, column: Place) -> Panel:
-    lines, rows = [], part.places(part.report.rows)
+def _curves(part: Part, outcomes: Outcomes, column: Coordinates) -> Panel:
+    lines, rows = [], part.combinations(part.report.rows)
     for row in rows:
         curve = outcomes.at(part.point({**row, **column})).mean_curve()
-        # a run too short for that is shown from its first training on
+        # a shorter run is shown from its first training on
         first = part.report.from_round if max(curve, default=0) > part.report.from_round else 1
         shown = {number: accuracy for number, accuracy in curve.items() if number >= first}
         lines.append(
@@ -61,26 +80,26 @@ def _curves(part: Part, outcomes: Outcomes, column: Place) -> Panel:
                 x=tuple(shown),
                 y=tuple(shown.values()),
                 highlighted=part.key(row) == part.report.highlight,
-                marked=len(rows) <= _DOTTED_LINES and len(shown) <= _DOTTED_ROUNDS,
+                marked=len(rows) <= _MARKED_LINES and len(shown) <= _MARKED_ROUNDS,
             )
         )
     return Panel(title=part.heading(column), x_title="completed rounds", lines=tuple(lines))
 
 
-def _sweep(part: Part, outcomes: Outcomes, column: Place) -> Panel:
+def _sweep(part: Part, outcomes: Outcomes, column: Coordinates) -> Panel:
     assert part.report.x is not None
     axis = part.axis(part.report.x)
     ticks = _ticks([value.label for value in axis.values])
     lines = []
-    for row in part.places(part.report.rows):
+    for row in part.combinations(part.report.rows):
         found = [outcomes.at(part.point({**row, **column, axis.name: index})).best() for index in range(len(ticks))]
-        there = [(tick, spread) for (tick, _), spread in zip(ticks, found, strict=True) if spread is not None]
+        points = [(tick, best) for (tick, _), best in zip(ticks, found, strict=True) if best is not None]
         lines.append(
             Line(
                 name=" ".join(part.labels(row)),
-                x=tuple(tick for tick, _ in there),
-                y=tuple(spread.mean for _, spread in there),
-                deviations=tuple(spread.deviation for _, spread in there),
+                x=tuple(tick for tick, _ in points),
+                y=tuple(best.mean for _, best in points),
+                deviations=tuple(best.deviation for _, best in points),
                 highlighted=part.key(row) == part.report.highlight,
                 marked=True,
             )
@@ -91,38 +110,16 @@ def _sweep(part: Part, outcomes: Outcomes, column: Place) -> Panel:
 
 
 def _ticks(labels: list[str]) -> list[tuple[float, str]]:
-    """At their values if they are numbers, else side by side."""
+    """At their values if they are all numbers, else equally spaced."""
     try:
         return [(float(label), label) for label in labels]
     except ValueError:
         return [(float(index), label) for index, label in enumerate(labels)]
 
 
-INK: Final = "#1a1a1a"
-"""The colour of text, axes and the line that matters most; a page may put its own in its place."""
-_FIGURE_STYLE: Final[dict[Any, Any]] = {
-    **STYLE,
-    "text.color": INK,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "axes.titlecolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    # the same numbers give the same file, and equal ids within a page mean equal content
-    "svg.hashsalt": "feddbp",
-}
-_AXES_INCHES: Final = (3.0, 2.3)
-_LEFT, _BOTTOM, _TOP = 0.5, 0.42, 0.28
-"""Inches around the axes of a panel; on the right, names of lines take what they need."""
-_LEAST_RIGHT: Final = 0.95
-_NAME_POINTS: Final = 7.0
-_NAME_WIDTH: Final = 0.62 * _NAME_POINTS / 72
-"""Inches of a character, about; names are set in bold at most."""
-
-
 def draw_panels(panels: Sequence[Panel], stem: Path) -> tuple[Path, Path]:
     """Writes the figure as PNG and SVG."""
-    # a second to import, and not needed by a report without figures
+    # takes a second to import, and a report without figures does not need it
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -139,7 +136,7 @@ def draw_panels(panels: Sequence[Panel], stem: Path) -> tuple[Path, Path]:
             _draw(axes, panel)
             _name_lines(axes, panel)
         figure.savefig(stem.with_suffix(".png"), dpi=300)
-        # without a background, which is the page's affair, and the day: the same results give the same file
+        # no background, which the page has, and no date: the same results give the same file
         figure.savefig(stem.with_suffix(".svg"), transparent=True, metadata={"Date": None})
     return stem.with_suffix(".png"), stem.with_suffix(".svg")
 
@@ -147,13 +144,13 @@ def draw_panels(panels: Sequence[Panel], stem: Path) -> tuple[Path, Path]:
 def _draw(axes: Axes, panel: Panel) -> None:
     from matplotlib.ticker import MaxNLocator, NullLocator
 
-    for line, look in zip(panel.lines, _looks(panel.lines), strict=True):
+    for line, style in zip(panel.lines, _line_styles(panel.lines), strict=True):
         if any(line.deviations):
-            spread = [deviation or 0.0 for deviation in line.deviations]
-            axes.errorbar(line.x, line.y, yerr=spread, elinewidth=0.7, **look)
+            bars = [deviation or 0.0 for deviation in line.deviations]
+            axes.errorbar(line.x, line.y, yerr=bars, elinewidth=0.7, **style)
         else:
-            axes.plot(line.x, line.y, **look)
-    # lines end where their names begin
+            axes.plot(line.x, line.y, **style)
+    # a small margin: the name of a line begins where the line ends
     axes.margins(x=0.015)
     axes.set(title=panel.title, xlabel=panel.x_title, ylabel="accuracy (%)")
     if panel.ticks:
@@ -165,28 +162,28 @@ def _draw(axes: Axes, panel: Panel) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
 
 
-def _looks(lines: Sequence[Line]) -> list[dict[str, Any]]:
-    looks = []
+def _line_styles(lines: Sequence[Line]) -> list[dict[str, Any]]:
+    styles = []
     plain = 0
     for line in lines:
         marker = {"marker": "o", "markersize": 3.0} if line.marked else {}
         if line.highlighted:
-            looks.append({"color": INK, "linewidth": 2.2, "zorder": 5, **marker})
+            styles.append({"color": INK, "linewidth": 2.2, "zorder": 5, **marker})
             continue
         dash = DASHES[plain // len(COLOURS) % len(DASHES)]
-        looks.append({"color": COLOURS[plain % len(COLOURS)], "linestyle": dash, "linewidth": 1.2, **marker})
+        styles.append({"color": COLOURS[plain % len(COLOURS)], "linestyle": dash, "linewidth": 1.2, **marker})
         plain += 1
-    return looks
+    return styles
 
 
 def _name_lines(axes: Axes, panel: Panel) -> None:
-    """Beside the right edge, at the height of each line's end but never over one another."""
-    named = [(line, look) for line, look in zip(panel.lines, _looks(panel.lines), strict=True) if line.y]
+    """Writes the names at the right edge, as close to the ends of their lines as they fit without overlap."""
+    named = [(line, style) for line, style in zip(panel.lines, _line_styles(panel.lines), strict=True) if line.y]
     bottom, top = axes.get_ylim()
     ends = [(line.y[-1] - bottom) / (top - bottom) for line, _ in named]
     gap = 1.25 * _NAME_POINTS / 72 / _AXES_INCHES[1]
     heights = spread_out(ends, gap=min(gap, 1.0 / max(1, len(named) - 1)), least=0.0, most=1.0)
-    for (line, look), end, height in zip(named, ends, heights, strict=True):
+    for (line, style), end, height in zip(named, ends, heights, strict=True):
         axes.annotate(
             line.name,
             xy=(1.005, end),
@@ -196,13 +193,13 @@ def _name_lines(axes: Axes, panel: Panel) -> None:
             va="center",
             fontsize=_NAME_POINTS,
             fontweight="bold" if line.highlighted else "normal",
-            color=look["color"],
+            color=style["color"],
             annotation_clip=False,
             arrowprops={
                 "arrowstyle": "-",
                 "relpos": (0.0, 0.5),
                 "linewidth": 0.6,
-                "color": look["color"],
+                "color": style["color"],
                 "shrinkA": 1,
                 "shrinkB": 0,
             },
@@ -210,7 +207,7 @@ def _name_lines(axes: Axes, panel: Panel) -> None:
 
 
 def spread_out(heights: Sequence[float], *, gap: float, least: float, most: float) -> list[float]:
-    """The heights, moved apart as little as makes them differ by the gap and stay between the bounds; order stays."""
+    """Moves heights apart, as little as possible, so that they differ by the gap and stay within bounds, in order."""
 
     def bottom(block: list[int]) -> float:
         extent = gap * (len(block) - 1)
@@ -220,7 +217,7 @@ def spread_out(heights: Sequence[float], *, gap: float, least: float, most: floa
     blocks: list[list[int]] = []
     for index in sorted(range(len(heights)), key=lambda index: heights[index]):
         blocks.append([index])
-        # blocks that would overlap become one, around the mean of where its members want to be
+        # overlapping blocks are merged into one around the mean of their members' heights
         while len(blocks) > 1 and bottom(blocks[-2]) + gap * len(blocks[-2]) > bottom(blocks[-1]):
             blocks[-2:] = [[*blocks[-2], *blocks[-1]]]
     placed = [0.0] * len(heights)

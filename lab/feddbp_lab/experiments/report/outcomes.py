@@ -1,4 +1,4 @@
-"""What came out of cells: accuracies by rule of inference, and of several seeds together."""
+"""The results of a plan's cells: accuracy curves by inference rule, and statistics over seeds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from feddbp_common.config.nested import dotted
 from feddbp_lab.experiments.plan import Plan, Point
-from feddbp_lab.experiments.run.cell_dir import CellState, DamagedError, Failure
+from feddbp_lab.experiments.run.cell_dir import CellState, DamagedCellError, Failure
 from feddbp_lab.experiments.run.output_dir import OutputDir
 from feddbp_lab.results.run_results import RunResults
 
@@ -19,19 +19,121 @@ Curve = dict[int, float]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Outcomes:
+    """The results and failures of all cells of a plan."""
+
+    done: dict[str, CellResult]
+    failures: dict[str, Failure]
+    missing: tuple[str, ...]
+    """Cells that are neither done nor failed."""
+
+    @classmethod
+    def read(cls, plan: Plan, output: OutputDir) -> Outcomes:
+        done: dict[str, CellResult] = {}
+        failures: dict[str, Failure] = {}
+        for cell_id in plan.cell_ids:
+            directory = output.cell_dir(cell_id)
+            if directory.state is CellState.DONE:
+                try:
+                    done[cell_id] = CellResult.of(directory.results())
+                except DamagedCellError as error:
+                    failures[cell_id] = Failure.of(error)
+            elif directory.state is CellState.FAILED and (failure := directory.failure()) is not None:
+                failures[cell_id] = failure
+        missing = tuple(cell_id for cell_id in plan.cell_ids if cell_id not in done and cell_id not in failures)
+        return cls(done=done, failures=failures, missing=missing)
+
+    def at(self, point: Point) -> PointResult:
+        return PointResult(
+            seeds=len(point.cells),
+            failed=sum(cell_id in self.failures for cell_id in point.cells.values()),
+            by_seed={seed: self.done[cell_id] for seed, cell_id in point.cells.items() if cell_id in self.done},
+        )
+
+    @property
+    def images(self) -> dict[str, list[int]]:
+        """By data set, the numbers of images in its runs: a data directory may hold a subset."""
+        found: dict[str, set[int]] = defaultdict(set)
+        for result in self.done.values():
+            found[result.options["data.dataset"]].add(result.images)
+        return {dataset: sorted(counts) for dataset, counts in found.items()}
+
+    def common(self, option: str) -> Any:
+        """The value of an option in all cells; None if it differs, or if no cell is done."""
+        values = {result.options[option] for result in self.done.values()}
+        return values.pop() if len(values) == 1 else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointResult:
+    """The results of a point of a grid, for the seeds that are done."""
+
+    seeds: int
+    """Seeds in the plan."""
+    failed: int
+    by_seed: Mapping[int, CellResult]
+
+    @property
+    def results(self) -> Collection[CellResult]:
+        return self.by_seed.values()
+
+    def rules(self) -> list[str]:
+        """Every inference rule that was recorded."""
+        return list(dict.fromkeys(rule for result in self.results for rule in result.curves))
+
+    def best(self, rule: str | None = None) -> SeedValues | None:
+        return self._over_seeds(rule, lambda curve: max(curve.values()))
+
+    def last(self, rule: str | None = None) -> SeedValues | None:
+        return self._over_seeds(rule, lambda curve: curve[max(curve)])
+
+    def mean_curve(self) -> Curve:
+        """The mean over seeds, in the rounds that all of them have."""
+        curves = [result.curve(None) for result in self.results]
+        common = set.intersection(*(set(curve) for curve in curves)) if curves else set()
+        return {number: fmean(curve[number] for curve in curves) for number in sorted(common)}
+
+    def _over_seeds(self, rule: str | None, of_curve: Callable[[Curve], float]) -> SeedValues | None:
+        found = {seed: of_curve(curve) for seed, result in self.by_seed.items() if (curve := result.curve(rule))}
+        return SeedValues(found) if found else None
+
+
+@dataclass(frozen=True)
+class SeedValues:
+    """A quantity by seed, never empty."""
+
+    by_seed: Mapping[int, float]
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.by_seed.values())
+
+    @property
+    def deviation(self) -> float | None:
+        """Sample standard deviation; None for a single seed."""
+        return stdev(self.by_seed.values()) if len(self.by_seed) > 1 else None
+
+    def difference_to(self, other: SeedValues) -> float | None:
+        """Mean difference over the seeds both have: another seed is another split of the data."""
+        common = self.by_seed.keys() & other.by_seed.keys()
+        return fmean(self.by_seed[seed] - other.by_seed[seed] for seed in common) if common else None
+
+
+@dataclass(frozen=True, kw_only=True)
 class CellResult:
-    """A cell that is done."""
+    """The results of a cell that is done."""
 
     options: dict[str, Any]
     """Of its run, by their dotted names."""
     images: int
     inference: str
-    """The rule that counts."""
+    """The method's own inference rule, by which it is compared."""
     curves: dict[str, Curve]
+    """By inference rule."""
 
     @classmethod
     def of(cls, results: RunResults) -> CellResult:
-        """Raises DamagedError where something is missing in them."""
+        """Raises DamagedCellError if something is missing in them."""
         summary = results.summary
         try:
             return cls(
@@ -41,121 +143,21 @@ class CellResult:
                 curves=_curves(results.metrics),
             )
         except (KeyError, IndexError, TypeError) as error:
-            raise DamagedError.of_results(error) from None
+            raise DamagedCellError.of_results(error) from None
 
     def curve(self, rule: str | None) -> Curve:
-        """Of the rule that counts, if none is named; empty if the method has no such rule."""
+        """The curve of a rule, by default the method's own; empty if the method does not have the rule."""
         return self.curves.get(rule or self.inference, {})
 
 
 def _curves(lines: Iterable[dict[str, Any]]) -> dict[str, Curve]:
-    right: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    correct: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     samples: dict[int, int] = defaultdict(int)
     for line in lines:
         samples[line["round"]] += line["test_samples"]
         for rule, accuracy in line["accuracies"].items():
-            right[rule][line["round"]] += accuracy * line["test_samples"]
+            correct[rule][line["round"]] += accuracy * line["test_samples"]
     return {
-        rule: {number: 100 * of_round[number] / samples[number] for number in sorted(of_round) if samples[number]}
-        for rule, of_round in right.items()
+        rule: {number: 100 * by_round[number] / samples[number] for number in sorted(by_round) if samples[number]}
+        for rule, by_round in correct.items()
     }
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A quantity by seed."""
-
-    of_seed: Mapping[int, float]
-
-    @property
-    def mean(self) -> float:
-        return fmean(self.of_seed.values())
-
-    @property
-    def deviation(self) -> float | None:
-        """Of a sample; none of a single value."""
-        return stdev(self.of_seed.values()) if len(self.of_seed) > 1 else None
-
-    def above(self, other: Spread) -> float | None:
-        """By how much on average, over the seeds both have: another seed is another split of the data."""
-        common = self.of_seed.keys() & other.of_seed.keys()
-        return fmean(self.of_seed[seed] - other.of_seed[seed] for seed in common) if common else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """A point of a grid, as far as its cells are done."""
-
-    seeds: int
-    failed: int
-    of_seed: Mapping[int, CellResult]
-
-    @property
-    def results(self) -> Collection[CellResult]:
-        return self.of_seed.values()
-
-    def rules(self) -> list[str]:
-        """Every rule of inference that was recorded."""
-        return list(dict.fromkeys(rule for result in self.results for rule in result.curves))
-
-    def best(self, rule: str | None = None) -> Spread | None:
-        return self._over_seeds(rule, lambda curve: max(curve.values()))
-
-    def last(self, rule: str | None = None) -> Spread | None:
-        return self._over_seeds(rule, lambda curve: curve[max(curve)])
-
-    def mean_curve(self) -> Curve:
-        """Over the seeds that are there, in the rounds that all of them have."""
-        curves = [result.curve(None) for result in self.results]
-        common = set.intersection(*(set(curve) for curve in curves)) if curves else set()
-        return {number: fmean(curve[number] for curve in curves) for number in sorted(common)}
-
-    def _over_seeds(self, rule: str | None, of_curve: Callable[[Curve], float]) -> Spread | None:
-        found = {seed: of_curve(curve) for seed, result in self.of_seed.items() if (curve := result.curve(rule))}
-        return Spread(found) if found else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcomes:
-    """Everything a plan's cells have come to."""
-
-    done: dict[str, CellResult]
-    failures: dict[str, Failure]
-    missing: tuple[str, ...]
-    """Neither done nor failed."""
-
-    @classmethod
-    def read(cls, plan: Plan, store: OutputDir) -> Outcomes:
-        done: dict[str, CellResult] = {}
-        failures: dict[str, Failure] = {}
-        for name in plan.cell_ids:
-            folder = store.folder(name)
-            if folder.state is CellState.DONE:
-                try:
-                    done[name] = CellResult.of(folder.results())
-                except DamagedError as error:
-                    failures[name] = Failure.of(error)
-            elif folder.state is CellState.FAILED and (failure := folder.failure()) is not None:
-                failures[name] = failure
-        missing = tuple(name for name in plan.cell_ids if name not in done and name not in failures)
-        return cls(done=done, failures=failures, missing=missing)
-
-    def at(self, point: Point) -> Measured:
-        return Measured(
-            seeds=len(point.cells),
-            failed=sum(name in self.failures for name in point.cells.values()),
-            of_seed={seed: self.done[name] for seed, name in point.cells.items() if name in self.done},
-        )
-
-    @property
-    def images(self) -> dict[str, list[int]]:
-        """By data set, how many there were: a data directory may hold less than was published."""
-        found: dict[str, set[int]] = defaultdict(set)
-        for result in self.done.values():
-            found[result.options["data.dataset"]].add(result.images)
-        return {dataset: sorted(counts) for dataset, counts in found.items()}
-
-    def common(self, option: str) -> Any:
-        """The value of an option all cells have, or None if they differ or there are none."""
-        values = {result.options[option] for result in self.done.values()}
-        return values.pop() if len(values) == 1 else None

@@ -1,85 +1,77 @@
-"""One page with everything: tables, figures and what is missing; nothing is loaded from elsewhere."""
+"""The report page: what its sections contain, rendered by the templates into one file that loads nothing else."""
 
 from __future__ import annotations
 
-import html
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from feddbp_lab.experiments.report.figures import INK
+from feddbp_lab.experiments.report.tables import FormattedTable
+from feddbp_lab.experiments.run.cell_dir import Failure
 
 _PIXELS_PER_POINT: Final = 1.7
-"""How large figures are shown where there is room."""
-_STYLE: Final = """
-:root { color-scheme: light dark; --ink: #1a1a1a; --faint: #6b6b6b; --line: #d8d8d8; --paper: #ffffff; --band: #f6f6f4;
-  --alarm: #a33b00; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e8e6e3; --faint: #9a9894; --line: #3a3a3a; --paper: #161616;
-  --band: #1f1f1f; --alarm: #ff9d66; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 2.5rem 1.5rem 5rem; max-width: 90rem; color: var(--ink); background: var(--paper);
-  font: 16px/1.5 system-ui, "Segoe UI", Helvetica, Arial, sans-serif; }
-h1 { font-size: 1.7rem; margin: 0 0 .5rem; }
-h2 { font-size: 1.25rem; margin: 3.5rem 0 .3rem; padding-top: 1rem; border-top: 1px solid var(--line); }
-h3 { font-size: 1rem; margin: 2rem 0 .3rem; }
-p { margin: .3rem 0 .8rem; max-width: 52rem; }
-p.faint, nav, footer, td.faint { color: var(--faint); }
-a { color: inherit; }
-nav a { margin-right: 1rem; }
-.alarm { color: var(--alarm); }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; margin: .8rem 0; }
-thead th { font-weight: 600; border-bottom: 1px solid var(--ink); vertical-align: bottom; }
-thead tr:not(:last-child) th.group { text-align: center; border-bottom-color: var(--line); }
-th, td { padding: .22rem .55rem; text-align: right; white-space: nowrap; }
-th.label { text-align: left; }
-tbody th { font-weight: 500; }
-tbody tr:nth-child(even) { background: var(--band); }
-tbody tr:last-child > * { border-bottom: 1px solid var(--ink); }
-figure { margin: 1rem 0; }
-figure svg { width: 100%; height: auto; color: var(--ink); }
-details { margin: .5rem 0; }
-pre { overflow-x: auto; background: var(--band); padding: .6rem .8rem; font-size: .8rem; }
-"""
+"""Largest size of a figure on the page, where the window is wide enough."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Section:
-    """An experiment on the page, in HTML that is ready."""
+class PageFigure:
+    """A drawing embedded in the page."""
+
+    label: str
+    """Its description for screen readers."""
+    svg: str
+    max_width: int
+    """Pixels."""
+
+    @classmethod
+    def from_file(cls, path: Path, label: str) -> PageFigure:
+        """Reads an SVG file and makes it follow the page's text colour and width."""
+        text = path.read_text(encoding="utf-8")
+        # the XML declaration and document type are not allowed inside HTML
+        svg = text[text.index("<svg") :].replace(INK, "currentColor")
+        points = float(re.findall(r'width="([\d.]+)pt"', svg)[0])
+        svg = re.sub(r' (?:width|height)="[\d.]+pt"', "", svg, count=2)
+        return cls(label=label, svg=svg.rstrip(), max_width=round(_PIXELS_PER_POINT * points))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PagePart:
+    """The results of one grid of an experiment."""
+
+    title: str
+    figure: PageFigure | None
+    table: FormattedTable
+    caption: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageSection:
+    """An experiment on the page."""
 
     name: str
     title: str
-    body: str
-    files: tuple[Path, ...]
+    notes: Sequence[str]
+    warnings: Sequence[str]
+    parts: Sequence[PagePart]
+    failures: Mapping[str, Failure]
+    """By the id of the cell."""
+    files: Sequence[Path]
 
 
-def page(sections: Sequence[Section]) -> str:
-    links = "".join(f'<a href="#{section.name}">{html.escape(section.title)}</a>' for section in sections)
-    content = "\n".join(map(_section, sections))
-    return (
-        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>Experiments</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
-        f"<h1>Experiments</h1>\n<nav>{links}</nav>\n{content}\n</body>\n</html>\n"
+def render_page(sections: Sequence[PageSection]) -> str:
+    # only a report needs it: the other commands work in an installation without jinja2
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    # autoescape=True: Jinja2's own choice by file name does not cover names that end in .j2
+    environment = Environment(
+        loader=PackageLoader("feddbp_lab.experiments.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
-
-
-def _section(section: Section) -> str:
-    files = " ".join(f'<a href="{html.escape(path.name)}">{html.escape(path.name)}</a>' for path in section.files)
-    return (
-        f'<section id="{section.name}">\n<h2>{html.escape(section.title)}</h2>\n{section.body}\n'
-        f'<p class="faint">Files: {files}</p>\n</section>'
-    )
-
-
-def embedded(svg: Path, description: str) -> str:
-    """A figure within the page, drawn in the page's own ink."""
-    text = svg.read_text(encoding="utf-8")
-    # without the XML declaration and document type, which have no place in HTML
-    drawing = text[text.index("<svg") :].replace(INK, "currentColor")
-    points = float(re.findall(r'width="([\d.]+)pt"', drawing)[0])
-    drawing = re.sub(r' (?:width|height)="[\d.]+pt"', "", drawing, count=2)
-    look = f'role="img" aria-label="{html.escape(description)}" style="max-width: {_PIXELS_PER_POINT * points:.0f}px"'
-    return f"<figure {look}>{drawing}</figure>"
+    return environment.get_template("page.html.j2").render(sections=sections)

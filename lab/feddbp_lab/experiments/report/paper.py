@@ -1,6 +1,6 @@
-"""The numbers printed in the paper (Gao et al., ICASSP 2026): accuracy in per cent, with a deviation where it has one.
+"""The values in the paper (Gao et al., ICASSP 2026): accuracy in per cent, with a deviation where it gives one.
 
-Differences are not here: they follow from the values (three of those printed in Table 1 do not, by up to 0.1).
+Differences are left out, as they follow from the values (three of those in Table 1 do not, by up to 0.1).
 """
 
 from __future__ import annotations
@@ -60,5 +60,5 @@ PAPER: Final[Mapping[str, Mapping[str, Mapping[str, PaperValue]]]] = MappingProx
 )
 
 
-def printed_in(table: str | None, row: str, column: str) -> PaperValue | None:
+def paper_value(table: str | None, row: str, column: str) -> PaperValue | None:
     return PAPER[table].get(row, {}).get(column) if table else None

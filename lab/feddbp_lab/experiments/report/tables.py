@@ -1,31 +1,31 @@
-"""The table of a part: who is best where, by how much, and what the paper has in the same place."""
+"""The table of a part: accuracies with ranks, differences and the paper's values, and their text form."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from feddbp_lab.experiments.plan import Part, Place
-from feddbp_lab.experiments.report.outcomes import Measured, Outcomes, Spread
-from feddbp_lab.experiments.report.paper import PaperValue, printed_in
-from feddbp_lab.terminal.format import NOTHING
+from feddbp_lab.experiments.plan import Coordinates, Part
+from feddbp_lab.experiments.report.outcomes import Outcomes, PointResult, SeedValues
+from feddbp_lab.experiments.report.paper import PaperValue, paper_value
+from feddbp_lab.terminal.format import NO_VALUE
 
-_PLACES: Final = 2
-"""How many of the best in a column are marked."""
+_RANKS: Final = 2
+"""How many of the best values of a column are marked."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One place of a table."""
+    """One value of a table."""
 
-    measured: Measured
-    best: Spread | None
+    result: PointResult
+    best: SeedValues | None
     paper: PaperValue | None
     difference: float | None = None
     rank: int | None = None
-    """1 for the best of its column, 2 for the second."""
+    """1 for the best of its column, 2 for the second; None for the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class Row:
 class Column:
     group: str
     head: str
-    """Within its group; empty if the group has nothing else."""
+    """Within its group; empty if the group has one column only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,27 +57,27 @@ class ResultTable:
 
 def table_of(part: Part, outcomes: Outcomes) -> ResultTable:
     report = part.report
-    groups, along = part.places(report.columns), part.places([report.x] if report.x else [])
+    groups, sweep = part.combinations(report.columns), part.combinations([report.x] if report.x else [])
     rules = _rules(part, outcomes) if report.rules else [None]
-    across = list(itertools.product(groups, along, rules))
+    columns = list(itertools.product(groups, sweep, rules))
     rows = [
         Row(
-            key=part.key(place),
-            labels=part.labels(place),
-            entries=tuple(_entry(part, outcomes, place, {**group, **at}, rule) for group, at, rule in across),
+            key=part.key(row),
+            labels=part.labels(row),
+            entries=tuple(_entry(part, outcomes, row, {**group, **x}, rule) for group, x, rule in columns),
         )
-        for place in part.places(report.rows)
+        for row in part.combinations(report.rows)
     ]
     return ResultTable(
         title=part.title,
         row_heads=tuple(part.axis(name).title for name in report.rows),
         columns=tuple(
-            Column(group=part.heading(group) or "Accuracy", head=_head(part.heading(at), rule))
-            for group, at, rule in across
+            Column(group=part.heading(group) or "Accuracy", head=_head(part.heading(x), rule))
+            for group, x, rule in columns
         ),
         rows=_ranked(_compared(rows, report.compare)),
         compared_with=next(
-            (part.heading(place) for place in part.places(report.rows) if part.key(place) == report.compare), None
+            (part.heading(row) for row in part.combinations(report.rows) if part.key(row) == report.compare), None
         ),
     )
 
@@ -86,14 +86,14 @@ def _head(value: str, rule: str | None) -> str:
     return ", ".join(filter(None, (value, (rule or "").replace("_", " "))))
 
 
-def _entry(part: Part, outcomes: Outcomes, row: Place, column: Place, rule: str | None) -> Entry:
-    measured = outcomes.at(part.point({**row, **column}))
-    paper = printed_in(part.report.paper, part.paper_key(row), part.paper_key(column))
-    return Entry(measured=measured, best=measured.best(rule), paper=paper)
+def _entry(part: Part, outcomes: Outcomes, row: Coordinates, column: Coordinates, rule: str | None) -> Entry:
+    result = outcomes.at(part.point({**row, **column}))
+    paper = paper_value(part.report.paper, part.paper_key(row), part.paper_key(column))
+    return Entry(result=result, best=result.best(rule), paper=paper)
 
 
 def _rules(part: Part, outcomes: Outcomes) -> list[str | None]:
-    """Every rule a cell of the part has recorded; before there is any, the one that counts."""
+    """Every inference rule recorded in the part; before there are results, the method's own (None)."""
     found = itertools.chain.from_iterable(outcomes.at(point).rules() for point in part.points)
     return list(dict.fromkeys(found)) or [None]
 
@@ -108,7 +108,7 @@ def _compared(rows: Iterable[Row], key: str | None) -> list[Row]:
 
 def _compared_row(row: Row, reference: Row) -> Row:
     entries = tuple(
-        replace(entry, difference=entry.best.above(other.best)) if entry.best and other.best else entry
+        replace(entry, difference=entry.best.difference_to(other.best)) if entry.best and other.best else entry
         for entry, other in zip(row.entries, reference.entries, strict=True)
     )
     return replace(row, entries=entries)
@@ -120,26 +120,26 @@ def _ranked(rows: list[Row]) -> tuple[Row, ...]:
 
 
 def _ranked_column(entries: Iterable[Entry]) -> list[Entry]:
-    """Marks the best and the second of those with all the seeds there are; what is printed alike shares a rank."""
+    """Ranks the best and the second among the entries with the most seeds; values printed alike share a rank."""
     listed = list(entries)
-    most = max((len(entry.best.of_seed) for entry in listed if entry.best), default=0)
+    most = max((len(entry.best.by_seed) for entry in listed if entry.best), default=0)
     ranked = {
-        number: entry.best for number, entry in enumerate(listed) if entry.best and len(entry.best.of_seed) == most
+        number: entry.best for number, entry in enumerate(listed) if entry.best and len(entry.best.by_seed) == most
     }
-    means = sorted({_printed(best) for best in ranked.values()}, reverse=True)[:_PLACES]
-    rank = {mean: place for place, mean in enumerate(means, start=1)}
+    means = sorted({_rounded_mean(best) for best in ranked.values()}, reverse=True)[:_RANKS]
+    rank = {mean: number for number, mean in enumerate(means, start=1)}
     return [
-        replace(entry, rank=rank.get(_printed(ranked[number]))) if number in ranked else entry
+        replace(entry, rank=rank.get(_rounded_mean(ranked[number]))) if number in ranked else entry
         for number, entry in enumerate(listed)
     ]
 
 
-def _printed(spread: Spread) -> float:
-    return round(spread.mean, 2)
+def _rounded_mean(values: SeedValues) -> float:
+    return round(values.mean, 2)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Word:
+class FormattedValue:
     text: str
     bold: bool = False
     underlined: bool = False
@@ -147,67 +147,77 @@ class Word:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Head:
-    text: str
-    width: int
-    """Columns of the body below it."""
+class FormattedRow:
+    labels: tuple[str, ...]
+    values: tuple[FormattedValue, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sheet:
+class ColumnGroup:
+    title: str
+    width: int
+    """In columns of the body."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FormattedTable:
+    """A table as text, in a form every output format can write."""
+
     row_heads: tuple[str, ...]
-    groups: tuple[Head, ...]
-    heads: tuple[str, ...]
-    """Of single columns below their group; all empty where every group has only one."""
+    """Heads of the columns that hold the rows' labels."""
+    groups: tuple[ColumnGroup, ...]
+    column_heads: tuple[str, ...]
+    """Heads of single columns below their group; all empty where every group has one column only."""
     full_heads: tuple[str, ...]
-    """The same where there is no group above them."""
-    rows: tuple[tuple[tuple[str, ...], tuple[Word, ...]], ...]
-    """Labels, and what follows them."""
+    """Heads for a format without groups: the group's title and the column's own."""
+    rows: tuple[FormattedRow, ...]
+
+    @property
+    def has_column_heads(self) -> bool:
+        return any(self.column_heads)
 
 
-def sheet_of(table: ResultTable) -> Sheet:
+def format_table(table: ResultTable) -> FormattedTable:
     beside = [*(["Δ"] if table.compared_with else []), *(["paper"] if table.has_paper else [])]
-    groups: list[Head] = []
-    heads: list[str] = []
+    groups: list[ColumnGroup] = []
+    column_heads: list[str] = []
     full_heads: list[str] = []
     for column in table.columns:
-        if groups and groups[-1].text == column.group:
-            groups[-1] = Head(text=column.group, width=groups[-1].width + 1 + len(beside))
+        if groups and groups[-1].title == column.group:
+            groups[-1] = ColumnGroup(title=column.group, width=groups[-1].width + 1 + len(beside))
         else:
-            groups.append(Head(text=column.group, width=1 + len(beside)))
-        heads.extend([column.head or ("ours" if beside else ""), *beside])
+            groups.append(ColumnGroup(title=column.group, width=1 + len(beside)))
+        column_heads.extend([column.head or ("ours" if beside else ""), *beside])
         full_heads.extend([", ".join(filter(None, (column.group, column.head))), *beside])
-    return Sheet(
+    return FormattedTable(
         row_heads=table.row_heads,
         groups=tuple(groups),
-        heads=tuple(heads),
+        column_heads=tuple(column_heads),
         full_heads=tuple(full_heads),
-        rows=tuple((row.labels, tuple(_words(row, table))) for row in table.rows),
+        rows=tuple(FormattedRow(labels=row.labels, values=tuple(_values(row, table))) for row in table.rows),
     )
 
 
-def _words(row: Row, table: ResultTable) -> list[Word]:
-    words = []
+def _values(row: Row, table: ResultTable) -> Iterator[FormattedValue]:
     for entry in row.entries:
-        words.append(Word(text=accuracy_text(entry), bold=entry.rank == 1, underlined=entry.rank == 2))
+        yield FormattedValue(text=_accuracy_text(entry), bold=entry.rank == 1, underlined=entry.rank == 2)
         if table.compared_with:
-            words.append(Word(text=_difference_text(entry.difference), faint=True))
+            yield FormattedValue(text=_difference_text(entry.difference), faint=True)
         if table.has_paper:
-            words.append(Word(text=_paper_text(entry.paper), faint=True))
-    return words
+            yield FormattedValue(text=_paper_text(entry.paper), faint=True)
 
 
-def accuracy_text(entry: Entry) -> str:
-    measured, best = entry.measured, entry.best
+def _accuracy_text(entry: Entry) -> str:
+    result, best = entry.result, entry.best
     if best is None:
-        return "failed" if measured.failed else NOTHING
+        return "failed" if result.failed else NO_VALUE
     text = _plus_minus(best.mean, best.deviation)
-    there = len(best.of_seed)
-    return text if there == measured.seeds else f"{text} ({there} of {measured.seeds})"
+    done = len(best.by_seed)
+    return text if done == result.seeds else f"{text} ({done} of {result.seeds})"
 
 
 def _difference_text(difference: float | None) -> str:
-    # a minus is as wide as a plus, a hyphen is not
+    # a minus sign has the width of a plus sign, a hyphen has not
     return "" if difference is None else f"{difference:+.2f}".replace("-", "−")
 
 

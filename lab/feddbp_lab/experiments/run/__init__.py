@@ -1,1 +1,1 @@
-"""Running the cells of an experiment: campaign, runner, output directory, leases, display."""
+"""Runs the cells of an experiment: campaign, runner, output directory, progress display."""

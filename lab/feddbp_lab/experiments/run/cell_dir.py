@@ -1,9 +1,9 @@
-"""What a cell has on disk: its configuration, the federation's state while it runs, its results or why there are none.
+"""A cell's directory: its configuration, the federation's state while it runs, and its results or its failure.
 
-cells/ID/config.json     the run's configuration, from the moment it is begun
-cells/ID/server, clients state of the federation, removed when the results are kept
+cells/ID/config.json     the run's configuration, written before the first attempt
+cells/ID/server, clients state of the federation, removed once the cell has results
 cells/ID/logs            of every process
-cells/ID/metrics.jsonl, summary.json   once it is done; the summary last, and so the sign of it
+cells/ID/metrics.jsonl, summary.json   the results; the summary is written last and marks the cell as done
 cells/ID/failure.json    why the last attempt failed
 """
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -31,18 +30,16 @@ from feddbp_common.atomic_files import replace_text
 from feddbp_common.config.nested import dotted
 from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import FedDBPError
-from feddbp_lab.experiments.run.leases import held, is_held
-from feddbp_lab.processes.local_federation import ProcessDiedError
+from feddbp_common.file_lock import FileLock, is_locked
+from feddbp_lab.processes.local_federation import ProcessFailedError
 from feddbp_lab.results.run_results import MetricsTail, RunResults, weighted_accuracy
 
 _STATE_DIRS: Final = ("server", "clients")
 FINISHED: Final = "finished"
-_ANEW: Final = "remove the cell's folder to run it anew"
+_REMEDY: Final = "remove the cell's directory to run it again"
 
 
 class CellState(StrEnum):
-    """Where a cell stands."""
-
     WAITING = "waiting"
     RUNNING = "running"
     INTERRUPTED = "interrupted"
@@ -50,20 +47,20 @@ class CellState(StrEnum):
     DONE = "done"
 
 
-class OtherRunError(FedDBPError):
-    """The folder of a cell holds another run than its name says."""
+class CellMismatchError(FedDBPError):
+    """The directory of a cell holds another run."""
 
 
-class DamagedError(FedDBPError):
-    """A file of a cell is not what was once written."""
+class DamagedCellError(FedDBPError):
+    """A file of a cell cannot be read, or lacks what was written."""
 
     @classmethod
     def of_results(cls, cause: Exception) -> Self:
-        return cls(f"its results cannot be read ({type(cause).__name__}: {cause}); {_ANEW}")
+        return cls(f"its results cannot be read ({type(cause).__name__}: {cause}); {_REMEDY}")
 
 
-class UnfinishedError(FedDBPError):
-    """The federation ended, but not well."""
+class RunNotFinishedError(FedDBPError):
+    """The run of a cell failed or was stopped."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,21 +73,21 @@ class Failure:
 
     @classmethod
     def of(cls, error: Exception) -> Failure:
-        if isinstance(error, ProcessDiedError):
-            _, said, reason = (error.last_lines or [""])[-1].partition(": error: ")
-            cause = f"{reason} ({error.name}, exit code {error.code})" if said else str(error)
+        if isinstance(error, ProcessFailedError):
+            _, found, reason = (error.last_lines or [""])[-1].partition(": error: ")
+            cause = f"{reason} ({error.name}, exit code {error.code})" if found else str(error)
             return cls(cause=cause, exit_code=error.code, last_lines=tuple(error.last_lines))
         return cls(cause=str(error) or repr(error))
 
 
 @dataclass(frozen=True, kw_only=True)
 class CellProgress:
-    """How far a cell is that was begun."""
+    """Progress of a cell that was started."""
 
     completed_rounds: int
     rounds: int
     accuracy: float | None
-    """Over all clients' test samples after the completed rounds; none before anything was evaluated."""
+    """Over all clients' test samples after the completed rounds; None before the first evaluation."""
 
 
 @dataclass(frozen=True)
@@ -103,80 +100,81 @@ class CellDir:
             return CellState.DONE
         if not (self.path / CELL_CONFIG_NAME).exists():
             return CellState.WAITING
-        if is_held(self.path / CELL_LOCK_NAME):
+        if is_locked(self.path / CELL_LOCK_NAME):
             return CellState.RUNNING
         return CellState.FAILED if (self.path / CELL_FAILURE_NAME).exists() else CellState.INTERRUPTED
 
-    def hold(self) -> AbstractContextManager[None]:
-        """For as long as the cell is worked on."""
+    def lock(self) -> FileLock:
+        """Marks the cell as running while it is held."""
         self.path.mkdir(parents=True, exist_ok=True)
-        return held(self.path / CELL_LOCK_NAME)
+        # the runner's own lock keeps others out: this one is only ever taken for an instant, by a query
+        return FileLock(self.path / CELL_LOCK_NAME, wait=True)
 
-    def locks(self) -> list[Path]:
-        """Of the processes that may still be there."""
+    def process_locks(self) -> list[Path]:
+        """The lock files of the server and the clients, which may outlive a runner that was killed."""
         return [self.path / "server" / SERVER_LOCK_NAME, *self.path.glob(f"clients/*/*/{CLIENT_LOCK_NAME}")]
 
-    def begin(self, run: RunConfig) -> None:
-        """Makes sure that what is to be taken up is this run, and that it can still come to a good end."""
+    def prepare(self, run: RunConfig) -> None:
+        """Checks that the state in the directory is of this run, and removes that of a run that cannot be resumed."""
         config = self.path / CELL_CONFIG_NAME
-        told = run.model_dump(mode="json")
+        content = run.model_dump(mode="json")
         if config.exists():
-            _check_same(self._config(), told, config)
+            _check_same(self._config(), content, config)
         else:
-            replace_text(config, json.dumps(told, indent=2) + "\n")
+            replace_text(config, json.dumps(content, indent=2) + "\n")
         (self.path / CELL_FAILURE_NAME).unlink(missing_ok=True)
         if (self.path / "server" / SUMMARY_NAME).exists() and self._outcome() != FINISHED:
-            # such a run is over for its server: it can only be begun again
-            self._drop_state()
+            # the server does not resume a run that failed or was stopped
+            self._remove_state()
 
-    def finish(self, *, keep_state: bool) -> RunResults:
-        """Keeps the results of a federation that has ended, or raises UnfinishedError."""
+    def collect_results(self, *, keep_state: bool) -> RunResults:
+        """Copies the results of a finished federation; raises RunNotFinishedError if its run failed or was stopped."""
         summary = json.loads((self.path / "server" / SUMMARY_NAME).read_text(encoding="utf-8"))
         if summary["outcome"] != FINISHED:
-            raise UnfinishedError(f"the run {summary['outcome']}: {summary['reason']}")
+            raise RunNotFinishedError(f"the run {summary['outcome']}: {summary['reason']}")
         for name in (METRICS_NAME, SUMMARY_NAME):
             replace_text(self.path / name, (self.path / "server" / name).read_text(encoding="utf-8"))
-        self.tidy(keep_state=keep_state)
+        self.clean_up(keep_state=keep_state)
         return self.results()
 
-    def tidy(self, *, keep_state: bool) -> None:
-        """Removes what a cell that is done needs no more, unless that was seen to before.
+    def clean_up(self, *, keep_state: bool) -> None:
+        """Removes the state of a cell that is done, once: the lock file shows that it is still to do.
 
-        A runner that is killed just after the summary was written leaves this to the next.
+        A runner that is killed after it has written the summary leaves this to the next.
         """
         if not (self.path / CELL_LOCK_NAME).exists():
             return
         if not keep_state:
-            self._drop_state()
+            self._remove_state()
         (self.path / CELL_LOCK_NAME).unlink()
 
-    def fail(self, failure: Failure) -> None:
+    def record_failure(self, failure: Failure) -> None:
         replace_text(self.path / CELL_FAILURE_NAME, json.dumps(vars(failure), indent=2) + "\n")
 
     def failure(self) -> Failure | None:
         try:
-            told = json.loads((self.path / CELL_FAILURE_NAME).read_text(encoding="utf-8"))
+            content = json.loads((self.path / CELL_FAILURE_NAME).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
-        return Failure(cause=told["cause"], exit_code=told["exit_code"], last_lines=tuple(told["last_lines"]))
+        return Failure(cause=content["cause"], exit_code=content["exit_code"], last_lines=tuple(content["last_lines"]))
 
     def results(self) -> RunResults:
-        """Of a cell that is done; raises DamagedError where they cannot be read."""
+        """The results of a cell that is done; raises DamagedCellError if they cannot be read."""
         try:
             return RunResults.read(self.path)
         except (OSError, ValueError, KeyError) as error:
-            raise DamagedError.of_results(error) from None
+            raise DamagedCellError.of_results(error) from None
 
     def best_accuracy(self) -> float | None:
-        """Of a cell that is done, in its best round; none if nothing was evaluated."""
+        """The accuracy of a cell that is done, in its best round; None if no client evaluated."""
         try:
             best = json.loads((self.path / SUMMARY_NAME).read_text(encoding="utf-8"))["accuracy"]["best"]
             return float(best["weighted"]) if best else None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DamagedError.of_results(error) from None
+            raise DamagedCellError.of_results(error) from None
 
     def progress(self) -> CellProgress:
-        """Of a cell that was begun and is not done."""
+        """The progress of a cell that was started and is not done."""
         config = self._config()
         lines = MetricsTail(self.path / "server" / METRICS_NAME).new_lines()
         reports = Counter(line["round"] for line in lines)
@@ -185,7 +183,7 @@ class CellDir:
         return CellProgress(completed_rounds=complete or 0, rounds=config["rounds"], accuracy=weighted_accuracy(newest))
 
     def _outcome(self) -> str:
-        """Of the federation whose state is here; empty if that cannot be read."""
+        """The outcome in the server's summary; empty if it cannot be read."""
         try:
             return str(json.loads((self.path / "server" / SUMMARY_NAME).read_text(encoding="utf-8"))["outcome"])
         except (ValueError, KeyError):
@@ -196,10 +194,10 @@ class CellDir:
         try:
             config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise DamagedError(f"{path} cannot be read ({error}); {_ANEW}") from None
+            raise DamagedCellError(f"{path} cannot be read ({error}); {_REMEDY}") from None
         return config
 
-    def _drop_state(self) -> None:
+    def _remove_state(self) -> None:
         for name in _STATE_DIRS:
             if (self.path / name).exists():
                 shutil.rmtree(self.path / name)
@@ -209,6 +207,6 @@ def _check_same(stored: dict[str, Any], given: dict[str, Any], path: Path) -> No
     there, here = dotted(stored), dotted(given)
     for name in sorted({*there, *here}):
         if there.get(name) != here.get(name):
-            raise OtherRunError(
-                f"{path} is of another run ({name} is {there.get(name)!r} there and {here.get(name)!r} here); {_ANEW}"
+            raise CellMismatchError(
+                f"{path} is of another run ({name} is {there.get(name)!r} there and {here.get(name)!r} here); {_REMEDY}"
             )

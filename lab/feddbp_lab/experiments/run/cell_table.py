@@ -1,4 +1,4 @@
-"""`feddbp experiment status`: which cells are done, running, failed or left."""
+"""`feddbp experiment status`: prints which cells are done, running, failed or waiting."""
 
 from __future__ import annotations
 
@@ -12,65 +12,66 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from feddbp_lab.experiments.run.cell_dir import CellDir, CellState, DamagedError, Failure
+from feddbp_lab.experiments.run.cell_dir import CellDir, CellState, DamagedCellError, Failure
 from feddbp_lab.experiments.run.output_dir import OutputDir
 from feddbp_lab.terminal.format import percent, plain_table
 
 _WATCH_SECONDS: Final = 2.0
 
 
-def watch_status(store: OutputDir, console: Console) -> None:
-    """Shows where the cells stand until nobody works on them any more."""
-    with Live(Group(*_view(store)), console=console, auto_refresh=False) as screen:
-        while store.has_runner:
+def watch_status(output: OutputDir, console: Console) -> None:
+    """Prints the status of the cells again and again until no runner uses the directory."""
+    with Live(Group(*_view(output)), console=console, auto_refresh=False) as screen:
+        while output.has_runner:
             time.sleep(_WATCH_SECONDS)
-            screen.update(Group(*_view(store)), refresh=True)
-        screen.update(Group(*_view(store)), refresh=True)  # how it ended
+            screen.update(Group(*_view(output)), refresh=True)
+        screen.update(Group(*_view(output)), refresh=True)  # the state in which the runner ended
 
 
-def print_status(store: OutputDir, console: Console) -> None:
-    for piece in _view(store):
-        # names and causes are long, and of more use in one piece
+def print_status(output: OutputDir, console: Console) -> None:
+    for piece in _view(output):
+        # names and causes are long; as one line they can be copied and searched
         console.print(piece, soft_wrap=isinstance(piece, Text))
 
 
-def _view(store: OutputDir) -> Iterator[Table | Text]:
-    told = as_dict(store)
-    yield _counts(told)
-    for name, cell in told["cells"].items():
-        yield from _lines(name, cell)
-
-
-def as_dict(store: OutputDir) -> dict[str, Any]:
-    plans = store.plans()
-    names = dict.fromkeys(name for plan in plans for name in plan.cell_ids)
+def as_dict(output: OutputDir) -> dict[str, Any]:
+    """The JSON output."""
+    plans = output.plans()
+    ids = dict.fromkeys(cell_id for plan in plans for cell_id in plan.cell_ids)
     return {
         "experiments": [
             {"name": plan.name, "title": plan.title, "profile": plan.profile, "cells": plan.cell_ids} for plan in plans
         ],
-        "cells": {name: _cell(store.folder(name)) for name in names},
+        "cells": {cell_id: _cell_as_dict(output.cell_dir(cell_id)) for cell_id in ids},
     }
 
 
-def _cell(folder: CellDir) -> dict[str, Any]:
-    state = folder.state
-    told: dict[str, Any] = {"state": state.value}
+def _cell_as_dict(cell: CellDir) -> dict[str, Any]:
+    state = cell.state
+    content: dict[str, Any] = {"state": state.value}
     try:
         if state is CellState.DONE:
-            told["accuracy"] = folder.best_accuracy()
+            content["accuracy"] = cell.best_accuracy()
         elif state in (CellState.RUNNING, CellState.INTERRUPTED):
-            told |= vars(folder.progress())
-    except DamagedError as error:
-        told["failure"] = vars(Failure.of(error))
-    if state is CellState.FAILED and (failure := folder.failure()) is not None:
-        told["failure"] = vars(failure)
-    return told
+            content |= vars(cell.progress())
+    except DamagedCellError as error:
+        content["failure"] = vars(Failure.of(error))
+    if state is CellState.FAILED and (failure := cell.failure()) is not None:
+        content["failure"] = vars(failure)
+    return content
 
 
-def _counts(told: dict[str, Any]) -> Table:
+def _view(output: OutputDir) -> Iterator[Table | Text]:
+    status = as_dict(output)
+    yield _counts_table(status)
+    for cell_id, cell in status["cells"].items():
+        yield from _cell_lines(cell_id, cell)
+
+
+def _counts_table(status: dict[str, Any]) -> Table:
     table = plain_table("experiment", "profile", "cells", *CellState)
-    for experiment in told["experiments"]:
-        counts = Counter(told["cells"][name]["state"] for name in experiment["cells"])
+    for experiment in status["experiments"]:
+        counts = Counter(status["cells"][cell_id]["state"] for cell_id in experiment["cells"])
         table.add_row(
             Text(experiment["name"], style="bold"),
             experiment["profile"] or "",
@@ -80,11 +81,11 @@ def _counts(told: dict[str, Any]) -> Table:
     return table
 
 
-def _lines(name: str, cell: dict[str, Any]) -> Iterator[Text]:
+def _cell_lines(cell_id: str, cell: dict[str, Any]) -> Iterator[Text]:
     if "rounds" in cell:
         rounds = f"{cell['completed_rounds']} of {cell['rounds']} rounds"
-        yield Text(f"{cell['state']}  {name}  {rounds}, {percent(cell['accuracy'])}")
+        yield Text(f"{cell['state']}  {cell_id}  {rounds}, {percent(cell['accuracy'])}")
     if "failure" in cell:
-        yield Text.assemble(("failed", "bold red"), f"  {name}\n        {cell['failure']['cause']}")
+        yield Text.assemble(("failed", "bold red"), f"  {cell_id}\n        {cell['failure']['cause']}")
         for line in cell["failure"]["last_lines"][-3:]:
             yield Text(f"        | {line}", style="dim")

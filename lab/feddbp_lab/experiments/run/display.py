@@ -1,4 +1,4 @@
-"""How far the cells are: bars on a terminal, lines elsewhere."""
+"""Progress of the cells of a campaign: bars on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp_lab.experiments.cell import Cell
 from feddbp_lab.experiments.run.cell_dir import Failure
 from feddbp_lab.terminal.format import human_seconds, percent
-from feddbp_lab.terminal.live import rounds_done
+from feddbp_lab.terminal.status_text import rounds_done
 
-_ENOUGH_TO_GO_BY: Final = 0.01
-"""Share of the work that must be done before its pace is worth anything."""
+_SHARE_FOR_ESTIMATE: Final = 0.01
+"""Share of the work that must be done before the time left is estimated from its pace."""
 _LINE_SECONDS: Final = 60.0
 
 
-class Display(Protocol):
-    """Is told what happens."""
+class CellDisplay(Protocol):
+    """Receives what happens to each cell."""
 
     def begin(self, cell: Cell) -> None: ...
 
@@ -36,19 +36,19 @@ class Display(Protocol):
     def failed(self, cell: Cell, failure: Failure) -> None: ...
 
     def end(self, cell: Cell) -> None:
-        """Nothing more comes of the cell, also when it was interrupted."""
+        """The cell is no longer running: it is done, failed or interrupted."""
 
 
 class Workload:
-    """How much of all cells is done, and how long the rest will take at the pace so far."""
+    """How much of the work of all cells is done, and an estimate of the time left."""
 
     def __init__(self, cells: Sequence[Cell], clock: Callable[[], float] = time.monotonic) -> None:
         self._cost = {cell.id: cell.cost for cell in cells}
         self._share: dict[str, float] = {}
         self._first_share: dict[str, float] = {}
-        """What was already there when a cell was taken up: it says nothing about the pace."""
+        """What an earlier runner had done of a resumed cell; not part of this runner's pace."""
         self._clock = clock
-        self._began = clock()
+        self._started = clock()
         self.cells = len(cells)
         self.over = 0
 
@@ -61,8 +61,8 @@ class Workload:
         self._share[cell.id] = 1.0
         self.over += 1
 
-    def give_up(self, cell: Cell) -> None:
-        """As if it had never been there: a failure comes sooner than a result would have, and says nothing of pace."""
+    def drop(self, cell: Cell) -> None:
+        """Removes a failed cell from the estimate: it took less time than a result would have."""
         self._cost[cell.id] = 0.0
         self.over += 1
 
@@ -75,23 +75,23 @@ class Workload:
         return sum(self._cost[name] * share for name, share in self._share.items())
 
     def seconds(self) -> float:
-        return self._clock() - self._began
+        return self._clock() - self._started
 
     def seconds_left(self) -> float | None:
-        here = self.done - sum(self._cost[name] * share for name, share in self._first_share.items())
-        if here < _ENOUGH_TO_GO_BY * self.total or self.over == self.cells:
+        done_here = self.done - sum(self._cost[name] * share for name, share in self._first_share.items())
+        if done_here < _SHARE_FOR_ESTIMATE * self.total or self.over == self.cells:
             return None
-        return self.seconds() / here * (self.total - self.done)
+        return self.seconds() / done_here * (self.total - self.done)
 
     def __str__(self) -> str:
         left = self.seconds_left()
-        told = f"{self.over} of {self.cells} cells, {human_seconds(self.seconds())}"
-        return told if left is None else f"{told}, about {human_seconds(left)} left"
+        text = f"{self.over} of {self.cells} cells, {human_seconds(self.seconds())}"
+        return text if left is None else f"{text}, about {human_seconds(left)} left"
 
 
 @dataclass(kw_only=True)
-class _Watching(ABC):
-    """What both displays keep: the workload, and the rounds of the cells that run."""
+class _DisplayBase(ABC):
+    """Common to both displays: the workload, and the rounds done of each running cell."""
 
     workload: Workload
     _rounds: dict[str, tuple[Cell, float]] = field(default_factory=dict)
@@ -123,30 +123,25 @@ class _Watching(ABC):
         self.workload.finish(cell)
 
     def failed(self, cell: Cell, failure: Failure) -> None:
-        self.workload.give_up(cell)
+        self.workload.drop(cell)
 
     def end(self, cell: Cell) -> None:
         self._rounds.pop(cell.id, None)
 
 
-def _result(summary: dict[str, Any]) -> str:
-    best = summary["accuracy"]["best"]
-    return f"{percent(best['weighted'] if best else None)} in {human_seconds(summary['seconds'])}"
-
-
 @dataclass(kw_only=True)
-class PlainLines(_Watching):
-    """A line when a cell begins and ends, and one a minute about those that run."""
+class PlainCellDisplay(_DisplayBase):
+    """Prints a line when a cell begins and when it ends, and one per minute about the running ones."""
 
     output: TextIO
-    _ticking: asyncio.Task[None] | None = None
+    _printing: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._ticking = asyncio.create_task(self._tick())
+        self._printing = asyncio.create_task(self._print_running())
 
     def stop(self) -> None:
-        if self._ticking is not None:
-            self._ticking.cancel()
+        if self._printing is not None:
+            self._printing.cancel()
 
     def begin(self, cell: Cell) -> None:
         super().begin(cell)
@@ -160,7 +155,7 @@ class PlainLines(_Watching):
         super().failed(cell, failure)
         self._print(f"failed  {cell.id}: {failure.cause}  [{self.workload}]")
 
-    async def _tick(self) -> None:
+    async def _print_running(self) -> None:
         while True:
             await asyncio.sleep(_LINE_SECONDS)
             running = (f"{cell.id} {int(rounds)}/{cell.run.rounds}" for cell, rounds in self._rounds.values())
@@ -171,8 +166,8 @@ class PlainLines(_Watching):
 
 
 @dataclass(kw_only=True)
-class LiveBars(_Watching):
-    """One bar for every cell that runs, and one for all; what is over is told above them."""
+class LiveCellDisplay(_DisplayBase):
+    """A bar per running cell and one for all; lines about cells that have ended are printed above."""
 
     console: Console
     _tasks: dict[str, TaskID] = field(default_factory=dict)
@@ -181,12 +176,12 @@ class LiveBars(_Watching):
         self.bars = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
-            TextColumn("{task.fields[told]}", justify="right", style="dim"),
+            TextColumn("{task.fields[detail]}", justify="right", style="dim"),
             console=self.console,
             expand=True,
             transient=True,
         )
-        self._overall = self.bars.add_task("all", total=self.workload.total, told="")
+        self._overall = self.bars.add_task("all", total=self.workload.total, detail="")
 
     def start(self) -> None:
         self.bars.start()
@@ -196,14 +191,14 @@ class LiveBars(_Watching):
 
     def begin(self, cell: Cell) -> None:
         super().begin(cell)
-        self._tasks[cell.id] = self.bars.add_task(cell.title, total=cell.run.rounds, told="starting")
+        self._tasks[cell.id] = self.bars.add_task(cell.title, total=cell.run.rounds, detail="starting")
         self._update()
 
     def show(self, cell: Cell, status: pb.RunStatus) -> None:
         super().show(cell, status)
         rounds = self._rounds[cell.id][1]
         number = min(int(rounds) + 1, cell.run.rounds)
-        self.bars.update(self._tasks[cell.id], completed=rounds, told=f"round {number} of {cell.run.rounds}")
+        self.bars.update(self._tasks[cell.id], completed=rounds, detail=f"round {number} of {cell.run.rounds}")
         self._update()
 
     def done(self, cell: Cell, summary: dict[str, Any]) -> None:
@@ -224,4 +219,9 @@ class LiveBars(_Watching):
 
     def _update(self) -> None:
         load = self.workload
-        self.bars.update(self._overall, completed=load.done, total=load.total, told=str(load))
+        self.bars.update(self._overall, completed=load.done, total=load.total, detail=str(load))
+
+
+def _result(summary: dict[str, Any]) -> str:
+    best = summary["accuracy"]["best"]
+    return f"{percent(best['weighted'] if best else None)} in {human_seconds(summary['seconds'])}"

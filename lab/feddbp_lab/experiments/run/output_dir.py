@@ -1,8 +1,7 @@
-"""The output directory of experiments: their plans, and the cells they share."""
+"""The output directory of experiments: their plans, the cells they share, and the report."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -13,9 +12,9 @@ from feddbp_common.artifacts import RUNNER_LOCK_NAME
 from feddbp_common.atomic_files import replace_text
 from feddbp_common.config.diagnostics import FieldError
 from feddbp_common.errors import ConfigurationError
+from feddbp_common.file_lock import FileLock, LockHeldError, is_locked
 from feddbp_lab.experiments.plan import Plan
 from feddbp_lab.experiments.run.cell_dir import CellDir
-from feddbp_lab.experiments.run.leases import is_held, only_runner
 from feddbp_lab.experiments.spec import BUILT_IN
 
 _PLANS: Final = "experiments"
@@ -26,27 +25,29 @@ class OutputDir:
     path: Path
 
     @classmethod
-    def opened(cls, path: Path) -> OutputDir:
-        """One that has been run in before."""
-        store = cls(path)
-        if not store.plans():
+    def open_existing(cls, path: Path) -> OutputDir:
+        output = cls(path)
+        if not output.plans():
             raise ConfigurationError(f"{path}: no experiment has been run here")
-        return store
+        return output
 
-    def only_runner(self) -> AbstractContextManager[None]:
+    def lock(self) -> FileLock:
+        """Creates the directory if there is none, and keeps other runners out of it."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            (self.path / RUNNER_LOCK_NAME).open("a").close()
+            lock = FileLock(self.path / RUNNER_LOCK_NAME)
+        except LockHeldError as error:
+            raise ConfigurationError(f"another runner (process {error.owner or 'unknown'}) uses {self.path}") from None
         except OSError as error:
             raise ConfigurationError(f"--out: {error.filename}: {error.strerror}") from None
-        return only_runner(self.path / RUNNER_LOCK_NAME)
+        lock.record_owner()
+        return lock
 
     @property
     def has_runner(self) -> bool:
-        """Whether somebody is at work here."""
-        return is_held(self.path / RUNNER_LOCK_NAME)
+        return is_locked(self.path / RUNNER_LOCK_NAME)
 
-    def folder(self, cell_id: str) -> CellDir:
+    def cell_dir(self, cell_id: str) -> CellDir:
         return CellDir(self.path / "cells" / cell_id)
 
     @property
@@ -54,15 +55,15 @@ class OutputDir:
         return self.path / "report"
 
     def plans(self) -> list[Plan]:
-        """Built-in ones in their own order, then others by name."""
-        plans = [self._read(path) for path in sorted((self.path / _PLANS).glob("*.json"))]
+        """Built-in experiments in their own order, then the others by name."""
+        plans = [self._read_plan(path) for path in sorted((self.path / _PLANS).glob("*.json"))]
         return sorted(plans, key=lambda plan: BUILT_IN.index(plan.name) if plan.name in BUILT_IN else len(BUILT_IN))
 
     def plan(self, name: str) -> Plan | None:
         path = self._plan_path(name)
-        return self._read(path) if path.exists() else None
+        return self._read_plan(path) if path.exists() else None
 
-    def keep(self, plan: Plan) -> None:
+    def save_plan(self, plan: Plan) -> None:
         path = self._plan_path(plan.name)
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_text(path, plan.model_dump_json(indent=1) + "\n")
@@ -70,11 +71,11 @@ class OutputDir:
     def _plan_path(self, name: str) -> Path:
         return self.path / _PLANS / f"{name}.json"
 
-    def _read(self, path: Path) -> Plan:
+    def _read_plan(self, path: Path) -> Plan:
         try:
             return Plan.model_validate_json(path.read_text(encoding="utf-8"))
         except ValidationError as error:
             raise ConfigurationError(
                 f"{path}: not a plan of this version ({FieldError.first_in(error)}); "
-                "remove it and run the experiment again, its cells will be found"
+                "remove it and run the experiment again, finished cells are kept"
             ) from None

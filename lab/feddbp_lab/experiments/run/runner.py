@@ -1,10 +1,11 @@
-"""Runs cells, as many at once as the machine has room for; each is a federation of real processes on loopback."""
+"""Runs cells, several at the same time; each is a federation of real processes on loopback."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -12,47 +13,52 @@ from pathlib import Path
 from typing import Final
 
 from feddbp_common.errors import FedDBPError
+from feddbp_common.file_lock import is_locked
 from feddbp_lab.experiments.cell import Cell
-from feddbp_lab.experiments.run.cell_dir import Failure
-from feddbp_lab.experiments.run.display import Display
-from feddbp_lab.experiments.run.leases import until_free
+from feddbp_lab.experiments.run.cell_dir import CellDir, Failure
+from feddbp_lab.experiments.run.display import CellDisplay
 from feddbp_lab.experiments.run.output_dir import OutputDir
 from feddbp_lab.processes.guard import GRACE_SECONDS
-from feddbp_lab.processes.local_federation import Federation, FederationOptions
+from feddbp_lab.processes.local_federation import FederationOptions, LocalFederation
 
-_LEAVING: Final = timedelta(seconds=3 * GRACE_SECONDS)
-"""How long processes of a runner that was killed may take to be gone."""
+_EXIT_PATIENCE: Final = timedelta(seconds=3 * GRACE_SECONDS)
+"""How long the processes of a killed runner may take to exit."""
+_POLL_SECONDS: Final = 0.1
+
+
+class CellInUseError(FedDBPError):
+    """Processes of a runner that was killed still use the cell's directory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What there is to run on."""
+    """The resources of this machine that cells may use."""
 
     jobs: int
-    """Cells at once."""
+    """Cells that run at the same time."""
     cores: int
     data_dir: Path
     gpus: tuple[int, ...] = ()
 
     def devices(self) -> list[str]:
-        """One for each cell that runs at the same time."""
+        """A device for each cell that runs at the same time."""
         if not self.gpus:
             return ["cpu"] * self.jobs
         return [f"cuda:{self.gpus[number % len(self.gpus)]}" for number in range(self.jobs)]
 
     def processes(self, cells_left: int) -> int:
-        """Client processes of a cell. Shards are uneven, so whole cells keep cores busier than parts of one do."""
+        """Client processes per cell. Shards are uneven, so several cells use the cores better than one split cell."""
         return 1 if self.gpus else max(1, self.cores // max(1, min(self.jobs, cells_left)))
 
 
 @dataclass(kw_only=True)
 class Runner:
-    """Works through cells that are not done yet; one that fails is recorded, and the others go on."""
+    """Runs cells that are not done; the failure of one is recorded and does not affect the others."""
 
-    store: OutputDir
+    output: OutputDir
     cells: Sequence[Cell]
     machine: Machine
-    display: Display
+    display: CellDisplay
     keep_state: bool = False
     failed: list[Cell] = field(default_factory=list)
     interrupted: bool = False
@@ -64,7 +70,7 @@ class Runner:
         self._workers = [asyncio.create_task(self._work(device)) for device in self.machine.devices()]
         await asyncio.wait(self._workers, return_when=asyncio.FIRST_EXCEPTION)
         if any(not worker.cancelled() and worker.exception() for worker in self._workers if worker.done()):
-            # a mistake in this program, which must not leave the others at work
+            # a bug in this program must not leave federations running
             self.stop()
         await asyncio.wait(self._workers)
         for worker in self._workers:
@@ -72,7 +78,7 @@ class Runner:
                 worker.result()
 
     def stop(self) -> None:
-        """Ends every federation in order; called again, at once."""
+        """Stops every federation; a second call kills what is still running."""
         self.interrupted = True
         for worker in self._workers:
             worker.cancel()
@@ -80,20 +86,20 @@ class Runner:
     async def _work(self, device: str) -> None:
         while self._waiting and not self.interrupted:
             cell = self._waiting.popleft()
-            await self._attempt(cell, device)
+            await self._run_cell(cell, device)
             self._left -= 1
 
-    async def _attempt(self, cell: Cell, device: str) -> None:
-        folder = self.store.folder(cell.id)
+    async def _run_cell(self, cell: Cell, device: str) -> None:
+        directory = self.output.cell_dir(cell.id)
         self.display.begin(cell)
         try:
-            with folder.hold():
-                await self._federate(cell, device)
-                results = folder.finish(keep_state=self.keep_state)
+            with directory.lock():
+                await self._run_federation(cell, directory, device)
+                results = directory.collect_results(keep_state=self.keep_state)
         except (FedDBPError, OSError, ValueError, KeyError) as error:  # the last two: a file is damaged
             failure = Failure.of(error)
-            with suppress(OSError):  # a full disk is told on the screen at least, and the other cells have their turn
-                folder.fail(failure)
+            with suppress(OSError):  # on a full disk the failure is at least displayed, and the other cells run
+                directory.record_failure(failure)
             self.failed.append(cell)
             self.display.failed(cell, failure)
         else:
@@ -101,18 +107,27 @@ class Runner:
         finally:
             self.display.end(cell)
 
-    async def _federate(self, cell: Cell, device: str) -> None:
-        folder = self.store.folder(cell.id)
-        await until_free(folder.locks(), _LEAVING)
-        folder.begin(cell.run)
+    async def _run_federation(self, cell: Cell, directory: CellDir, device: str) -> None:
+        await wait_until_released(directory.process_locks(), _EXIT_PATIENCE)
+        directory.prepare(cell.run)
         options = FederationOptions(
             run=cell.run,
-            directory=folder.path,
+            directory=directory.path,
             processes=self.machine.processes(self._left),
             data_dir=self.machine.data_dir,
             device=device,
         )
-        async with Federation(options) as federation, aclosing(federation.statuses()) as statuses:
+        async with LocalFederation(options) as federation, aclosing(federation.statuses()) as statuses:
             async for status in statuses:
                 self.display.show(cell, status)
-        federation.summary()  # raises if the server went before the run was over
+        federation.summary()  # raises if the server was stopped before the run had ended
+
+
+async def wait_until_released(locks: Iterable[Path], patience: timedelta) -> None:
+    """Waits for processes of a killed runner, which its guards stop with a grace period."""
+    deadline = time.monotonic() + patience.total_seconds()
+    for path in locks:
+        while is_locked(path):
+            if time.monotonic() >= deadline:
+                raise CellInUseError(f"a process of an earlier runner still uses {path.parent}")
+            await asyncio.sleep(_POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""Whole federations of real processes, with a real server and clients that only pretend to train."""
+"""`feddbp demo` with real processes: a real server, and clients that do not train."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any
 
 import grpc
 import pytest
+from lab_fake_demo import python_path
 from processes import processes_naming
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
 
-SUPPORT = Path(__file__).parents[3] / "support"
 PATIENCE = 60.0
 
 
@@ -28,13 +28,12 @@ class Demo:
 
     def __init__(self, out: Path, *options: str, **environment: str) -> None:
         self.out = out
-        path = os.pathsep.join((str(SUPPORT), *filter(None, (os.environ.get("PYTHONPATH"),))))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "lab_fake_demo", "demo", "--out", str(out), "--processes", "2", *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": path, **environment},
+            env={**os.environ, "PYTHONPATH": python_path(), **environment},
         )
 
     def end(self) -> tuple[int, str, str]:
@@ -54,7 +53,7 @@ class Demo:
 def wait_for(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + PATIENCE
     while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.02)
 
 
@@ -62,17 +61,17 @@ def wait_for(condition: Callable[[], object]) -> None:
 def start(tmp_path: Path) -> Iterator[Callable[..., Demo]]:
     started: list[Demo] = []
 
-    def begin(*options: str, **environment: str) -> Demo:
+    def start_demo(*options: str, **environment: str) -> Demo:
         started.append(Demo(tmp_path / "out", "--clients", "3", *options, **environment))
         return started[-1]
 
-    yield begin
+    yield start_demo
     for demo in started:
         demo.process.kill()
         demo.process.communicate()
 
 
-def test_a_demo_tells_every_round_and_leaves_its_results(start: Callable[..., Demo]) -> None:
+def test_a_demo_prints_every_round_and_writes_its_results(start: Callable[..., Demo]) -> None:
     demo = start("--rounds", "3", FEDDBP_SET="tau=0.1", FEDDBP_ID="5")
     code, output, errors = demo.end()
     assert (code, errors) == (0, "")
@@ -89,23 +88,23 @@ def test_a_demo_tells_every_round_and_leaves_its_results(start: Callable[..., De
     assert demo.descendants() == []
 
 
-def test_json_is_all_there_is_on_standard_output(start: Callable[..., Demo]) -> None:
+def test_json_is_the_only_standard_output(start: Callable[..., Demo]) -> None:
     code, output, errors = start("--rounds", "1", "--json").end()
     assert (code, errors) == (0, "")
     summary: dict[str, Any] = json.loads(output)
     assert summary["completed_rounds"] == 1
 
 
-def test_a_client_that_dies_ends_the_demo_with_its_cause(start: Callable[..., Demo]) -> None:
-    demo = start("--rounds", "50", FAKE_DEATH="1,2,7")
+def test_a_client_that_exits_ends_the_demo_with_its_cause(start: Callable[..., Demo]) -> None:
+    demo = start("--rounds", "50", FAKE_EXIT="1,2,7")
     code, _, errors = demo.end()
     assert code == 7
-    assert "client 1 cannot go on: told to die" in errors
+    assert "client 1 exits: FAKE_EXIT" in errors
     assert errors.splitlines()[-1].startswith("feddbp demo: error: the process of client 1 ended with exit code 7")
     assert demo.descendants() == []
 
 
-def test_a_server_that_dies_ends_the_demo_with_its_code(start: Callable[..., Demo]) -> None:
+def test_a_killed_server_ends_the_demo_with_its_exit_code(start: Callable[..., Demo]) -> None:
     demo = start("--rounds", "500", FAKE_EPOCH_SECONDS="0.05")
     demo.wait_until_it_trains()
     endpoint = json.loads((demo.out / "server" / "endpoint.json").read_text())
@@ -118,7 +117,7 @@ def test_a_server_that_dies_ends_the_demo_with_its_code(start: Callable[..., Dem
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_demo_leaves_no_process(start: Callable[..., Demo], number: signal.Signals) -> None:
+def test_an_interrupted_demo_stops_every_process(start: Callable[..., Demo], number: signal.Signals) -> None:
     demo = start("--rounds", "500", FAKE_EPOCH_SECONDS="0.05")
     demo.wait_until_it_trains()
     demo.process.send_signal(number)
@@ -128,7 +127,7 @@ def test_an_interrupted_demo_leaves_no_process(start: Callable[..., Demo], numbe
     assert demo.descendants() == []
 
 
-def test_a_second_signal_does_not_wait_for_processes_that_hang(start: Callable[..., Demo]) -> None:
+def test_a_second_signal_kills_processes_that_do_not_stop(start: Callable[..., Demo]) -> None:
     demo = start("--rounds", "500", FAKE_EPOCH_SECONDS="0.05", FAKE_HANG="1")
     demo.wait_until_it_trains()
     demo.process.send_signal(signal.SIGINT)
@@ -141,14 +140,14 @@ def test_a_second_signal_does_not_wait_for_processes_that_hang(start: Callable[.
     wait_for(lambda: not demo.descendants())
 
 
-def test_no_process_survives_a_demo_that_is_killed(start: Callable[..., Demo]) -> None:
+def test_no_process_outlives_a_killed_demo(start: Callable[..., Demo]) -> None:
     demo = start("--rounds", "500", FAKE_EPOCH_SECONDS="0.05")
     demo.wait_until_it_trains()
     demo.process.kill()
     wait_for(lambda: not demo.descendants())
 
 
-def test_a_server_stopped_from_outside_is_not_taken_for_a_finished_run(start: Callable[..., Demo]) -> None:
+def test_a_server_stopped_by_a_signal_does_not_count_as_a_finished_run(start: Callable[..., Demo]) -> None:
     demo = start("--rounds", "500", FAKE_EPOCH_SECONDS="0.05")
     demo.wait_until_it_trains()
     endpoint = json.loads((demo.out / "server" / "endpoint.json").read_text())

@@ -1,4 +1,4 @@
-"""`feddbp health`: what it says of servers that are well, unwell, silent or choosy."""
+"""`feddbp health` with servers that serve, do not serve, do not answer, or require a certificate."""
 
 from __future__ import annotations
 
@@ -46,27 +46,27 @@ def parties(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("status", "code", "told"),
+    ("status", "code", "output"),
     [
         (HealthCheckResponse.SERVING, 0, "serving\n"),
         (HealthCheckResponse.NOT_SERVING, 1, "not serving\n"),
     ],
 )
 def test_the_exit_code_says_whether_it_serves(
-    status: int, code: int, told: str, capsys: pytest.CaptureFixture[str]
+    status: int, code: int, output: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with serving(rounds=status) as address:
         assert main(["health", "--server", address, "--service", "rounds"]) == code
-    assert capsys.readouterr().out == told
+    assert capsys.readouterr().out == output
 
 
-def test_without_a_service_it_asks_after_the_server_itself(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_service_the_server_itself_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
     with serving() as address:
         assert main(["health", "--server", address]) == 0
     assert capsys.readouterr().out == "serving\n"
 
 
-def test_a_service_nobody_knows_is_not_well(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_service_does_not_serve(capsys: pytest.CaptureFixture[str]) -> None:
     with serving() as address:
         assert main(["health", "--server", address, "--service", "nothing"]) == 1
     assert capsys.readouterr().out == "service unknown\n"
@@ -76,14 +76,14 @@ def test_no_server_is_exit_code_3_and_one_line(capsys: pytest.CaptureFixture[str
     with serving() as address:
         pass
     assert main(["health", "--server", address]) == 3
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.startswith(f"feddbp: error: no server answers at {address}")
-    assert told.err.count("\n") == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"feddbp: error: no server answers at {address}")
+    assert captured.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("party", ["server", "operator"])
-def test_where_clients_have_certificates_it_shows_one(
+def test_a_server_that_requires_certificates_gets_one(
     parties: Path, party: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with serving(parties / "server") as address:
@@ -91,13 +91,13 @@ def test_where_clients_have_certificates_it_shows_one(
     assert capsys.readouterr().out == "serving\n"
 
 
-def test_without_a_certificate_it_does_not_pass(parties: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_client_certificate_does_not_pass(parties: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving(parties / "server") as address:
-        # a client's directory has a certificate, but none that is for asking
+        # a client's directory has neither the probe's certificate nor the operator's
         assert main(["health", "--server", address, "--certs", str(parties / "client-0")]) == 3
     assert capsys.readouterr().out == ""
 
 
-def test_another_machine_is_not_asked_without_encryption(capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_machine_is_not_called_without_encryption(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["health", "--server", "fl.example.org:50051"]) == 2
     assert "use --certs or --insecure" in capsys.readouterr().err

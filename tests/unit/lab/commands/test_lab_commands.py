@@ -1,4 +1,4 @@
-"""The command `feddbp` as far as nothing is started by it."""
+"""The command `feddbp`: help, errors, and everything that starts no process."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from feddbp_server.config import ServerConfig
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
 def test_help_lists_the_commands(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     for name, command in COMMANDS.items():
-        assert f"{name}" in told
-        assert command.summary in told
+        assert f"{name}" in output
+        assert command.summary in output
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))
-def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_has_a_help_text(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main([name, "--help"])
     assert left.value.code == 0
@@ -40,7 +40,7 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"),
+    ("arguments", "message"),
     [
         (["dmeo"], "did you mean 'demo'?"),
         (["zzz"], "no command is called 'zzz'; see feddbp --help"),
@@ -56,25 +56,23 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
         (["methods", "nothing"], "no method is called 'nothing'"),
     ],
 )
-def test_a_mistake_gets_one_line_and_exit_code_2(
+def test_a_usage_error_is_one_line_and_exit_code_2(
     arguments: list[str],
-    complaint: str,
+    message: str,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert complaint in told.err
-    assert told.err.count("\n") == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_output_directory_with_something_in_it_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_output_directory_that_is_not_empty_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "older").write_text("results")
     assert main(["demo", "--out", str(tmp_path)]) == 2
     assert f"{tmp_path} is not empty" in capsys.readouterr().err
@@ -93,56 +91,56 @@ def test_default_directories_are_numbered(tmp_path: Path, monkeypatch: pytest.Mo
     assert made == ["runs/demo-feddbp-digits", "runs/demo-feddbp-digits-2", "runs/demo-feddbp-digits-3"]
 
 
-def test_a_dry_run_prints_the_configuration_and_makes_nothing(
+def test_a_dry_run_prints_the_configuration_and_creates_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "demo.toml").write_text("[run]\nrounds = 3\n[run.training]\nbatch_size = 16\n")
     assert main(["demo", "--config", "demo.toml", "--rounds", "4", "--dry-run"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["run"]["rounds"] == 4
-    assert told["run"]["training"]["batch_size"] == 16
+    output = json.loads(capsys.readouterr().out)
+    assert output["run"]["rounds"] == 4
+    assert output["run"]["training"]["batch_size"] == 16
     assert [path.name for path in tmp_path.iterdir()] == ["demo.toml"]
 
 
-def test_the_servers_file_may_be_the_environments_file_of_every_command(
+def test_a_servers_configuration_file_may_be_set_for_every_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "server.toml"
     file.write_text("[listen]\nport = 50051\n[rounds]\nmin_clients = 2\n[run]\nrounds = 3\nclients = 4\n")
     monkeypatch.setenv("FEDDBP_CONFIG", str(file))
     assert main(["demo", "--dry-run"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["run"]["rounds"], told["run"]["clients"]) == (3, 4)
-    assert main(["status", "--server", "127.0.0.1:1"]) == 3  # understood, and nobody is there
+    output = json.loads(capsys.readouterr().out)
+    assert (output["run"]["rounds"], output["run"]["clients"]) == (3, 4)
+    assert main(["status", "--server", "127.0.0.1:1"]) == 3  # the file is accepted, and no server answers
     assert "no server answers" in capsys.readouterr().err
 
 
-def test_a_demo_is_a_run_like_any_other() -> None:
+def test_a_demo_run_is_a_run_configuration_with_other_defaults() -> None:
     demo = DemoRun()
     assert (demo.clients, demo.rounds, demo.method, demo.data.dataset) == (8, 10, "feddbp", "digits")
     assert type(demo.as_run()) is RunConfig
     assert demo.as_run().model_dump() == demo.model_dump()
 
 
-def test_clients_are_dealt_out_over_processes(tmp_path: Path) -> None:
+def test_clients_are_assigned_to_processes_round_robin(tmp_path: Path) -> None:
     options = FederationOptions(run=RunConfig(clients=5), directory=tmp_path, processes=2, data_dir=Path("data"))
-    assert options.dealt_ids() == [[0, 2, 4], [1, 3]]
+    assert options.ids_by_process() == [[0, 2, 4], [1, 3]]
 
 
-def test_there_are_never_more_processes_than_clients() -> None:
+def test_the_demo_has_no_more_processes_than_clients() -> None:
     assert DemoConfig(run=DemoRun(clients=2), here=LocalConfig(processes=9)).processes == 2
     assert DemoConfig(run=DemoRun(clients=1000)).processes == usable_cores()
 
 
-def test_everyone_takes_part_and_nobody_is_hurried(tmp_path: Path) -> None:
+def test_a_local_federation_needs_every_client_and_has_no_deadline(tmp_path: Path) -> None:
     options = FederationOptions(run=RunConfig(clients=5), directory=tmp_path, processes=2, data_dir=Path("data"))
     policy = options.server_config().policy
     assert policy.min_clients == 5
     assert policy.deadline is None
 
 
-def test_a_command_line_leads_back_to_the_configuration_it_was_made_from(tmp_path: Path) -> None:
+def test_a_command_line_resolves_to_the_configuration_it_was_made_from(tmp_path: Path) -> None:
     run = RunConfig.model_validate(
         {
             "method_settings": {"tau": 0.1, "without_share": True},
@@ -158,46 +156,46 @@ def test_a_command_line_leads_back_to_the_configuration_it_was_made_from(tmp_pat
     assert resolve(ServerConfig, flags, env_prefix="FEDDBP_", environ={}) == config
 
 
-def test_children_do_not_see_the_variables_meant_for_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_children_do_not_inherit_the_variables_of_this_project(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDDBP_ROUNDS", "3")
-    monkeypatch.setenv("ELSE", "stays")
+    monkeypatch.setenv("OTHER", "kept")
     assert "FEDDBP_ROUNDS" not in clean_environment()
-    assert clean_environment()["ELSE"] == "stays"
+    assert clean_environment()["OTHER"] == "kept"
 
 
-def test_the_command_starts_without_what_it_does_not_need() -> None:
-    heavy = ("torch", "matplotlib", "grpc", "numpy", "sklearn")
-    code = f"import feddbp_lab.cli, sys; print([name for name in {heavy} if name in sys.modules])"
+def test_importing_the_command_imports_no_large_package() -> None:
+    large = ("torch", "matplotlib", "grpc", "numpy", "sklearn")
+    code = f"import feddbp_lab.cli, sys; print([name for name in {large} if name in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 
 
-def test_the_commands_need_neither_torch_nor_matplotlib_to_be_understood() -> None:
+def test_the_command_modules_import_no_package_of_an_extra() -> None:
     modules = ", ".join(command.module for command in COMMANDS.values())
-    code = f"import {modules}, sys; print([name for name in ('torch', 'matplotlib') if name in sys.modules])"
+    code = f"import {modules}, sys; print([name for name in ('torch', 'matplotlib', 'jinja2') if name in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 
 
 def test_methods_are_listed_with_their_titles(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["methods"]) == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     for method in METHODS.values():
-        assert method.name in told
-        assert method.title in told
+        assert method.name in output
+        assert method.title in output
 
 
-def test_a_method_tells_its_settings_with_default_and_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_settings_of_a_method_are_listed_with_default_and_description(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["methods", "feddbp"]) == 0
-    told = capsys.readouterr().out
-    assert "temperature of L_d" in told
-    row = next(line for line in told.splitlines() if line.split()[:1] == ["tau"])
+    output = capsys.readouterr().out
+    assert "temperature of L_d" in output
+    row = next(line for line in output.splitlines() if line.split()[:1] == ["tau"])
     assert row.split()[1] == "0.07"
-    assert "--method feddbp:gentle" in told
+    assert "--method feddbp:gentle" in output
 
 
 def test_methods_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["methods", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [method["name"] for method in told] == list(METHODS)
+    output = json.loads(capsys.readouterr().out)
+    assert [method["name"] for method in output] == list(METHODS)
     assert main(["methods", "feddbp", "--json"]) == 0
     one = json.loads(capsys.readouterr().out)
     assert [preset["name"] for preset in one["presets"]] == list(METHODS["feddbp"].presets)

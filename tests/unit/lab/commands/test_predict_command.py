@@ -1,4 +1,4 @@
-"""`feddbp predict` and `feddbp export`, on clients that were trained for a moment."""
+"""`feddbp predict` and `feddbp export`, on clients with a short training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Captured = pytest.CaptureFixture[str]
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with three images and two clients, one of which goes by distances and one by its head."""
+    """A directory with three images and two clients, one that predicts by distance and one by its head."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))  # a command may add to it
     for number, image in enumerate(as_arrays(random_pixels(3))):
@@ -35,7 +35,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_an_image_gets_a_line_with_its_class_and_the_next_best(here: Path, capsys: Captured) -> None:
+def test_an_image_gets_a_line_with_its_class_and_the_next_candidates(here: Path, capsys: Captured) -> None:
     assert main(["predict", "client-0", "0.png"]) == 0
     (prediction,) = TrainedClient.load("client-0").predict(["0.png"])
     first, second, third = prediction.candidates
@@ -45,13 +45,13 @@ def test_an_image_gets_a_line_with_its_class_and_the_next_best(here: Path, capsy
     )
 
 
-def test_a_head_is_told_in_per_cent(here: Path, capsys: Captured) -> None:
+def test_the_probability_of_a_head_is_printed_in_per_cent(here: Path, capsys: Captured) -> None:
     assert main(["predict", "client-1", "0.png", "--top", "1"]) == 0
     (prediction,) = TrainedClient.load("client-1").predict(["0.png"])
     assert capsys.readouterr().out == f"0.png  {prediction.name}  (probability {100 * prediction.best.value:.1f} %)\n"
 
 
-def test_programs_get_a_json_object_per_image(here: Path, capsys: Captured) -> None:
+def test_json_output_has_an_object_per_image(here: Path, capsys: Captured) -> None:
     assert main(["predict", "--json", "client-0/checkpoint.safetensors", "0.png", "--top", "2", "1.png"]) == 0
     answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [answer["image"] for answer in answers] == ["0.png", "1.png"]
@@ -62,17 +62,17 @@ def test_programs_get_a_json_object_per_image(here: Path, capsys: Captured) -> N
         assert answer["candidates"][0]["value"] <= answer["candidates"][1]["value"]
 
 
-def test_an_image_that_is_none_spoils_no_other(here: Path, capsys: Captured) -> None:
+def test_an_unreadable_image_does_not_affect_the_others(here: Path, capsys: Captured) -> None:
     (here / "notes.txt").write_text("no image")
     assert main(["predict", "client-0", "0.png", "missing.png", "notes.txt", "2.png"]) == 2
-    told = capsys.readouterr()
-    assert [line.split()[0] for line in told.out.splitlines()] == ["0.png", "2.png"]
-    missing, notes = told.err.splitlines()
+    captured = capsys.readouterr()
+    assert [line.split()[0] for line in captured.out.splitlines()] == ["0.png", "2.png"]
+    missing, notes = captured.err.splitlines()
     assert missing == "feddbp predict: error: missing.png: no such file"
     assert notes.startswith("feddbp predict: error: notes.txt: not a readable image: ")
 
 
-def test_programs_are_told_of_a_bad_image_too(here: Path, capsys: Captured) -> None:
+def test_json_output_has_an_object_for_an_unreadable_image(here: Path, capsys: Captured) -> None:
     assert main(["predict", "client-0", "missing.png", "0.png", "--json"]) == 2
     bad, good = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert bad == {"image": "missing.png", "error": "missing.png: no such file"}
@@ -81,7 +81,7 @@ def test_programs_are_told_of_a_bad_image_too(here: Path, capsys: Captured) -> N
 
 @pytest.mark.parametrize("command", [["predict"], ["export"]])
 @pytest.mark.parametrize(
-    ("checkpoint", "complaint"),
+    ("checkpoint", "message"),
     [
         ("nowhere", "there is no checkpoint nowhere"),
         ("0.png", "cannot read the checkpoint 0.png"),
@@ -92,7 +92,7 @@ def test_programs_are_told_of_a_bad_image_too(here: Path, capsys: Captured) -> N
     ],
 )
 def test_a_checkpoint_that_cannot_be_used_gets_one_line(
-    command: list[str], checkpoint: str, complaint: str, here: Path, capsys: Captured
+    command: list[str], checkpoint: str, message: str, here: Path, capsys: Captured
 ) -> None:
     (here / "empty").mkdir()
     checkpoint_of(rounds=0).save(here / "young")
@@ -103,13 +103,13 @@ def test_a_checkpoint_that_cannot_be_used_gets_one_line(
     (here / "gone.py").unlink()
     sys.modules.pop("gone")
     assert main([*command, checkpoint, "0.pt"]) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert complaint in told.err
-    assert told.err.count("\n") == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
 
 
-def test_a_model_of_the_users_own_is_found_where_the_command_is_started(here: Path) -> None:
+def test_a_users_own_model_is_imported_from_the_working_directory(here: Path) -> None:
     (here / "own_model.py").write_text("from torch import nn\ndef tiny(shape): return nn.Flatten()\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(here)
@@ -123,35 +123,36 @@ def test_a_model_of_the_users_own_is_found_where_the_command_is_started(here: Pa
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"),
+    ("arguments", "message"),
     [
         (["predict", "client-0"], "required: IMAGE"),
         (["predict", "client-0", "0.png", "--top", "0"], "--top: input should be greater than or equal to 1"),
         (["predict", "client-0", "0.png", "--device", "tpu9"], "--device tpu9"),
         (["export", "client-0"], "required: OUT"),
-        (["export", "client-0", "out.bin"], "out.bin: give --format, or a name that ends in .pt2, .pt, .onnx"),
+        (
+            ["export", "client-0", "out.bin"],
+            "out.bin: unknown suffix; give --format, or a name that ends in .pt2, .pt, .onnx",
+        ),
         (["export", "client-0", "out", "--format", "zip"], "--format: input should be 'torch-export'"),
         (["export", "client-0", "no/out.pt"], "no/out.pt cannot be written: No such file"),
     ],
 )
 def test_a_mistake_gets_one_line_and_exit_code_2(
-    arguments: list[str], complaint: str, here: Path, capsys: Captured
+    arguments: list[str], message: str, here: Path, capsys: Captured
 ) -> None:
     assert main(arguments) == 2
-    told = capsys.readouterr()
-    assert complaint in told.err
-    assert told.err.count("\n") == 1
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.load:DeprecationWarning")
 @pytest.mark.parametrize("arguments", [["out.pt"], ["out", "--format", "torchscript"]])
-def test_the_format_is_that_of_the_name_or_the_one_asked_for(
-    arguments: list[str], here: Path, capsys: Captured
-) -> None:
+def test_the_format_follows_from_the_suffix_or_the_flag(arguments: list[str], here: Path, capsys: Captured) -> None:
     assert main(["export", "client-0", *arguments]) == 0
     assert capsys.readouterr().out.splitlines()[1:] == [
-        "takes uint8 images [batch, 1, 16, 16], from 0 to 255",
-        "gives float32 scores [batch, 4], minus the distance; the greatest wins",
+        "input: uint8 images [batch, 1, 16, 16], from 0 to 255",
+        "output: float32 scores [batch, 4], minus the distance; highest wins",
     ]
     assert torch.jit.load(arguments[0])(random_pixels(2)).shape == (2, 4)
 

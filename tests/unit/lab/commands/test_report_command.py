@@ -1,4 +1,4 @@
-"""`feddbp report` on what a real server left, on what was kept of it, and on what is no result of a run."""
+"""`feddbp report` on the state directory of a real server, on copied files, and on damaged ones."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from light_runs import finish
 from processes import Federation
 
 from feddbp_lab.cli import main
-from feddbp_lab.terminal.run_table import report
+from feddbp_lab.terminal.run_table import run_table
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Path:
-    """A directory with the files of a run that is over."""
+def finished(tmp_path: Path) -> Path:
+    """A directory with the files of a run that has ended."""
     directory = tmp_path / "run"
     directory.mkdir()
     sample = results()
@@ -27,31 +27,31 @@ def kept(tmp_path: Path) -> Path:
     return directory
 
 
-async def test_the_state_directory_of_a_server_is_all_it_takes(
+async def test_the_state_directory_of_a_server_can_be_reported(
     running_federation: Federation, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await finish(running_federation, "--clients", 2, "--min-clients", 2, "--rounds", 2, clients=2)
     directory = running_federation.state_dir
     assert main(["report", str(directory)]) == 0
-    told = capsys.readouterr().out
-    assert told.startswith("FedDBP on digits, seed 0 ")
-    assert [line.split()[:2] for line in told.splitlines() if " light " in line] == [["0", "light"], ["1", "light"]]
-    assert running_federation.summary()["prototypes_sha256"] in told
+    output = capsys.readouterr().out
+    assert output.startswith("FedDBP on digits, seed 0 ")
+    assert [line.split()[:2] for line in output.splitlines() if " light " in line] == [["0", "light"], ["1", "light"]]
+    assert running_federation.summary()["prototypes_sha256"] in output
     assert (directory / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_it_prints_what_the_demo_prints_at_its_end(
-    kept: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_it_prints_the_same_table_as_the_demo(
+    finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(kept.parent)
+    monkeypatch.chdir(finished.parent)
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["report", "run"]) == 0
-    assert capsys.readouterr().out == printed(report(results(), Path("run")))
+    assert capsys.readouterr().out == printed(run_table(results(), Path("run")))
 
 
-def test_a_run_that_failed_is_reported_with_its_reason(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (kept / "summary.json").write_text(json.dumps(results(outcome="failed").summary))
-    assert main(["report", str(kept)]) == 0
+def test_a_run_that_failed_is_reported_with_its_reason(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (finished / "summary.json").write_text(json.dumps(results(outcome="failed").summary))
+    assert main(["report", str(finished)]) == 0
     assert "failed: too few clients" in capsys.readouterr().out
 
 
@@ -68,9 +68,9 @@ def with_metrics(text: bytes) -> Callable[[Path], Any]:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "complaint"),
+    ("damage", "message"),
     [
-        (without("summary.json"), "run has no summary.json; a server's --state-dir has both once its run is over"),
+        (without("summary.json"), "run has no summary.json; a server's --state-dir has both once its run has ended"),
         (without("metrics.jsonl"), "run has no metrics.jsonl; "),
         (with_summary('{"method": "feddbp", '), "run are damaged: summary.json: Expecting property name"),
         (with_summary("[]"), "run are damaged: summary.json: not an object"),
@@ -81,24 +81,24 @@ def with_metrics(text: bytes) -> Callable[[Path], Any]:
         (with_metrics(b"\xff\xfe\x00\n"), "run are damaged: metrics.jsonl, line 1: "),
     ],
 )
-def test_files_that_are_missing_or_damaged_are_told_in_one_line(
-    kept: Path, spoil: Callable[[Path], Any], complaint: str, capsys: pytest.CaptureFixture[str]
+def test_missing_or_damaged_files_are_reported_in_one_line(
+    finished: Path, damage: Callable[[Path], Any], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spoil(kept)
-    assert main(["report", str(kept)]) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert complaint in told.err
-    assert told.err.count("\n") == 1
-    assert not (kept / "curves.png").exists()
+    damage(finished)
+    assert main(["report", str(finished)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert not (finished / "curves.png").exists()
 
 
-def test_a_directory_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_directory_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path / "nowhere")]) == 2
     assert f"{tmp_path}/nowhere: no such directory" in capsys.readouterr().err
 
 
-def test_a_picture_that_cannot_be_written_is_named(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (kept / "curves.png").mkdir()
-    assert main(["report", str(kept)]) == 2
-    assert f"{kept}/curves.png: Is a directory" in capsys.readouterr().err
+def test_a_curve_file_that_cannot_be_written_is_named(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (finished / "curves.png").mkdir()
+    assert main(["report", str(finished)]) == 2
+    assert f"{finished}/curves.png: Is a directory" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""From an experiment's file to its cells: which there are, how they are called, and what is wrong with a file."""
+"""The expansion of an experiment into cells: which cells, their ids, and errors in a file or in options."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from experiment_samples import SMALL, spec
 from feddbp_common.errors import ConfigurationError
 from feddbp_lab.cli import main
 from feddbp_lab.experiments.cell import Cell
-from feddbp_lab.experiments.expansion import Expanded, expand, seeds_of, selected
+from feddbp_lab.experiments.expansion import Expansion, expand, seeds_of, select_cells
 from feddbp_lab.experiments.profiles import PROFILES
 from feddbp_lab.experiments.spec import BUILT_IN, load_experiment
 
 
-def built_in(name: str, *, profile: str = "quick", seeds: tuple[int, ...] = (0,)) -> Expanded:
+def built_in(name: str, *, profile: str = "quick", seeds: tuple[int, ...] = (0,)) -> Expansion:
     return expand(load_experiment(name), seeds=seeds, profile=profile)
 
 
@@ -34,7 +34,7 @@ def test_all_cells_of_a_seed_come_before_those_of_the_next() -> None:
     assert [cell.run.seed for cell in cells] == [0] * 6 + [2] * 6
 
 
-def test_an_id_is_readable_and_follows_from_the_whole_configuration() -> None:
+def test_an_id_is_readable_and_ends_with_a_fingerprint_of_the_configuration() -> None:
     (cell,) = expand(spec(axes={"method": ["fd"]}, report={}), seeds=(3,)).cells.values()
     (other,) = expand(
         spec(axes={"method": ["fd"]}, report={}, base={"clients": 2, "rounds": 2, "wire": {"wire_dtype": "float16"}}),
@@ -45,7 +45,7 @@ def test_an_id_is_readable_and_follows_from_the_whole_configuration() -> None:
     assert other.id != cell.id
 
 
-def test_an_id_is_a_name_a_directory_can_have() -> None:
+def test_an_id_is_short_enough_for_the_name_of_a_directory() -> None:
     settings = {"lambda_1": 0.123456789012, "lambda_2": 0.123456789012, "lambda_3": 0.123456789012, "tau": 0.123456789}
     many = {**settings, "eta": 0.123456789012, "hard_negatives": "boundary", "branch": "mlp", "heads": "separate"}
     (cell,) = expand(spec(axes={"method_settings": [many]}, report={}), seeds=(0,)).cells.values()
@@ -54,15 +54,15 @@ def test_an_id_is_a_name_a_directory_can_have() -> None:
     assert cell.id.endswith(cell.run.fingerprint)
 
 
-def test_settings_that_are_not_the_default_are_in_the_id() -> None:
+def test_settings_that_differ_from_the_default_are_in_the_id() -> None:
     axes = {"method_settings": [{}, {"tau": 0.5, "hard_negatives": "none"}, {"tau": 0.07}]}
     ids = list(expand(spec(axes=axes, report={}), seeds=(0,)).cells)
-    assert len(ids) == 2  # saying a default makes no other run
+    assert len(ids) == 2  # a setting at its default is the same run
     assert ids[0].startswith("feddbp-digits-")
     assert ids[1].startswith("feddbp-tau=0.5-hard_negatives=none-digits-")
 
 
-def test_an_axis_may_give_names_to_options_that_change_together() -> None:
+def test_an_axis_may_list_labelled_sets_of_options() -> None:
     variants = [
         {"label": "plain", "set": {}},
         {"label": "steep", "set": {"training": {"learning_rate": 0.5}, "method_settings": {"tau": 0.2}}},
@@ -93,7 +93,7 @@ def test_parts_share_axes_and_report_and_add_their_own() -> None:
         ({"kind": "sweep", "x": "data.alpha"}, ("method",), ()),
     ],
 )
-def test_axes_nothing_is_said_about_find_a_place(
+def test_axes_the_report_does_not_mention_are_placed(
     report: dict[str, Any], rows: tuple[str, ...], columns: tuple[str, ...]
 ) -> None:
     placed = spec(report=report).parts[0].report
@@ -111,12 +111,12 @@ def test_the_same_run_is_the_same_cell_in_every_experiment() -> None:
 
 
 @pytest.mark.parametrize(("name", "cells"), list(zip(BUILT_IN, (48, 15, 20, 12, 60, 42), strict=True)))
-def test_built_in_experiments_have_the_cells_they_should(name: str, cells: int) -> None:
+def test_built_in_experiments_have_the_expected_number_of_cells(name: str, cells: int) -> None:
     for profile in PROFILES:
         assert len(built_in(name, profile=profile).cells) == cells
 
 
-def test_profiles_are_as_large_as_they_say() -> None:
+def test_profiles_set_rounds_epochs_models_learning_rate_and_clients() -> None:
     (paper,) = {
         (run.rounds, run.training.local_epochs, run.training.model_group, run.training.learning_rate, run.clients)
         for run in (cell.run for cell in built_in("table1", profile="paper").cells.values())
@@ -130,7 +130,7 @@ def test_profiles_are_as_large_as_they_say() -> None:
     assert seeds_of(load_experiment("table1"), "paper") == (0, 1, 2)
 
 
-def test_local_epochs_shrink_with_the_profile_and_the_plan_says_so() -> None:
+def test_local_epochs_are_scaled_to_the_profile_and_the_plan_notes_it() -> None:
     plan = built_in("table2").plan
     epochs = next(axis for axis in plan.parts[0].axes if axis.name == "training.local_epochs")
     assert [value.paper for value in epochs.values] == ["1", "10", "20"]
@@ -139,7 +139,7 @@ def test_local_epochs_shrink_with_the_profile_and_the_plan_says_so() -> None:
     assert built_in("table2", profile="paper").plan.note == ""
 
 
-def test_a_file_of_ones_own_reads_like_the_built_in_ones(tmp_path: Path) -> None:
+def test_a_users_file_is_read_like_a_built_in_experiment(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(
         'title = "Mine"\nseeds = [4, 5]\n[base]\nrounds = 7\ntraining.local_epochs = 1\n[axes]\ndata.alpha = [0.1, 1]\n'
@@ -150,13 +150,13 @@ def test_a_file_of_ones_own_reads_like_the_built_in_ones(tmp_path: Path) -> None
     assert {(cell.run.rounds, cell.run.data.alpha) for cell in expanded.cells.values()} == {(7, 0.1), (7, 1.0)}
 
 
-def test_a_preset_may_stand_where_a_method_does() -> None:
+def test_a_preset_may_be_a_value_of_the_method_axis() -> None:
     changed: dict[str, Any] = {"axes": {"method": ["feddbp", "feddbp:gentle"]}, "report": {"rows": "method"}}
     expanded = expand(spec(**changed), seeds=(0,))
     plain, gentle = (cell.run for cell in expanded.cells.values())
     assert gentle.method == plain.method
     assert gentle.method_settings != plain.method_settings
-    # the axis decides, whatever holds for the rest of the grid
+    # options of the axis override those of the base
     base = {"method_settings": {"lambda_2": 10.0}}
     assert set(expand(spec(base={**SMALL["base"], **base}, **changed), seeds=(0,)).cells) == set(expanded.cells)
     (part,) = expanded.plan.parts
@@ -171,7 +171,7 @@ def server_epochs(**of_file: Any) -> int:
     return epochs
 
 
-def test_a_server_that_trains_does_less_in_the_quick_profile_unless_the_file_says_otherwise() -> None:
+def test_the_quick_profile_reduces_server_epochs_unless_the_file_sets_them() -> None:
     assert server_epochs() == 20
     assert server_epochs(base={"method_settings": {"server_epochs": 7}}) == 7
     assert built_in("table1").plan.note == (
@@ -183,14 +183,14 @@ def test_a_server_that_trains_does_less_in_the_quick_profile_unless_the_file_say
     assert all("server_epochs" not in run.method_settings for run in ours)
 
 
-def test_the_file_wins_over_the_profile_and_an_override_over_the_file() -> None:
+def test_the_file_overrides_the_profile_and_an_override_the_file() -> None:
     base = {"rounds": 7, "clients": 3}
     (cell, *_) = expand(spec(base=base), seeds=(0,), profile="paper", overrides={"clients": "4"}).cells.values()
     assert (cell.run.rounds, cell.run.clients, cell.run.training.model_group) == (7, 4, "htfe-8")
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "message"),
     [
         ("title = ", "not a TOML file"),
         ("[axes]\nmethod = ['fd']", "'title' is missing"),
@@ -248,21 +248,21 @@ def test_the_file_wins_over_the_profile_and_an_override_over_the_file() -> None:
         ),
     ],
 )
-def test_a_mistake_in_a_file_gets_one_line_and_exit_code_2(
-    text: str, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_an_error_in_a_file_is_one_line_and_exit_code_2(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(text)
     assert main(["experiment", "run", str(path), "--out", str(tmp_path / "out")]) == 2
-    told = capsys.readouterr()
-    assert (told.out, told.err.count("\n")) == ("", 1)
-    assert complaint in told.err
-    assert "mine" in told.err
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+    assert message in captured.err
+    assert "mine" in captured.err
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"),
+    ("arguments", "message"),
     [
         (["table9"], "no experiment is called 'table9'; did you mean 'table"),
         (["nowhere.toml"], "nowhere.toml: No such file or directory"),
@@ -282,22 +282,22 @@ def test_a_mistake_in_a_file_gets_one_line_and_exit_code_2(
         (["table1", "--out", "x", "--override", "ronds=1"], "--override: there is no option 'ronds'"),
     ],
 )
-def test_a_mistake_in_the_options_gets_one_line_and_exit_code_2(
+def test_an_error_in_the_options_is_one_line_and_exit_code_2(
     arguments: list[str],
-    complaint: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["experiment", "run", *arguments]) == 2
-    told = capsys.readouterr()
-    assert (told.out, told.err.count("\n")) == ("", 1)
-    assert complaint in told.err
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+    assert message in captured.err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_name_of_a_file_is_one_that_a_file_of_results_can_have(tmp_path: Path) -> None:
+def test_a_file_name_with_a_space_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a b.toml"
     path.write_text("title = 'x'\n[axes]\nmethod = ['fd']")
     with pytest.raises(ConfigurationError, match="letters, digits"):
@@ -311,31 +311,31 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path, capsys: pyt
     assert capsys.readouterr().err == f"feddbp: error: --out: {tmp_path}/out/.runner: Is a directory\n"
 
 
-def test_a_file_must_not_take_the_name_of_a_built_in_experiment(tmp_path: Path) -> None:
+def test_a_file_with_the_name_of_a_built_in_experiment_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "table1.toml"
     path.write_text("title = 'x'\n[axes]\nmethod = ['fd']")
     with pytest.raises(ConfigurationError, match="name of a built-in experiment"):
         load_experiment(str(path))
 
 
-def chosen(*only: str) -> set[tuple[str, str]]:
-    cells: list[Cell] = selected(built_in("table1").cells.values(), only)
+def selection(*only: str) -> set[tuple[str, str]]:
+    cells: list[Cell] = select_cells(built_in("table1").cells.values(), only)
     return {(cell.run.method, cell.run.data.dataset) for cell in cells}
 
 
-def test_only_means_a_whole_word_where_there_is_one() -> None:
-    assert {dataset for _, dataset in chosen("cifar10")} == {"cifar10"}
-    assert {dataset for _, dataset in chosen("cifar")} == {"cifar10", "cifar100"}
-    assert len(chosen()) == 48
+def test_only_prefers_an_exact_word_over_a_substring() -> None:
+    assert {dataset for _, dataset in selection("cifar10")} == {"cifar10"}
+    assert {dataset for _, dataset in selection("cifar")} == {"cifar10", "cifar100"}
+    assert len(selection()) == 48
 
 
-def test_words_of_one_only_are_alternatives_and_another_narrows() -> None:
-    assert chosen("cifar10,tiny-imagenet", "feddbp,fd") == {
+def test_words_in_one_only_are_alternatives_and_a_second_only_narrows() -> None:
+    assert selection("cifar10,tiny-imagenet", "feddbp,fd") == {
         (method, dataset) for method in ("feddbp", "fd") for dataset in ("cifar10", "tiny-imagenet")
     }
 
 
-def test_a_dry_run_lists_the_cells_and_makes_nothing(
+def test_a_dry_run_lists_the_cells_and_creates_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -348,6 +348,6 @@ def test_a_dry_run_lists_the_cells_and_makes_nothing(
 
 def test_the_built_in_experiments_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["experiment", "list"]) == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     for name in (*BUILT_IN, *PROFILES):
-        assert name in told
+        assert name in output

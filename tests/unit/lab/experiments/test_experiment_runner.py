@@ -1,11 +1,10 @@
-"""Experiments as real processes, with real servers and clients that only pretend to train."""
+"""`feddbp experiment run` with real processes: real servers, and clients that do not train."""
 
 from __future__ import annotations
 
 import asyncio
 import io
 import json
-import os
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -13,23 +12,23 @@ from typing import Any
 
 import pytest
 from experiment_samples import finish, planned, spec
+from lab_fake_demo import python_path
 from lab_samples import printed
 from processes import Command, Federation, processes_naming, wait_until
 from rich.console import Console
 
 from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.file_lock import FileLock
 from feddbp_lab.cli import main
 from feddbp_lab.experiments.cell import Cell
 from feddbp_lab.experiments.config import ExecutionConfig, ExperimentConfig
 from feddbp_lab.experiments.expansion import expand
 from feddbp_lab.experiments.run.cell_dir import CellState, Failure
-from feddbp_lab.experiments.run.display import LiveBars, Workload
-from feddbp_lab.experiments.run.leases import StillInUseError, held, is_held, until_free
+from feddbp_lab.experiments.run.display import LiveCellDisplay, Workload
 from feddbp_lab.experiments.run.output_dir import OutputDir
-from feddbp_lab.experiments.run.runner import Machine, Runner
+from feddbp_lab.experiments.run.runner import CellInUseError, Machine, Runner, wait_until_released
 from feddbp_lab.experiments.spec import load_experiment
 
-SUPPORT = Path(__file__).parents[3] / "support"
 GRID = """
 title = "Two lengths"
 [base]
@@ -53,7 +52,6 @@ def run(tmp_path: Path, out: Path, running_federation: Federation) -> Run:
     def start(rounds: str, *options: str, **environment: str) -> Command:
         path = tmp_path / "grid.toml"
         path.write_text(GRID.format(rounds=rounds))
-        python_path = os.pathsep.join((str(SUPPORT), *filter(None, (os.environ.get("PYTHONPATH"),))))
         return running_federation.start(
             "lab_fake_demo",
             "experiment",
@@ -63,7 +61,7 @@ def run(tmp_path: Path, out: Path, running_federation: Federation) -> Run:
             out,
             *options,
             name="runner",
-            env={"PYTHONPATH": python_path, **environment},
+            env={"PYTHONPATH": python_path(), **environment},
         )
 
     return start
@@ -72,27 +70,27 @@ def run(tmp_path: Path, out: Path, running_federation: Federation) -> Run:
 def status(out: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     capsys.readouterr()
     assert main(["experiment", "status", str(out), "--json"]) == 0
-    told: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return told
+    content: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return content
 
 
-def states(told: dict[str, Any]) -> list[str]:
-    return [cell["state"] for cell in told["cells"].values()]
+def states(content: dict[str, Any]) -> list[str]:
+    return [cell["state"] for cell in content["cells"].values()]
 
 
 def training(out: Path) -> bool:
     return any(path.stat().st_size for path in out.glob("cells/*/server/metrics.jsonl"))
 
 
-def test_cells_are_run_reported_and_not_run_again(run: Run, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cells_are_run_once_and_reported(run: Run, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = run("1, 2", "--jobs", "2")
     first.expect_exit(0)
-    assert first.log.startswith("Two lengths: 2 cells; up to 2 at once")
+    assert first.log.startswith("Two lengths: 2 cells; up to 2 at a time")
     assert first.log.count("\ndone    fedproto-digits-") == 2
     assert (out / "report" / "index.html").exists()
-    told = status(out, capsys)
-    assert states(told) == ["done", "done"]
-    for name, cell in told["cells"].items():
+    content = status(out, capsys)
+    assert states(content) == ["done", "done"]
+    for name, cell in content["cells"].items():
         summary = json.loads((out / "cells" / name / "summary.json").read_text())
         assert cell["accuracy"] == summary["accuracy"]["best"]["weighted"]
     for cell in (out / "cells").iterdir():
@@ -105,55 +103,53 @@ def test_cells_are_run_reported_and_not_run_again(run: Run, out: Path, capsys: p
     assert processes_naming(out) == []
 
 
-def test_a_cell_that_fails_does_not_stop_the_rest(run: Run, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    failing = run("1, 4, 2", "--jobs", "1", FAKE_DEATH="1,2,7")
+def test_a_failing_cell_does_not_stop_the_others(run: Run, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    failing = run("1, 4, 2", "--jobs", "1", FAKE_EXIT="1,2,7")
     failing.expect_exit(5)
     assert "1 cell failed; feddbp experiment status" in failing.log
-    told = status(out, capsys)
-    assert states(told) == ["done", "failed", "done"]
-    (failure,) = (cell["failure"] for cell in told["cells"].values() if "failure" in cell)
+    content = status(out, capsys)
+    assert states(content) == ["done", "failed", "done"]
+    (failure,) = (cell["failure"] for cell in content["cells"].values() if "failure" in cell)
     assert failure["exit_code"] == 7
-    assert "client 1 cannot go on: told to die" in failure["last_lines"]
+    assert "client 1 exits: FAKE_EXIT" in failure["last_lines"]
     assert main(["experiment", "status", str(out)]) == 0
-    assert "told to die" in capsys.readouterr().out
+    assert "exits: FAKE_EXIT" in capsys.readouterr().out
     assert "1 of 3 cells failed" in (out / "report" / "grid.md").read_text()
 
 
-def test_a_second_runner_is_refused_and_an_interrupted_one_stops_every_process_and_says_how_to_go_on(
+def test_a_second_runner_is_refused_and_an_interrupted_one_stops_every_process(
     run: Run, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     running = run("500", FAKE_EPOCH_SECONDS="0.05")
     wait_until(lambda: training(out), "training")
-    told = status(out, capsys)
-    assert states(told) == ["running"]
-    (cell,) = told["cells"].values()
+    content = status(out, capsys)
+    assert states(content) == ["running"]
+    (cell,) = content["cells"].values()
     assert 0 <= cell["completed_rounds"] < cell["rounds"] == 500
     assert main(["experiment", "status", str(out)]) == 0
     assert "of 500 rounds" in capsys.readouterr().out
     second = run("500")
     second.expect_exit(2)
-    assert second.log == f"feddbp: error: another runner (process {running.process.pid}) is at work in {out}\n"
+    assert second.log == f"feddbp: error: another runner (process {running.process.pid}) uses {out}\n"
     running.interrupt()
     running.expect_exit(130)
-    assert "the same command goes on from here" in running.log
+    assert "the same command resumes it" in running.log
     assert processes_naming(out) == []
     assert states(status(out, capsys)) == ["interrupted"]
 
 
-def test_a_watched_experiment_is_told_until_its_runner_has_ended(
-    run: Run, out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_watching_an_experiment_ends_with_its_runner(run: Run, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     running = run("40", FAKE_EPOCH_SECONDS="0.05")
     wait_until(lambda: training(out), "training")
     capsys.readouterr()
     assert main(["experiment", "status", str(out), "--watch"]) == 0
     running.expect_exit(0)
-    told = capsys.readouterr().out.splitlines()
-    assert told[0].split()[-1] == "done"
-    assert told[-1].split() == ["grid", "1", "1"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[-1] == "done"
+    assert lines[-1].split() == ["grid", "1", "1"]
 
 
-def test_no_process_survives_a_runner_that_is_killed(run: Run, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_process_outlives_a_killed_runner(run: Run, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     running = run("500", FAKE_EPOCH_SECONDS="0.05")
     wait_until(lambda: training(out), "training")
     assert len(processes_naming(out)) >= 5  # the runner, the server, a client process, and a guard for each
@@ -162,8 +158,8 @@ def test_no_process_survives_a_runner_that_is_killed(run: Run, out: Path, capsys
     assert states(status(out, capsys)) == ["interrupted"]
 
 
-class Notes:
-    """A display that remembers."""
+class FailureRecorder:
+    """A display that records the causes of failures."""
 
     def __init__(self) -> None:
         self.causes: list[str] = []
@@ -180,62 +176,60 @@ class Notes:
         self.causes.append(failure.cause)
 
 
-async def test_a_cell_whose_folder_holds_another_run_is_left_alone(tmp_path: Path) -> None:
-    store, expanded = planned(tmp_path, axes={"method": ["fd"]}, report={})
+async def test_a_cell_directory_with_another_run_is_not_changed(tmp_path: Path) -> None:
+    output_dir, expanded = planned(tmp_path, axes={"method": ["fd"]}, report={})
     (cell,) = expanded.cells.values()
     config = cell.run.model_dump(mode="json")
     config["training"]["learning_rate"] = 0.5
-    folder = store.folder(cell.id)
-    folder.path.mkdir(parents=True)
-    (folder.path / "config.json").write_text(json.dumps(config))
-    notes = Notes()
+    directory = output_dir.cell_dir(cell.id)
+    directory.path.mkdir(parents=True)
+    (directory.path / "config.json").write_text(json.dumps(config))
+    recorder = FailureRecorder()
     machine = Machine(jobs=2, cores=2, data_dir=tmp_path)
-    runner = Runner(store=store, cells=[cell], machine=machine, display=notes)
+    runner = Runner(output=output_dir, cells=[cell], machine=machine, display=recorder)
     await runner.run()
     assert runner.failed == [cell]
-    (cause,) = notes.causes
+    (cause,) = recorder.causes
     assert "training.learning_rate is 0.5 there and 0.01 here" in cause
-    assert folder.state is CellState.FAILED
-    assert json.loads((folder.path / "config.json").read_text()) == config
+    assert directory.state is CellState.FAILED
+    assert json.loads((directory.path / "config.json").read_text()) == config
 
 
-async def test_a_cell_still_in_use_by_processes_of_a_killed_runner_is_waited_for(tmp_path: Path) -> None:
+async def test_processes_of_a_killed_runner_are_waited_for(tmp_path: Path) -> None:
     path = tmp_path / "daemon.lock"
-    path.touch()
-    lock = held(path)
-    lock.__enter__()
-    waiting = asyncio.create_task(until_free([path], timedelta(seconds=60)))
-    with pytest.raises(StillInUseError, match="a process of an earlier runner still uses"):
-        await until_free([path], timedelta(0))
+    lock = FileLock(path)
+    waiting = asyncio.create_task(wait_until_released([path], timedelta(seconds=60)))
+    with pytest.raises(CellInUseError, match="a process of an earlier runner still uses"):
+        await wait_until_released([path], timedelta(0))
     assert not waiting.done()
-    lock.__exit__(None, None, None)
+    lock.release()
     await asyncio.wait_for(waiting, timeout=60)
 
 
-def test_seeds_of_several_days_are_reported_together_but_profiles_do_not_mix(
+def test_seeds_of_several_calls_are_reported_together_and_other_profiles_are_refused(
     tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "grid.toml"
     path.write_text(GRID.format(rounds="1"))
-    store = OutputDir(out)
+    output_dir = OutputDir(out)
     for seed in ("0", "4"):
         for cell in expand(load_experiment(str(path)), seeds=(int(seed),)).cells.values():
-            finish(store, cell, lambda *_: 0.5)
+            finish(output_dir, cell, lambda *_: 0.5)
         assert main(["experiment", "run", str(path), "--out", str(out), "--seeds", seed]) == 0
         assert "1 cell, 1 of them done" in capsys.readouterr().out
-    plan = store.plan("grid")
+    plan = output_dir.plan("grid")
     assert plan is not None
     assert plan.seeds == (0, 4)
     assert "over seeds 0, 4" in (out / "report" / "grid.md").read_text()
-    for other, told in (
+    for options, message in (
         (["--override", "clients=3"], "holds grid with overrides none, not clients=3"),
         (["--profile", "quick"], "holds grid with profile none, not quick"),
     ):
-        assert main(["experiment", "run", str(path), "--out", str(out), *other]) == 2
-        assert f"{told}; give the same, or another --out" in capsys.readouterr().err
+        assert main(["experiment", "run", str(path), "--out", str(out), *options]) == 2
+        assert f"{message}; give the same, or another --out" in capsys.readouterr().err
 
 
-def test_a_grid_that_has_changed_is_told_of_what_is_no_longer_in_it(
+def test_cells_that_are_no_longer_part_of_a_grid_are_counted(
     tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "grid.toml"
@@ -244,80 +238,72 @@ def test_a_grid_that_has_changed_is_told_of_what_is_no_longer_in_it(
         for cell in expand(load_experiment(str(path)), seeds=(0,)).cells.values():
             finish(OutputDir(out), cell, lambda *_: 0.5)
         assert main(["experiment", "run", str(path), "--out", str(out), "--seeds", "0"]) == 0
-        told = capsys.readouterr().out
-        assert ("grid has changed since it was run here last: 1 cell kept but no longer reported" in told) is (
+        printed_text = capsys.readouterr().out
+        assert ("grid has changed since its last run here: 1 cell kept but no longer reported" in printed_text) is (
             rounds == "2"
         )
 
 
-def test_a_seed_nothing_was_run_of_is_forgotten(tmp_path: Path, out: Path) -> None:
+def test_a_seed_that_was_never_started_is_dropped_from_the_plan(tmp_path: Path, out: Path) -> None:
     path = tmp_path / "grid.toml"
     path.write_text(GRID.format(rounds="1"))
-    grid, store = load_experiment(str(path)), OutputDir(out)
-    store.keep(expand(grid, seeds=(0, 33)).plan)
+    grid, output_dir = load_experiment(str(path)), OutputDir(out)
+    output_dir.save_plan(expand(grid, seeds=(0, 33)).plan)
     for cell in expand(grid, seeds=(0,)).cells.values():
-        finish(store, cell, lambda *_: 0.5)
+        finish(output_dir, cell, lambda *_: 0.5)
     assert main(["experiment", "run", str(path), "--out", str(out), "--seeds", "0"]) == 0
-    plan = store.plan("grid")
+    plan = output_dir.plan("grid")
     assert plan is not None
     assert plan.seeds == (0,)
 
 
-async def test_a_cell_whose_folder_cannot_be_made_does_not_stop_the_others(tmp_path: Path) -> None:
-    store, expanded = planned(tmp_path, axes={"method": ["fd", "fpl"]}, report={})
+async def test_a_cell_directory_that_cannot_be_created_does_not_stop_the_others(tmp_path: Path) -> None:
+    output_dir, expanded = planned(tmp_path, axes={"method": ["fd", "fpl"]}, report={})
     (tmp_path / "cells").write_text("not a directory")
-    notes = Notes()
+    recorder = FailureRecorder()
     runner = Runner(
-        store=store,
+        output=output_dir,
         cells=[*expanded.cells.values()],
         machine=Machine(jobs=1, cores=1, data_dir=tmp_path),
-        display=notes,
+        display=recorder,
     )
     await runner.run()
-    assert len(runner.failed) == len(notes.causes) == 2
+    assert len(runner.failed) == len(recorder.causes) == 2
 
 
-def test_a_summary_that_was_lost_in_a_power_cut_is_made_again(tmp_path: Path) -> None:
-    store, expanded = planned(tmp_path)
+def test_the_state_of_a_cell_with_an_empty_summary_is_removed(tmp_path: Path) -> None:
+    output_dir, expanded = planned(tmp_path)
     cell = next(iter(expanded.cells.values()))
-    folder = store.folder(cell.id)
-    (folder.path / "server").mkdir(parents=True)
-    (folder.path / "server" / "summary.json").write_text("")
-    folder.begin(cell.run)
-    assert not (folder.path / "server").exists()
+    directory = output_dir.cell_dir(cell.id)
+    (directory.path / "server").mkdir(parents=True)
+    (directory.path / "server" / "summary.json").write_text("")
+    directory.prepare(cell.run)
+    assert not (directory.path / "server").exists()
 
 
-def test_a_killed_runners_leftovers_are_removed_but_not_what_was_kept_on_purpose(tmp_path: Path) -> None:
-    store, expanded = planned(tmp_path)
-    folder = store.folder(next(iter(expanded.cells)))
-    with folder.hold():
-        assert folder.state is CellState.WAITING
-    (folder.path / "server").mkdir()
-    (folder.path / "summary.json").write_text("{}")
-    folder.tidy(keep_state=False)
-    assert [path.name for path in folder.path.iterdir()] == ["summary.json"]
-    (folder.path / "server").mkdir()
-    folder.tidy(keep_state=False)
-    assert (folder.path / "server").exists()
+def test_state_left_by_a_killed_runner_is_removed_and_kept_state_is_not(tmp_path: Path) -> None:
+    output_dir, expanded = planned(tmp_path)
+    directory = output_dir.cell_dir(next(iter(expanded.cells)))
+    with directory.lock():
+        assert directory.state is CellState.WAITING
+    (directory.path / "server").mkdir()
+    (directory.path / "summary.json").write_text("{}")
+    directory.clean_up(keep_state=False)
+    assert [path.name for path in directory.path.iterdir()] == ["summary.json"]
+    (directory.path / "server").mkdir()
+    directory.clean_up(keep_state=False)
+    assert (directory.path / "server").exists()
 
 
-def test_a_run_that_ended_badly_for_its_server_is_begun_again(tmp_path: Path) -> None:
-    store, expanded = planned(tmp_path)
+def test_a_run_that_failed_is_started_again_from_the_beginning(tmp_path: Path) -> None:
+    output_dir, expanded = planned(tmp_path)
     cell = next(iter(expanded.cells.values()))
-    folder = store.folder(cell.id)
+    directory = output_dir.cell_dir(cell.id)
     for outcome, kept in (("finished", True), ("failed", False)):
-        (folder.path / "server").mkdir(parents=True, exist_ok=True)
-        (folder.path / "server" / "summary.json").write_text(json.dumps({"outcome": outcome}))
-        folder.begin(cell.run)
-        assert (folder.path / "server").exists() is kept
-
-
-def test_a_lock_is_seen_by_others_only_while_it_is_held(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
-    assert not is_held(path)
-    with held(path):
-        assert is_held(path)
-    assert not is_held(path)
+        (directory.path / "server").mkdir(parents=True, exist_ok=True)
+        (directory.path / "server" / "summary.json").write_text(json.dumps({"outcome": outcome}))
+        directory.prepare(cell.run)
+        assert (directory.path / "server").exists() is kept
 
 
 @pytest.mark.parametrize(
@@ -332,7 +318,7 @@ def test_a_lock_is_seen_by_others_only_while_it_is_held(tmp_path: Path) -> None:
         ({"jobs": 3, "cores": 8, "gpus": (0, 3)}, 9, ["cuda:0", "cuda:3", "cuda:0"], 1),
     ],
 )
-def test_cells_are_dealt_over_cores_and_gpus(
+def test_cells_are_spread_over_cores_and_gpus(
     machine: dict[str, Any], cells: int, devices: list[str], processes: int
 ) -> None:
     made = Machine(data_dir=Path(), **machine)
@@ -340,12 +326,12 @@ def test_cells_are_dealt_over_cores_and_gpus(
     assert made.processes(cells) == processes
 
 
-def test_there_is_one_cell_at_a_time_on_a_gpu_unless_told_otherwise() -> None:
+def test_by_default_each_gpu_runs_one_cell_at_a_time() -> None:
     assert ExperimentConfig(where=ExecutionConfig(gpus=(0, 1, 2))).where.machine.jobs == 3
     assert ExperimentConfig(where=ExecutionConfig(gpus=(0, 1, 2), jobs=6)).where.machine.jobs == 6
 
 
-def test_what_is_left_is_guessed_from_the_pace_of_what_was_done_here() -> None:
+def test_time_left_is_estimated_from_the_pace_of_this_runner() -> None:
     now = [0.0]
     cells = list(
         expand(spec(axes={"method": ["local", "fd", "fedproto", "feddbp"]}, report={}), seeds=(0,)).cells.values()
@@ -353,29 +339,29 @@ def test_what_is_left_is_guessed_from_the_pace_of_what_was_done_here() -> None:
     load = Workload(cells, clock=lambda: now[0])
     assert str(load) == "0 of 4 cells, 0.0 s"
     now[0] = 100.0
-    load.advance(cells[0], 0.5)  # taken up in the middle, where an earlier runner left it
+    load.advance(cells[0], 0.5)  # resumed: the first half was done by an earlier runner
     assert load.seconds_left() is None
     load.finish(cells[0])
     assert load.seconds_left() == pytest.approx(600)  # half a cell took 100 s, three are left
-    load.give_up(cells[1])
+    load.drop(cells[1])
     assert load.seconds_left() == pytest.approx(400)
     load.finish(cells[2])
     load.finish(cells[3])
     assert str(load) == "4 of 4 cells, 1 min 40 s"
 
 
-def test_a_terminal_has_a_bar_for_all_and_one_for_each_cell_that_runs() -> None:
+def test_a_terminal_has_a_bar_for_all_cells_and_one_per_running_cell() -> None:
     cells = list(expand(spec(axes={"method": ["fd", "local"]}, report={}), seeds=(0,)).cells.values())
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    bars = LiveBars(workload=Workload(cells), console=console)
+    bars = LiveCellDisplay(workload=Workload(cells), console=console)
     bars.begin(cells[0])
     bars.show(cells[0], pb.RunStatus(phase=pb.PHASE_COLLECTING, round=1, rounds=2))
     shown = printed(bars.bars, width=100)
     assert "FD on digits, α 0.1, E 10, seed 0" in shown
     assert "round 2 of 2" in shown
     assert "0 of 2 cells" in shown
-    bars.failed(cells[0], Failure(cause="a bad day"))
+    bars.failed(cells[0], Failure(cause="exit code 7"))
     bars.end(cells[0])
     assert "FD on digits" not in printed(bars.bars, width=100)
     assert "1 of 2 cells" in printed(bars.bars, width=100)
-    assert "a bad day" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "exit code 7" in console.file.getvalue()  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""`feddbp certs parties`: a directory for each party, made once and left alone while it is good."""
+"""`feddbp certs parties`: a directory per party, created once and kept while its certificate is valid."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ YEAR = timedelta(days=365)
 
 
 def make(directory: Path, *, hosts: tuple[str, ...] = ("server", "127.0.0.1"), lifetime: timedelta = YEAR) -> set[str]:
-    made = make_parties(directory, hosts=hosts, ids=[0, 3], lifetime=lifetime)
-    return {str(path.relative_to(directory)) for path in made}
+    issued = make_parties(directory, hosts=hosts, ids=[0, 3], lifetime=lifetime)
+    return {str(path.relative_to(directory)) for path in issued}
 
 
 def files(directory: Path) -> dict[str, set[str]]:
@@ -33,7 +33,7 @@ EVERYTHING = {
 }
 
 
-def test_each_party_gets_its_own_and_nothing_more(tmp_path: Path) -> None:
+def test_each_party_gets_its_own_files_and_nothing_more(tmp_path: Path) -> None:
     assert make(tmp_path) == EVERYTHING
     assert files(tmp_path) == {
         "authority": {"ca.pem", "ca.key"},
@@ -44,36 +44,36 @@ def test_each_party_gets_its_own_and_nothing_more(tmp_path: Path) -> None:
     }
 
 
-def test_keys_are_for_their_owner_alone(tmp_path: Path) -> None:
+def test_keys_are_readable_by_their_owner_alone(tmp_path: Path) -> None:
     make(tmp_path)
     assert {path.stat().st_mode & 0o777 for path in tmp_path.rglob("*.key")} == {0o600}
 
 
-def test_what_is_good_is_left_alone(tmp_path: Path) -> None:
+def test_valid_certificates_are_kept(tmp_path: Path) -> None:
     make(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.*")}
     assert make(tmp_path) == set()
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.*")} == before
 
 
-def test_what_has_expired_is_made_again(tmp_path: Path) -> None:
+def test_expired_certificates_are_replaced(tmp_path: Path) -> None:
     make(tmp_path, lifetime=timedelta(days=-1))
     assert make(tmp_path) == EVERYTHING
     assert make(tmp_path) == set()
 
 
-def test_a_certificate_without_its_key_is_made_again(tmp_path: Path) -> None:
+def test_a_certificate_without_its_key_is_replaced(tmp_path: Path) -> None:
     make(tmp_path)
     (tmp_path / "client-3" / "client-3.key").unlink()
     assert make(tmp_path) == {"client-3/client-3.pem"}
 
 
-def test_another_name_of_the_server_asks_for_another_certificate_of_the_server(tmp_path: Path) -> None:
+def test_another_host_name_replaces_the_servers_certificate(tmp_path: Path) -> None:
     make(tmp_path)
     assert make(tmp_path, hosts=("fl.example.org",)) == {"server/server.pem"}
 
 
-def test_another_authority_asks_for_everything_again(tmp_path: Path) -> None:
+def test_another_authority_replaces_every_certificate(tmp_path: Path) -> None:
     make(tmp_path)
     shutil.rmtree(tmp_path / "authority")
     assert make(tmp_path) == EVERYTHING
@@ -81,7 +81,7 @@ def test_another_authority_asks_for_everything_again(tmp_path: Path) -> None:
     assert len(authorities) == 1
 
 
-def test_the_command_prints_what_it_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_certificates_it_issued(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["certs", "parties", str(tmp_path), "--host", "server", "--ids", "0-1"]
     assert main(arguments) == 0
     assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "client-1" / "client-1.pem")
@@ -89,14 +89,16 @@ def test_the_command_prints_what_it_made(tmp_path: Path, capsys: pytest.CaptureF
     assert capsys.readouterr().out == ""
 
 
-def test_keys_are_given_away_and_certificates_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = []
-    monkeypatch.setattr(os, "chown", lambda path, user, group: given.append((path.name, user, group)))
+def test_the_owner_of_keys_is_changed_and_that_of_certificates_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = []
+    monkeypatch.setattr(os, "chown", lambda path, user, group: changed.append((path.name, user, group)))
     assert main(["certs", "parties", str(tmp_path), "--host", "server", "--ids", "0", "--owner", "10001"]) == 0
-    assert given == [(f"{name}.key", 10001, -1) for name in ("server", "probe", "operator", "client-0")]
+    assert changed == [(f"{name}.key", 10001, -1) for name in ("server", "probe", "operator", "client-0")]
 
 
-def test_who_may_not_give_files_away_is_told(
+def test_a_user_who_may_not_change_owners_gets_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refused(*_: object) -> None:
@@ -105,5 +107,5 @@ def test_who_may_not_give_files_away_is_told(
     monkeypatch.setattr(os, "chown", refused)
     assert main(["certs", "parties", str(tmp_path), "--host", "server", "--ids", "0", "--owner", "10001"]) == 2
     assert capsys.readouterr().err == (
-        "feddbp: error: --owner 10001: Operation not permitted; only root gives files away\n"
+        "feddbp: error: --owner 10001: Operation not permitted; only root may change the owner of a file\n"
     )

@@ -1,4 +1,4 @@
-"""A configuration told to a child process on its command line arrives there unchanged."""
+"""A configuration passed to a child process on its command line resolves to the same configuration."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from feddbp_server.config import ServerConfig
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_with_its_defaults(method: str) -> None:
-    told = ServerConfig(run=RunConfig(method=method, clients=3, training=TrainingConfig(local_epochs=2)))
-    flags = settings_parser("server", "", ServerConfig).parse_args(arguments_for(told))
-    assert settings_from(ServerConfig, flags) == told
+def test_the_defaults_of_every_method_survive(method: str) -> None:
+    config = ServerConfig(run=RunConfig(method=method, clients=3, training=TrainingConfig(local_epochs=2)))
+    flags = settings_parser("server", "", ServerConfig).parse_args(arguments_for(config))
+    assert settings_from(ServerConfig, flags) == config
 
 
-def test_names_and_settings_that_differ_from_the_defaults() -> None:
+def test_class_names_and_changed_settings_survive() -> None:
     run = RunConfig(
         method_settings={"tau": 0.5, "hard_negatives": "none", "without_share": True},
         data=DataConfig(dataset="custom", class_names=("cat", "dog")),

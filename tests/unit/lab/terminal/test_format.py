@@ -1,10 +1,10 @@
-"""Numbers as people read them."""
+"""Numbers, durations and ids as text."""
 
 from __future__ import annotations
 
 import pytest
 
-from feddbp_lab.terminal.format import human_bytes, human_seconds, listed, percent, sparkline
+from feddbp_lab.terminal.format import human_bytes, human_seconds, id_ranges, percent, sparkline
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from feddbp_lab.terminal.format import human_bytes, human_seconds, listed, perce
         (3.2e12, "3.2 TB"),
     ],
 )
-def test_bytes(count: float, text: str) -> None:
+def test_bytes_have_decimal_units(count: float, text: str) -> None:
     assert human_bytes(count) == text
 
 
@@ -28,19 +28,19 @@ def test_bytes(count: float, text: str) -> None:
     ("seconds", "text"),
     [(0, "0.0 s"), (9.94, "9.9 s"), (9.96, "10 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (3725, "1 h 02 min")],
 )
-def test_seconds(seconds: float, text: str) -> None:
+def test_durations_have_one_or_two_units(seconds: float, text: str) -> None:
     assert human_seconds(seconds) == text
 
 
-def test_a_missing_share_is_a_dash() -> None:
+def test_a_share_is_a_percentage_and_a_missing_one_a_dash() -> None:
     assert percent(None) == "–"
     assert percent(0.8125) == "81.2 %"
 
 
-def test_neighbouring_ids_are_drawn_together() -> None:
-    assert listed([7, 0, 1, 2, 9, 10]) == "0-2, 7, 9-10"
-    assert listed([]) == ""
+def test_consecutive_ids_are_a_range() -> None:
+    assert id_ranges([7, 0, 1, 2, 9, 10]) == "0-2, 7, 9-10"
+    assert id_ranges([]) == ""
 
 
-def test_a_sparkline_keeps_the_newest() -> None:
+def test_a_sparkline_has_the_newest_values() -> None:
     assert sparkline([0.0, 0.5, 1.0], 2) == "▅█"

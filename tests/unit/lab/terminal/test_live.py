@@ -1,4 +1,4 @@
-"""What a person sees of a running federation."""
+"""The live view of a run: rows, progress, and the estimate of the time left."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import pytest
 from lab_samples import client, printed, run_status
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_lab.terminal.live import History, Snapshot
+from feddbp_lab.terminal.live import LiveView, RunHistory
 
 
 def drawn(status: pb.RunStatus, *, width: int = 80, height: int = 24, now: float = 0.0) -> str:
-    history = History()
+    history = RunHistory()
     history.update(status, 0.0)
     return printed(
-        Snapshot(status=status, history=history, title="FedDBP on digits", clock=lambda: now),
+        LiveView(status=status, history=history, title="FedDBP on digits", clock=lambda: now),
         width=width,
         height=height,
     )
@@ -53,22 +53,22 @@ def test_accuracy_before_any_training_is_not_shown() -> None:
     assert "mean accuracy 25.0 %" in drawn(after)
 
 
-def test_bytes_are_in_units_people_read() -> None:
+def test_traffic_is_shown_in_decimal_units() -> None:
     assert "up 1.2 MB   down 640 kB" in drawn(run_status(client(0)))
 
 
-def test_waiting_tells_how_many_have_joined() -> None:
+def test_a_waiting_run_shows_how_many_clients_have_joined() -> None:
     text = drawn(run_status(client(0), client(5), phase=pb.PHASE_WAITING, round=0))
     assert "waiting for clients 2/8" in text
 
 
-def test_there_is_no_empty_table_before_anybody_joined() -> None:
+def test_there_is_no_table_before_a_client_has_joined() -> None:
     text = drawn(run_status(phase=pb.PHASE_WAITING, round=0))
     assert "The clients are loading" in text
     assert "architecture" not in text
 
 
-def test_eighty_columns_and_eight_clients_fit_a_small_terminal() -> None:
+def test_eight_clients_fit_a_terminal_of_eighty_columns() -> None:
     clients = [client(number, epochs_done=5, metrics_round=2, correct=50) for number in range(8)]
     lines = drawn(run_status(*clients)).splitlines()
     assert max(map(len, lines)) <= 80
@@ -76,7 +76,7 @@ def test_eighty_columns_and_eight_clients_fit_a_small_terminal() -> None:
     assert sum("epochs" in line for line in lines) == 8
 
 
-def test_clients_for_which_there_is_no_room_are_counted() -> None:
+def test_clients_that_do_not_fit_are_counted_by_activity() -> None:
     clients = [client(number, pb.CLIENT_ACTIVITY_UPLOADED) for number in range(30)]
     lines = drawn(run_status(*clients)).splitlines()
     assert len(lines) < 24
@@ -90,25 +90,31 @@ def test_a_wide_terminal_shows_parameters_device_and_trend() -> None:
     assert "▅" in text
 
 
-def test_time_left_is_told_once_there_is_something_to_go_by() -> None:
-    history = History()
+@pytest.mark.parametrize("width", [80, 100, 123, 124])
+def test_no_column_is_cut_off(width: int) -> None:
+    text = drawn(run_status(client(2, epochs_done=3, metrics_round=2, correct=25)), width=width)
+    assert "…" not in text
+
+
+def test_time_left_is_estimated_once_enough_rounds_are_done() -> None:
+    history = RunHistory()
     history.update(run_status(client(0), round=0), 0.0)
     later = run_status(client(0), round=2)
     history.update(later, 10.0)
     assert history.seconds_left(later, 10.0) == pytest.approx(40.0)
-    barely = run_status(client(0), round=0)
-    assert history.seconds_left(barely, 1.0) is None
+    too_early = run_status(client(0), round=0)
+    assert history.seconds_left(too_early, 1.0) is None
 
 
 def test_a_part_of_the_open_round_counts_as_progress() -> None:
-    history = History()
+    history = RunHistory()
     history.update(run_status(client(0), client(1), round=0), 0.0)
     half = run_status(client(0, pb.CLIENT_ACTIVITY_UPLOADED), client(1), round=0, rounds=1)
     assert history.seconds_left(half, 6.0) == pytest.approx(6.0)
 
 
-def test_the_trend_takes_each_round_once() -> None:
-    history = History()
+def test_the_trend_has_each_round_once() -> None:
+    history = RunHistory()
     for number, correct in ((0, 0), (1, 10), (1, 10), (2, 20)):
         history.update(run_status(client(4, metrics_round=number, correct=correct)), 0.0)
     assert history.trend(4) == [0.2, 0.4]

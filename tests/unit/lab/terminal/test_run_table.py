@@ -1,4 +1,4 @@
-"""The table at the end of a run, the picture, and the file they are made of."""
+"""The table of a run's results, the curves, and the metrics file."""
 
 from __future__ import annotations
 
@@ -10,40 +10,47 @@ from lab_samples import printed, results
 
 from feddbp_lab.results.curves import draw_curves
 from feddbp_lab.results.run_results import MetricsTail
-from feddbp_lab.terminal.run_table import report
+from feddbp_lab.terminal.run_table import run_table
 
 
-def test_every_client_has_a_row_from_its_first_accuracy_to_its_last() -> None:
-    text = printed(report(results(), Path("runs/one")))
+def test_every_client_has_a_row_with_its_first_and_last_accuracy() -> None:
+    text = printed(run_table(results(), Path("runs/one")))
     row = next(line for line in text.splitlines() if "mini_residual" in line)
     assert row.split() == ["1", "mini_residual", "3", "101", "62.5", "%", "→", "88.5", "%"]
 
 
-def test_means_traffic_time_digest_and_files_are_told_in_eighty_columns() -> None:
-    text = printed(report(results(), Path("runs/one")))
-    for told in ("88.5 % by samples", "by clients (± 3.1)", "1.5 MB up, 800 B down", "42 s", "ab" * 32, "curves.png"):
-        assert told in text
+def test_means_traffic_time_digest_and_files_fit_eighty_columns() -> None:
+    text = printed(run_table(results(), Path("runs/one")))
+    for expected in (
+        "88.5 % by samples",
+        "by clients (± 3.1)",
+        "1.5 MB up, 800 B down",
+        "42 s",
+        "ab" * 32,
+        "curves.png",
+    ):
+        assert expected in text
     assert max(map(len, text.splitlines())) <= 80
 
 
 def test_a_run_of_one_round_has_one_accuracy() -> None:
-    text = printed(report(results(rounds=1), Path("runs/one")))
+    text = printed(run_table(results(rounds=1), Path("runs/one")))
     assert "→" not in text
 
 
-def test_a_run_that_failed_says_why() -> None:
-    assert "failed: too few clients" in printed(report(results(outcome="failed"), Path("runs/one")))
+def test_a_failed_run_shows_its_reason() -> None:
+    assert "failed: too few clients" in printed(run_table(results(outcome="failed"), Path("runs/one")))
 
 
-def test_a_run_without_any_result_is_reported_all_the_same() -> None:
+def test_a_run_without_results_has_a_table_too() -> None:
     empty = results(clients=2, rounds=0)
     empty.metrics.clear()
     empty.summary["accuracy"] = {"best": None, "last": None}
-    assert "–" in printed(report(empty, Path("runs/one")))
+    assert "–" in printed(run_table(empty, Path("runs/one")))
 
 
 @pytest.mark.parametrize(("clients", "rounds"), [(8, 10), (25, 3), (1, 1), (2, 0)])
-def test_the_curves_are_a_png_of_a_size_for_print(tmp_path: Path, clients: int, rounds: int) -> None:
+def test_the_curves_are_a_png_large_enough_for_print(tmp_path: Path, clients: int, rounds: int) -> None:
     path = tmp_path / "curves.png"
     draw_curves(results(clients=clients, rounds=rounds), path)
     content = path.read_bytes()
@@ -54,7 +61,7 @@ def test_the_curves_are_a_png_of_a_size_for_print(tmp_path: Path, clients: int, 
     assert 500 <= height <= 2000
 
 
-def test_a_loss_that_was_not_finite_is_left_out_of_the_mean(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_is_left_out_of_the_mean(tmp_path: Path) -> None:
     diverged = results(clients=2, rounds=2)
     diverged.metrics[0]["losses"]["ce_shared"] = None
     for line in diverged.metrics:
@@ -65,7 +72,7 @@ def test_a_loss_that_was_not_finite_is_left_out_of_the_mean(tmp_path: Path) -> N
     draw_curves(diverged, tmp_path / "curves.png")
 
 
-def test_a_growing_metrics_file_is_read_line_by_line(tmp_path: Path) -> None:
+def test_a_growing_metrics_file_is_read_in_complete_lines(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     tail = MetricsTail(path)
     assert tail.new_lines() == []

@@ -1,7 +1,7 @@
-"""Clients without a model: they speak the whole protocol and upload made-up prototypes.
+"""Clients without a model: they use the whole protocol and upload random prototypes.
 
-For load, soak and fault tests of the server, where a thousand real trainings would only be in the way. What a light
-client uploads depends on the run seed, its id and the round alone, so runs can be compared bit for bit.
+For load, soak and fault tests of the server, which need many clients and no training. What a light client uploads
+depends on the run's seed, its id and the round alone, so runs can be compared bit for bit.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ log = logging.getLogger("feddbp.client")
 OnEvent = Callable[[pb.RoundEvent], Awaitable[None]]
 
 
-def made_up_payload(rules: PayloadRules, seed: int) -> Payload:
-    """A payload that satisfies the rules of a prototype method, holding every class."""
+def synthetic_payload(rules: PayloadRules, seed: int) -> Payload:
+    """A random payload that satisfies the rules of a prototype method, with every class."""
     if rules.prototypes is None:
         return Payload()
     classes, width = rules.prototypes.classes, rules.prototypes.width
@@ -47,11 +47,11 @@ def made_up_payload(rules: PayloadRules, seed: int) -> Payload:
             counts=np.ones(classes, dtype=np.int32),
             vectors=random.standard_normal((classes, width), dtype=np.float32),
         ),
-        fisher=_made_up_fisher(rules, classes, width, random),
+        fisher=_synthetic_fisher(rules, classes, width, random),
     )
 
 
-def _made_up_fisher(
+def _synthetic_fisher(
     rules: PayloadRules, classes: int, width: int, random: np.random.Generator
 ) -> FisherScores | TopChannels | None:
     if rules.fisher_scores:
@@ -62,7 +62,7 @@ def _made_up_fisher(
 
 
 class LightClient:
-    """One client of a run, as far as the server can tell."""
+    """A client of a run that does not train."""
 
     def __init__(self, client_id: int, connection: Connection) -> None:
         self.client_id = client_id
@@ -87,7 +87,7 @@ class LightClient:
         return config
 
     async def run(self, on_event: OnEvent | None = None) -> pb.RunEnded:
-        """Takes part until the run ends."""
+        """Takes part until the run ends; raises if the connection breaks."""
         await self.join()
 
         async def act(event: pb.RoundEvent) -> pb.RunEnded | None:
@@ -95,33 +95,33 @@ class LightClient:
                 await on_event(event)
             return await self._act(event)
 
-        async with EventStream(self._connection.follow(self.session)) as inbox:
-            while (ended := await inbox.act_on_newest(act)) is None:
+        async with EventStream(self._connection.follow(self.session)) as events:
+            while (ended := await events.act_on_newest(act)) is None:
                 pass
         return ended
 
-    async def stay(
+    async def run_reconnecting(
         self, on_event: OnEvent | None = None, *, patience: timedelta = timedelta(minutes=5)
     ) -> pb.RunEnded | None:
-        """Takes part until the run ends, whatever happens to the connection, as a real client does.
+        """Takes part until the run ends, and reconnects after failures as a real client does.
 
-        Returns how the run ended, or nothing if it was over when the client came back.
+        Returns how the run ended, or None if it had ended when the client rejoined.
         """
         backoff = Backoff(patience=patience, longest=timedelta(seconds=1), clock=time.monotonic)
 
-        async def acted(event: pb.RoundEvent) -> None:
+        async def note_success(event: pb.RoundEvent) -> None:
             backoff.succeeded()
             if on_event is not None:
                 await on_event(event)
 
         while True:
             try:
-                return await self.run(acted)
+                return await self.run(note_success)
             except (ServerUnavailableError, CallRefusedError) as error:
                 if isinstance(error, CallRefusedError) and error.reason == pb.REFUSAL_REASON_RUN_ENDED:
                     return None
-                passing = isinstance(error, ServerUnavailableError) or error.reason in REJOIN_REASONS
-                delay = backoff.next_delay() if passing else None
+                transient = isinstance(error, ServerUnavailableError) or error.reason in REJOIN_REASONS
+                delay = backoff.next_delay() if transient else None
                 if delay is None:
                     raise
                 log.warning("client %d: %s; trying again in %.1fs", self.client_id, error, delay)
@@ -132,14 +132,14 @@ class LightClient:
         rules = config.method_spec.download_rules(config.settings, config.exchange_shape)
         return await self._connection.download(self.session, round_number, rules)
 
-    def contribution(self, round_number: int) -> Encoded:
+    def encoded_upload(self, round_number: int) -> Encoded:
         config = self._joined()
         rules = config.method_spec.upload_rules(config.settings, config.exchange_shape)
         seed = derive_seed(config.seed, "light", self.client_id, round_number)
-        return encode(made_up_payload(rules, seed), real_type=config.wire_type)
+        return encode(synthetic_payload(rules, seed), real_type=config.wire_type)
 
-    async def upload(self, round_number: int, contribution: Encoded) -> pb.UploadReceipt:
-        return await self._connection.upload(self.session, round_number, contribution)
+    async def upload(self, round_number: int, encoded: Encoded) -> pb.UploadReceipt:
+        return await self._connection.upload(self.session, round_number, encoded)
 
     async def report(self, round_number: int, *, bytes_down: int, bytes_up: int) -> None:
         metrics = pb.RoundMetrics(
@@ -175,11 +175,11 @@ class LightClient:
         received = await self.download(round_number)
         bytes_up = 0
         if train:
-            contribution = self.contribution(round_number)
-            bytes_up = sum(part.ByteSize() for part in upload_parts(self.session, round_number, contribution))
+            encoded = self.encoded_upload(round_number)
+            bytes_up = sum(part.ByteSize() for part in upload_parts(self.session, round_number, encoded))
         await self.report(round_number, bytes_down=received.message_bytes, bytes_up=bytes_up)
         if train:
-            await self.upload(round_number, contribution)
+            await self.upload(round_number, encoded)
 
     def _joined(self) -> RunConfig:
         assert self._config is not None, "join first"

@@ -1,0 +1,84 @@
+"""Exclusive locks between processes, on a file, by flock(2).
+
+The kernel releases a lock when its process ends, however it ends, so a crash leaves nothing to clean up. A lock file is
+not removed on release: a process waiting for the removed file and another locking a new file of the same name would
+both get the lock.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from feddbp_common.errors import FedDBPError
+
+_DEFAULT_MODE = 0o666
+"""As of files that `open` creates; the umask applies."""
+
+
+class LockHeldError(FedDBPError):
+    """Another process, or another `FileLock` of this one, holds the lock."""
+
+    def __init__(self, path: Path, owner: str) -> None:
+        super().__init__(f"{path} is locked by process {owner or 'unknown'}")
+        self.owner = owner
+        """The id of the holding process, if it has recorded it; else empty."""
+
+
+class FileLock:
+    """A held lock; released by `release`, at the end of a `with` block, or with the process.
+
+    Programs started by this process do not inherit it. A child of a fork without exec would; this project has none.
+    """
+
+    def __init__(self, path: Path, *, wait: bool = False, mode: int = _DEFAULT_MODE) -> None:
+        """Acquires the lock, creating its file if there is none.
+
+        Raises LockHeldError if it is held and `wait` is false, and OSError if the file cannot be opened for writing.
+        """
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, mode)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            owner = os.read(self._descriptor, 64).decode(errors="replace").strip()
+            os.close(self._descriptor)
+            raise LockHeldError(path, owner) from None
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def record_owner(self) -> None:
+        """Writes this process's id into the file, for the message another process gives."""
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """Further calls do nothing."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a `FileLock` on this file is held now, by any process.
+
+    Takes a shared lock for an instant: queries do not see one another, and none creates the file or needs write access.
+    """
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

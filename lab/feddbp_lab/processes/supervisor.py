@@ -1,0 +1,144 @@
+"""Child processes that end with their launcher: each runs under a guard, is watched, and is stopped as a group."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from feddbp_lab.processes.guard import GRACE_SECONDS
+
+_GUARD: Final = Path(__file__).with_name("guard.py")
+_TAIL_BYTES: Final = 16_384
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ChildProcess:
+    """A started command; its output is appended to its log."""
+
+    name: str
+    log: Path
+    pid: int
+    """Of its guard, which is also the id of the process group."""
+    exited: asyncio.Future[int]
+    """Its exit code; 128 plus the signal's number if a signal ended it, as in a shell."""
+
+    @property
+    def running(self) -> bool:
+        return not self.exited.done()
+
+    def last_lines(self, count: int) -> list[str]:
+        with suppress(FileNotFoundError), self.log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            return file.read().decode(errors="replace").splitlines()[-count:]
+        return []
+
+
+class ProcessSupervisor:
+    """Starts commands; leaving the context stops them all, with every process they started themselves."""
+
+    def __init__(self, *, grace: timedelta = timedelta(seconds=GRACE_SECONDS)) -> None:
+        self._grace = grace
+        self._children: list[ChildProcess] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    @property
+    def running(self) -> list[ChildProcess]:
+        return [child for child in self._children if child.running]
+
+    def start(
+        self, name: str, command: Sequence[str], log: Path, *, environment: Mapping[str, str] | None = None
+    ) -> ChildProcess:
+        """Starts a command. Not a coroutine, so that no cancellation can lose a process that has just started."""
+        loop = asyncio.get_running_loop()
+        log.parent.mkdir(parents=True, exist_ok=True)
+        process, guard_pipe = _start_guarded(command, log, environment)
+        child = ChildProcess(name=name, log=log, pid=process.pid, exited=loop.create_future())
+        self._children.append(child)
+        # a thread each: the event loop's pool is small, and a federation may have many processes
+        threading.Thread(target=_wait_for_exit, args=(process, guard_pipe, child, loop), name=name, daemon=True).start()
+        return child
+
+    async def stop(self) -> None:
+        """Sends SIGTERM to all, and SIGKILL to those still running after the grace or when this call is cancelled."""
+        running = self.running
+        if not running:
+            return
+        _signal_groups(running, signal.SIGTERM)
+        try:
+            await asyncio.wait([child.exited for child in running], timeout=self._grace.total_seconds())
+        finally:
+            _signal_groups(self.running, signal.SIGKILL)
+        await asyncio.wait([child.exited for child in running])
+
+
+def _start_guarded(
+    command: Sequence[str], log: Path, environment: Mapping[str, str] | None
+) -> tuple[subprocess.Popen[bytes], int]:
+    """Returns the guard's process, and this end of its pipe."""
+    read_end, guard_pipe = os.pipe()
+    try:
+        with log.open("ab") as output:
+            # -I and -S: the guard needs nothing from the environment or site-packages, and starts faster without them.
+            # A session of its own: Ctrl-C reaches the launcher alone, which then stops all processes in order.
+            process = subprocess.Popen(  # noqa: S603 - our own commands
+                (sys.executable, "-I", "-S", str(_GUARD), *command),
+                stdin=read_end,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=environment,
+            )
+    except BaseException:
+        os.close(guard_pipe)
+        raise
+    finally:
+        os.close(read_end)
+    return process, guard_pipe
+
+
+def _wait_for_exit(
+    process: subprocess.Popen[bytes], guard_pipe: int, child: ChildProcess, loop: asyncio.AbstractEventLoop
+) -> None:
+    """Waits for a guard, ends what is left of its process group, and sets the exit code."""
+    if hasattr(os, "waitid"):
+        # WNOWAIT: until `process.wait()` the kernel cannot reuse the id, so the signal reaches this group and no other
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        _signal_groups([child], signal.SIGKILL)
+        code = process.wait()
+    else:  # macOS: the id could only be reused if the system went through all ids in this instant
+        code = process.wait()
+        _signal_groups([child], signal.SIGKILL)
+    os.close(guard_pipe)
+    with suppress(RuntimeError):  # the loop is closed, and nothing waits for the code
+        loop.call_soon_threadsafe(_set_exit_code, child.exited, code if code >= 0 else 128 - code)
+
+
+def _set_exit_code(exited: asyncio.Future[int], code: int) -> None:
+    if not exited.done():
+        exited.set_result(code)
+
+
+def _signal_groups(children: list[ChildProcess], number: int) -> None:
+    for child in children:
+        # macOS answers EPERM if the group consists of a zombie
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, number)
