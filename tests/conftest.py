@@ -25,6 +25,6 @@ def templates() -> Iterator[None]:
 
 @pytest.fixture
 def running_federation(tmp_path: Path) -> Iterator[Federation]:
-    """An empty federation; a test starts what it needs."""
+    """A federation without processes; a test starts those it needs."""
     with federation(tmp_path / "federation") as running:
         yield running

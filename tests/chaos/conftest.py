@@ -13,7 +13,7 @@ from feddbp_lab.pki.certificates import Authority
 
 @pytest.fixture(scope="session")
 def undisturbed_light(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """What a run of light clients comes to that nobody touches."""
+    """The outcome of a run of light clients without faults."""
     return undisturbed_outcome(tmp_path_factory.mktemp("undisturbed"), *LIGHT_RUN)
 
 
@@ -30,5 +30,5 @@ def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def access(certs: Path) -> ClientCredentials:
-    """What a party with a certificate reaches the server by."""
+    """Credentials of parties that have a certificate."""
     return ClientCredentials(certs=certs)

@@ -1,4 +1,4 @@
-"""Who may act as whom: real certificates, tokens and handshakes, and every way of pretending we could think of."""
+"""Authentication and authorisation: certificates, tokens, sessions and handshakes of legitimate and hostile callers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from feddbp_common.rpc.failures import refusal_in
 from feddbp_lab.pki.certificates import Authority, write_secret
 
 PROBED = ("--clients", 3, "--min-clients", 3, "--feature-dim", 64)
-"""A run that waits for a third client, so that its server can be asked one thing after another."""
+"""A run that waits for a third client, so that one server can serve many tests."""
 SECONDS = 30.0
 
 
@@ -54,7 +54,7 @@ async def refused_with(call: Awaitable[object], code: grpc.StatusCode) -> grpc.a
 
 
 async def refused_for(call: Awaitable[object], code: grpc.StatusCode, reason: pb.RefusalReason.ValueType) -> str:
-    """The words a call is refused with, under this status and for this reason."""
+    """The message of a refusal with this status and reason."""
     error = await refused_with(call, code)
     refusal = refusal_in(error)
     assert refusal is not None
@@ -71,7 +71,7 @@ async def stale(call: Awaitable[object]) -> str:
 
 
 class Caller:
-    """Somebody who makes calls, under whatever name and with whatever credentials."""
+    """A party that makes calls, with any subject and credentials."""
 
     def __init__(self, stub: pb_grpc.FederationAsyncStub, access: ClientCredentials) -> None:
         self._stub = stub
@@ -132,20 +132,20 @@ def copied(certs: Path, directory: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def secured(certs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    """A server that lets nobody in without a certificate."""
+    """A server that requires certificates."""
     with federation(tmp_path_factory.mktemp("secured")) as running:
         running.server("--certs", certs, *PROBED)
         yield running
 
 
 async def handshake_fails(address: str, subject: str, access: ClientCredentials) -> str:
-    async with caller(address, subject, access) as somebody:
-        error = await refused_with(somebody.get_run(), grpc.StatusCode.UNAVAILABLE)
+    async with caller(address, subject, access) as party:
+        error = await refused_with(party.get_run(), grpc.StatusCode.UNAVAILABLE)
     return error.details() or ""
 
 
 @pytest.mark.parametrize("subject", [client_subject(1), OPERATOR])
-async def test_the_certificate_of_another_does_not_open_an_id(
+async def test_a_certificate_of_another_party_does_not_authorise_an_id(
     subject: str, secured: Federation, access: ClientCredentials
 ) -> None:
     async with caller(secured.address, subject, access) as impostor:
@@ -159,11 +159,11 @@ async def test_a_certificate_of_an_unknown_authority_does_not_pass_the_handshake
 ) -> None:
     foreign = tmp_path / "foreign"
     Authority.create(foreign).issue_party(client_subject(0))
-    shutil.copy(certs / "ca.pem", foreign / "ca.pem")  # it trusts the server, which has no reason to return that
+    shutil.copy(certs / "ca.pem", foreign / "ca.pem")  # it trusts the server, but not the other way round
     await handshake_fails(secured.address, client_subject(0), ClientCredentials(certs=foreign))
 
 
-async def test_a_server_of_an_unknown_authority_is_not_spoken_to(
+async def test_a_server_of_an_unknown_authority_does_not_pass_the_handshake(
     secured: Federation, certs: Path, tmp_path: Path
 ) -> None:
     Authority.create(tmp_path / "other")
@@ -172,7 +172,7 @@ async def test_a_server_of_an_unknown_authority_is_not_spoken_to(
     await handshake_fails(secured.address, client_subject(0), ClientCredentials(certs=mistrusting))
 
 
-async def test_a_server_is_not_spoken_to_under_a_name_it_was_not_certified_for(
+async def test_a_server_certified_for_another_host_does_not_pass_the_handshake(
     running_federation: Federation, certs: Path, access: ClientCredentials, tmp_path: Path
 ) -> None:
     elsewhere = copied(certs, tmp_path / "elsewhere")
@@ -182,11 +182,11 @@ async def test_a_server_is_not_spoken_to_under_a_name_it_was_not_certified_for(
     assert "Hostname Verification" in message
 
 
-async def test_a_servers_certificate_is_not_a_clients(secured: Federation, access: ClientCredentials) -> None:
+async def test_a_server_certificate_is_no_client_certificate(secured: Federation, access: ClientCredentials) -> None:
     await handshake_fails(secured.address, SERVER, access)
 
 
-async def test_the_probes_certificate_opens_nothing_but_the_health_service(
+async def test_the_probe_certificate_is_valid_for_the_health_service_only(
     secured: Federation, certs: Path, tmp_path: Path
 ) -> None:
     probing = copied(certs, tmp_path / "probing")
@@ -196,14 +196,14 @@ async def test_the_probes_certificate_opens_nothing_but_the_health_service(
         healthy = await health_pb2_grpc.HealthStub(channel).Check(HealthCheckRequest(), timeout=SECONDS)
         assert healthy.status == HealthCheckResponse.SERVING
         await not_authorised(pb_grpc.ControlStub(channel).GetStatus(pb.GetStatusRequest(), timeout=SECONDS))
-    async with caller(secured.address, PROBE, access) as somebody:
-        message = await not_authorised(somebody.get_run())
+    async with caller(secured.address, PROBE, access) as party:
+        message = await not_authorised(party.get_run())
         assert message == "the certificate of 'probe' names neither a client nor the operator"
-        await not_authorised(somebody.join(0, run=pb.GetRunResponse()))
+        await not_authorised(party.join(0, run=pb.GetRunResponse()))
 
 
 @pytest.mark.parametrize("subject", [client_subject(0), client_subject(2), OPERATOR])
-async def test_whoever_has_to_do_with_the_run_is_told_what_it_is(
+async def test_clients_and_operator_may_read_the_run(
     subject: str, secured: Federation, access: ClientCredentials
 ) -> None:
     async with caller(secured.address, subject, access) as party:
@@ -219,20 +219,18 @@ async def test_tls_without_a_certificate_does_not_pass_the_handshake(
     )
 
 
-async def test_plaintext_gets_no_answer_from_a_tls_port(secured: Federation) -> None:
+async def test_plaintext_to_a_tls_port_does_not_pass_the_handshake(secured: Federation) -> None:
     await handshake_fails(secured.address, client_subject(0), ClientCredentials())
 
 
-async def test_tls_gets_no_answer_from_a_plaintext_port(
+async def test_tls_to_a_plaintext_port_does_not_pass_the_handshake(
     running_federation: Federation, access: ClientCredentials
 ) -> None:
     await start_server(running_federation, *PROBED)
     await handshake_fails(running_federation.address, client_subject(0), access)
 
 
-async def test_a_client_that_is_hung_up_on_is_told_what_that_may_mean(
-    secured: Federation, certs: Path, tmp_path: Path
-) -> None:
+async def test_a_closed_handshake_is_explained_to_the_client(secured: Federation, certs: Path, tmp_path: Path) -> None:
     foreign = tmp_path / "foreign"
     Authority.create(foreign).issue_party(client_subject(0))
     shutil.copy(certs / "ca.pem", foreign / "ca.pem")
@@ -247,7 +245,7 @@ async def test_a_client_that_is_hung_up_on_is_told_what_that_may_mean(
 
 @pytest.fixture
 def expired(certs: Path, tmp_path: Path) -> Path:
-    """Certificates whose time is over, of the authority everyone trusts."""
+    """Expired certificates of the trusted authority."""
     directory = copied(certs, tmp_path / "expired")
     authority = Authority.load(directory)
     authority.issue_party(client_subject(0), lifetime=-timedelta(hours=1))
@@ -256,7 +254,7 @@ def expired(certs: Path, tmp_path: Path) -> Path:
 
 
 def pair(certs: Path, subject: str) -> tuple[bytes, bytes]:
-    """A key and its certificate as they are in the files, in force or not."""
+    """A key and its certificate from their files, expired or not."""
     return (certs / f"{subject}.key").read_bytes(), (certs / f"{subject}.pem").read_bytes()
 
 
@@ -265,11 +263,11 @@ async def test_an_expired_certificate_does_not_pass_the_handshake(
 ) -> None:
     credentials = grpc.ssl_channel_credentials((certs / "ca.pem").read_bytes(), *pair(expired, client_subject(0)))
     async with grpc.aio.secure_channel(secured.address, credentials) as channel:
-        somebody = Caller(pb_grpc.FederationStub(channel), ClientCredentials())
-        await refused_with(somebody.get_run(), grpc.StatusCode.UNAVAILABLE)
+        party = Caller(pb_grpc.FederationStub(channel), ClientCredentials())
+        await refused_with(party.get_run(), grpc.StatusCode.UNAVAILABLE)
 
 
-async def test_a_server_whose_certificate_has_expired_meanwhile_is_not_spoken_to(
+async def test_a_server_with_an_expired_certificate_is_refused_by_clients(
     expired: Path, access: ClientCredentials
 ) -> None:
     server = grpc.aio.server()
@@ -282,7 +280,7 @@ async def test_a_server_whose_certificate_has_expired_meanwhile_is_not_spoken_to
     await server.stop(None)
 
 
-def test_nobody_sets_out_with_an_expired_certificate(expired: Path, running_federation: Federation) -> None:
+def test_neither_side_starts_with_an_expired_certificate(expired: Path, running_federation: Federation) -> None:
     with pytest.raises(GaveUpError, match=r"server.pem expired on .*; `feddbp certs server` makes a new one"):
         running_federation.server("--certs", expired, *PROBED)
     with pytest.raises(ConfigurationError, match=r"client-0.pem expired on .*; `feddbp certs client --id 0` makes"):
@@ -294,17 +292,17 @@ def test_nobody_sets_out_with_an_expired_certificate(expired: Path, running_fede
 
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A list for the server, and a file for each party."""
+    """The server's token file, and a token for each party."""
     directory = tmp_path_factory.mktemp("tokens")
     command_line(directory, "certs", "tokens", directory, "--ids", "0-2")
     return directory
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["over TLS", "on loopback"])
-def opened_by_tokens(
+def token_server(
     request: pytest.FixtureRequest, certs: Path, tokens: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Federation, Path | None]]:
-    """A server that goes by tokens, and where to find its certificate if it has one."""
+    """A server that requires tokens, and the directory of its certificate if it has one."""
     with federation(tmp_path_factory.mktemp("tokens-server")) as running:
         secured = ("--certs", certs) if request.param else ()
         running.server("--token-file", tokens / TOKENS_NAME, *secured, *PROBED)
@@ -314,18 +312,18 @@ def opened_by_tokens(
 TokenServer = tuple[Federation, Path | None]
 
 
-async def test_a_token_opens_its_own_id_and_no_other(opened_by_tokens: TokenServer, tokens: Path) -> None:
-    running, certs = opened_by_tokens
+async def test_a_token_authorises_its_own_id_only(token_server: TokenServer, tokens: Path) -> None:
+    running, certs = token_server
     access = ClientCredentials(certs=certs, token_file=tokens / "client-1.token")
-    async with caller(running.address, access=access) as somebody:
-        run = await somebody.get_run()
-        assert await not_authorised(somebody.join(0, run=run)) == "the token is not that of 'client-0'"
-        joined = await somebody.join(1, run=run)
-        await somebody.leave(joined.session)
+    async with caller(running.address, access=access) as party:
+        run = await party.get_run()
+        assert await not_authorised(party.join(0, run=run)) == "the token is not that of 'client-0'"
+        joined = await party.join(1, run=run)
+        await party.leave(joined.session)
 
 
-async def test_a_session_is_of_no_use_under_another_token(opened_by_tokens: TokenServer, tokens: Path) -> None:
-    running, certs = opened_by_tokens
+async def test_a_session_is_refused_under_another_token(token_server: TokenServer, tokens: Path) -> None:
+    running, certs = token_server
     own, other = (ClientCredentials(certs=certs, token_file=tokens / f"client-{number}.token") for number in (0, 1))
     async with caller(running.address, access=own) as owner, caller(running.address, access=other) as thief:
         joined = await owner.join(0, run=await owner.get_run())
@@ -334,27 +332,27 @@ async def test_a_session_is_of_no_use_under_another_token(opened_by_tokens: Toke
 
 
 @pytest.mark.parametrize("token", [None, "guessed"], ids=["none", "a guessed one"])
-async def test_without_a_token_nobody_learns_anything(
-    token: str | None, opened_by_tokens: TokenServer, tmp_path: Path
+async def test_calls_without_a_valid_token_are_refused(
+    token: str | None, token_server: TokenServer, tmp_path: Path
 ) -> None:
-    running, certs = opened_by_tokens
+    running, certs = token_server
     file = tmp_path / "token"
     file.write_text(f"{token}\n")
     async with federation_of(running.address, access=ClientCredentials(certs=certs, token_file=file)) as stub:
-        anyone = Caller(stub, ClientCredentials(token_file=file) if token else ClientCredentials())
-        await not_authorised(anyone.get_run())
-        await not_authorised(anyone.join(0, run=pb.GetRunResponse()))
-        await stale(anyone.follow("no session"))
+        party = Caller(stub, ClientCredentials(token_file=file) if token else ClientCredentials())
+        await not_authorised(party.get_run())
+        await not_authorised(party.join(0, run=pb.GetRunResponse()))
+        await stale(party.follow("no session"))
 
 
 # --- operators ---
 
 
 @pytest.mark.parametrize("call", ["GetStatus", "Pause", "Resume", "Stop"])
-async def test_control_is_for_the_operator_alone(
-    call: str, opened_by_tokens: TokenServer, secured: Federation, tokens: Path, access: ClientCredentials
+async def test_clients_are_refused_by_the_control_service(
+    call: str, token_server: TokenServer, secured: Federation, tokens: Path, access: ClientCredentials
 ) -> None:
-    running, certs = opened_by_tokens
+    running, certs = token_server
     request = {"GetStatus": pb.GetStatusRequest, "Pause": pb.PauseRequest, "Resume": pb.ResumeRequest}.get(
         call, pb.StopRequest
     )()
@@ -369,10 +367,10 @@ async def test_control_is_for_the_operator_alone(
         assert OPERATOR in message
 
 
-async def test_an_operator_is_let_in(
-    opened_by_tokens: TokenServer, secured: Federation, tokens: Path, access: ClientCredentials
+async def test_an_operator_may_use_the_control_service(
+    token_server: TokenServer, secured: Federation, tokens: Path, access: ClientCredentials
 ) -> None:
-    running, certs = opened_by_tokens
+    running, certs = token_server
     by_token = ClientCredentials(certs=certs, token_file=tokens / f"{OPERATOR}.token")
     for address, credentials in ((secured.address, access), (running.address, by_token)):
         async with control_of(address, credentials) as control:
@@ -383,7 +381,7 @@ async def test_an_operator_is_let_in(
 # --- sessions ---
 
 
-async def test_a_stolen_session_is_of_no_use_under_another_certificate(
+async def test_a_stolen_session_is_refused_under_another_certificate(
     secured: Federation, access: ClientCredentials
 ) -> None:
     async with (
@@ -399,14 +397,14 @@ async def test_a_stolen_session_is_of_no_use_under_another_certificate(
         await owner.leave(stolen)
 
 
-async def test_a_second_live_daemon_is_refused_and_the_first_goes_on(
+async def test_a_second_live_daemon_is_refused_and_the_first_continues(
     secured: Federation, access: ClientCredentials
 ) -> None:
     connection = Connection(secured.address, client_id=2, credentials=access)
     first = LightClient(2, connection)
     async with caller(secured.address, client_subject(2), access) as second:
         staying = asyncio.create_task(first.run_reconnecting())
-        await status_when(secured.address, lambda status: is_idle(2, status), "the first one's join", access)
+        await status_when(secured.address, lambda status: is_idle(2, status), "the join of the first daemon", access)
         message = await refused_for(
             second.join(2, run=await second.get_run()),
             grpc.StatusCode.ALREADY_EXISTS,
@@ -426,44 +424,44 @@ def is_idle(client_id: int, status: pb.RunStatus) -> bool:
 
 
 class Zombie:
-    """A daemon that is superseded in the middle of its upload, and does not know it."""
+    """A daemon whose session is superseded in the middle of its upload."""
 
     def __init__(self, stub: pb_grpc.FederationAsyncStub, client: LightClient) -> None:
         self.client = client
         self._stub = stub
-        self._wakes = asyncio.Event()
+        self._resumed = asyncio.Event()
         self._upload: asyncio.Task[pb.UploadReceipt] | None = None
 
     async def begin_upload(self) -> None:
         """Sends the header and the first chunk; returns once the server is waiting for more."""
-        parts = list(upload_parts(self.client.session, 0, self.client.encoded_upload(1)))  # not what it should send
+        parts = list(upload_parts(self.client.session, 0, self.client.encoded_upload(1)))  # the successor's is of round 0
 
-        async def haltingly() -> AsyncIterator[pb.UploadPart]:
+        async def stalled() -> AsyncIterator[pb.UploadPart]:
             for part in parts[:2]:
                 yield part
-            await self._wakes.wait()
+            await self._resumed.wait()
             for part in parts[2:]:
                 yield part
 
         async with asyncio.timeout(SECONDS):
-            while not await self._is_one_too_many(parts[0]):
-                if self._upload is None or self._upload.done():  # it may have met the question whether it is there
-                    self._upload = asyncio.ensure_future(self._stub.Upload(haltingly(), timeout=SECONDS))
+            while not await self._is_second_upload(parts[0]):
+                if self._upload is None or self._upload.done():  # refused, if the probe above was still being handled
+                    self._upload = asyncio.ensure_future(self._stub.Upload(stalled(), timeout=SECONDS))
 
-    async def _is_one_too_many(self, header: pb.UploadPart) -> bool:
-        """Whether an upload without a body is refused because another one is under way, and not for being empty."""
+    async def _is_second_upload(self, header: pb.UploadPart) -> bool:
+        """Whether an upload without a body is refused because another is in progress, and not for being empty."""
         error = await error_of(self._stub.Upload(iter([header]), timeout=SECONDS))
         return "is uploading already" in (error.details() or "")
 
     async def finish_upload(self) -> pb.UploadReceipt:
         assert self._upload is not None
-        self._wakes.set()
+        self._resumed.set()
         return await self._upload
 
 
 @asynccontextmanager
 async def superseded(running: Federation) -> AsyncIterator[tuple[Zombie, LightClient]]:
-    """A zombie inside an upload to round 0, and the daemon that took its place; two other clients are done."""
+    """A zombie inside an upload to round 0, and the daemon that superseded it; the other two clients have uploaded."""
     connection = Connection(running.address)
     async with federation_of(running.address) as stub:
         zombie = Zombie(stub, LightClient(0, connection))
@@ -494,7 +492,7 @@ async def test_the_upload_of_a_zombie_is_refused_and_changes_nothing(
     assert running_federation.outcome() == undisturbed_light
 
 
-async def test_a_zombie_that_hangs_inside_its_upload_is_in_nobodys_way(
+async def test_a_zombie_that_stalls_inside_its_upload_blocks_no_other_upload(
     running_federation: Federation, undisturbed_light: Outcome
 ) -> None:
     server = await start_server(running_federation, *LIGHT_RUN)
@@ -524,7 +522,7 @@ def permissions(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_keys_and_tokens_are_for_their_owner_only_whatever_the_umask(tmp_path: Path) -> None:
+def test_keys_and_tokens_are_readable_by_their_owner_only_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         command_line(tmp_path, "certs", "init", tmp_path)
@@ -546,7 +544,7 @@ def test_keys_and_tokens_are_for_their_owner_only_whatever_the_umask(tmp_path: P
 async def test_a_federation_with_certificates_of_the_command_line_survives_a_restart(
     running_federation: Federation, undisturbed_light: Outcome, tmp_path: Path
 ) -> None:
-    """Five commands, as the manual has them; under TLS, clients find the restarted server by themselves."""
+    """The commands of the manual; under TLS, clients reconnect to the restarted server."""
     certs = tmp_path / "certs"
     command_line(tmp_path, "certs", "init", certs)
     command_line(tmp_path, "certs", "server", certs, "--host", "127.0.0.1")
@@ -554,7 +552,7 @@ async def test_a_federation_with_certificates_of_the_command_line_survives_a_res
     command_line(tmp_path, "certs", "operator", certs)
     access = ClientCredentials(certs=certs)
     doomed = await start_server(running_federation, "--certs", certs, *LIGHT_RUN, fault="server.upload.committed@4")
-    # while it waits for clients: with them it may be over before the command has begun
+    # before clients join: with them the run may be over before the command has started
     shown = await asyncio.to_thread(
         command_line, tmp_path, "status", "--server", running_federation.address, "--certs", certs, "--json"
     )

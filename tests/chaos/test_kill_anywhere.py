@@ -1,6 +1,6 @@
-"""kill -9 of either side at every point where it could hurt: the run ends as if nobody had touched it.
+"""kill -9 of either side at every fault point: the run ends with the same bits as without faults.
 
-Fault points are reached on purpose (FEDDBP_FAULT names one and how many times it is passed), never by luck with sleeps.
+FEDDBP_FAULT names the point and the number of passes, so a kill happens there and nowhere else.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from feddbp_common.errors import ExitCode
 
 BEFORE_LISTENING = "server.start.opened"
 SERVER_FAULTS = {
-    "before anyone joins": (BEFORE_LISTENING,),
+    "before the first join": (BEFORE_LISTENING,),
     "a join is stored but not answered": ("server.join.committed", "server.join.committed@3"),
     "waiting": ("server.follow.told",),
     "a report is stored but not answered": ("server.report.committed@2",),
@@ -46,13 +46,13 @@ SERVER_FAULTS = {
     "announced but not tidied up": ("server.close.announced@2",),
     "inside a download": ("server.download.sending", "server.download.sending@4"),
     "the last evaluation, some results in": ("server.report.committed@11",),
-    "the end is stored but not told": ("server.end.committed",),
+    "the end is stored but not announced": ("server.end.committed",),
     "lingering, the summary is written": ("server.end.summarised",),
-    "lingering, some clients are told": ("server.end.told",),
+    "lingering, the end is announced to some clients": ("server.end.told",),
 }
 """By phase, where the server is killed; three clients and three rounds, so @4 is in the second round."""
 
-TOLD_OF_THE_END = "client.end.told"
+NOTIFIED_OF_THE_END = "client.end.told"
 CLIENT_FAULTS = {
     "before join": ("client.join.calling",),
     "joined, session not saved": ("client.join.answered",),
@@ -66,7 +66,7 @@ CLIENT_FAULTS = {
     "the upload is acknowledged": ("client.upload.receipt", "client.upload.receipt@3"),
     "the last evaluation, nothing saved": ("client.work.done@4",),
     "after the last report": ("client.report.answered@4",),
-    "told of the end": (TOLD_OF_THE_END,),
+    "notified of the end": (NOTIFIED_OF_THE_END,),
 }
 """By phase, where client 0 is killed: in its first round, its second (@2), or the last evaluation (@4)."""
 
@@ -98,7 +98,7 @@ def test_no_fault_point_is_left_out(package: object, faults: dict[str, tuple[str
 # --- the server, with light clients ---
 
 
-async def test_a_server_that_is_killed_before_it_listens_begins_anew(
+async def test_a_server_killed_before_it_listens_starts_from_scratch(
     running_federation: Federation, undisturbed_light: Outcome
 ) -> None:
     with pytest.raises(GaveUpError, match="ended with -9"):
@@ -107,7 +107,7 @@ async def test_a_server_that_is_killed_before_it_listens_begins_anew(
 
 
 @pytest.mark.parametrize("fault", cases(SERVER_FAULTS, without=BEFORE_LISTENING))
-async def test_a_server_that_is_killed_anywhere_loses_nothing(
+async def test_a_server_killed_anywhere_loses_nothing(
     fault: str, running_federation: Federation, undisturbed_light: Outcome
 ) -> None:
     doomed = await start_server(running_federation, *LIGHT_RUN, fault=fault)
@@ -116,13 +116,13 @@ async def test_a_server_that_is_killed_anywhere_loses_nothing(
         server = await start_server(running_federation, *LIGHT_RUN)
         await crowd.ended()
     if fault in ("server.end.summarised", "server.end.told"):
-        server.terminate()  # it waits for whoever was told already and will not come again
+        server.terminate()  # it lingers for clients that were notified before the kill and have left
     await exits(server, 0)
     assert running_federation.outcome() == undisturbed_light
     assert running_federation.summary()["outcome"] == "finished"
 
 
-async def test_a_server_that_is_killed_three_times_loses_nothing(
+async def test_a_server_killed_three_times_loses_nothing(
     running_federation: Federation, undisturbed_light: Outcome
 ) -> None:
     faults = ("server.upload.committed@2", "server.close.committed", "server.download.sending@2")
@@ -136,7 +136,7 @@ async def test_a_server_that_is_killed_three_times_loses_nothing(
     assert running_federation.outcome() == undisturbed_light
 
 
-async def test_a_server_and_a_client_that_vanish_at_once_lose_nothing(
+async def test_a_server_and_a_client_lost_at_once_lose_nothing(
     running_federation: Federation, undisturbed_light: Outcome
 ) -> None:
     doomed = await start_server(running_federation, *LIGHT_RUN, fault="server.close.committed@2")
@@ -144,7 +144,7 @@ async def test_a_server_and_a_client_that_vanish_at_once_lose_nothing(
         await is_killed(doomed)
         await crowd.lose(0)
         server = await start_server(running_federation, *LIGHT_RUN)
-        async with Crowd(running_federation.address, [0]) as back:  # it remembers nothing, so its lease has to end
+        async with Crowd(running_federation.address, [0]) as back:  # without its session: the lease has to expire
             await asyncio.gather(crowd.ended(), back.ended())
     await exits(server, 0)
     assert running_federation.outcome() == undisturbed_light
@@ -217,13 +217,13 @@ async def start_doomed_client(running: Federation, fault: str) -> Command:
     return doomed
 
 
-@pytest.mark.parametrize("fault", cases(CLIENT_FAULTS, without=TOLD_OF_THE_END))
-async def test_a_client_that_is_killed_anywhere_loses_nothing(
+@pytest.mark.parametrize("fault", cases(CLIENT_FAULTS, without=NOTIFIED_OF_THE_END))
+async def test_a_client_killed_anywhere_loses_nothing(
     fault: str, running_federation: Federation, undisturbed_real: Outcome
 ) -> None:
     server = await start_server(running_federation, *REAL_RUN)
     doomed = await start_doomed_client(running_federation, fault)
-    # the run must not end before client 0 is dead: the server would count an end it never read as announced to it
+    # the run must not end before the kill: the server would take client 0 for notified, and not wait for its return
     last_report = Gate(at_round=3)
     async with Crowd(running_federation.address, [1, 2], on_event={1: last_report}) as others:
         await is_killed(doomed)
@@ -235,11 +235,11 @@ async def test_a_client_that_is_killed_anywhere_loses_nothing(
     assert running_federation.outcome() == undisturbed_real
 
 
-async def test_a_client_that_is_killed_after_the_end_finds_no_server(
+async def test_a_client_killed_after_the_end_finds_no_server(
     running_federation: Federation, undisturbed_real: Outcome
 ) -> None:
     server = await start_server(running_federation, *REAL_RUN)
-    doomed = await start_doomed_client(running_federation, TOLD_OF_THE_END)
+    doomed = await start_doomed_client(running_federation, NOTIFIED_OF_THE_END)
     async with Crowd(running_federation.address, [1, 2]) as others:
         await is_killed(doomed)
         await others.ended()
@@ -250,7 +250,7 @@ async def test_a_client_that_is_killed_after_the_end_finds_no_server(
     assert "does not answer" in again.log
 
 
-async def test_a_client_that_is_killed_three_times_loses_nothing(
+async def test_a_client_killed_three_times_loses_nothing(
     running_federation: Federation, undisturbed_real: Outcome
 ) -> None:
     server = await start_server(running_federation, *REAL_RUN)

@@ -1,4 +1,4 @@
-"""The network at its worst, with TLS on: nothing hangs, the reason is logged, and the run ends with the same bits."""
+"""Network faults under TLS: nothing hangs, the reason is logged, and the run ends with the same bits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from benchmarks.light_client import LightClient
 from light_runs import LIGHT_RUN, Crowd, Outcome, exits, start_server, status_when
 from processes import Command, Federation, federation
-from tcp_proxy import Fate, TcpProxy, Way
+from tcp_proxy import Direction, Fault, TcpProxy
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
@@ -26,12 +26,12 @@ from feddbp_common.rpc.credentials import ClientCredentials
 from feddbp_common.rpc.keepalive import DEFAULT_LEASE
 
 INSIDE_A_TRANSFER = 200_000
-"""Bytes: far more than a handshake and all messages but those of a transfer, and less than one transfer."""
+"""Bytes: more than a handshake and all messages but those of a transfer take, and less than one transfer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Behind:
-    """A secured run of three, whose client 0 sits behind a proxy."""
+    """A run of three clients under TLS, of which client 0 is behind a proxy."""
 
     proxy: TcpProxy
     crowd: Crowd
@@ -40,7 +40,7 @@ class Behind:
 
 
 class Retries(logging.Handler):
-    """Why clients had to try again, in the words of their log."""
+    """The lines of the clients' log that give the reason for a retry."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -98,38 +98,38 @@ async def expect_end(behind: Behind, expected: Outcome) -> None:
 
 
 CUTS = [
-    pytest.param(fate, way, id=f"{fate.value}-{way.value}", marks=() if is_fast else (pytest.mark.full,))
-    for fate, way, is_fast in (
-        (Fate.RESET, Way.UP, True),
-        (Fate.RESET, Way.DOWN, False),
-        (Fate.CLOSE, Way.UP, False),
-        (Fate.CLOSE, Way.DOWN, True),
-        (Fate.HALF_CLOSE, Way.UP, True),
-        (Fate.HALF_CLOSE, Way.DOWN, False),
-        (Fate.SILENCE, Way.UP, True),
-        (Fate.SILENCE, Way.DOWN, False),
+    pytest.param(fault, direction, id=f"{fault.value}-{direction.value}", marks=() if is_fast else (pytest.mark.full,))
+    for fault, direction, is_fast in (
+        (Fault.RESET, Direction.UP, True),
+        (Fault.RESET, Direction.DOWN, False),
+        (Fault.CLOSE, Direction.UP, False),
+        (Fault.CLOSE, Direction.DOWN, True),
+        (Fault.HALF_CLOSE, Direction.UP, True),
+        (Fault.HALF_CLOSE, Direction.DOWN, False),
+        (Fault.SILENCE, Direction.UP, True),
+        (Fault.SILENCE, Direction.DOWN, False),
     )
 ]
 
 
-@pytest.mark.parametrize(("fate", "way"), CUTS)
-async def test_a_connection_that_is_lost_inside_a_transfer_costs_a_try(
-    fate: Fate,
-    way: Way,
+@pytest.mark.parametrize(("fault", "direction"), CUTS)
+async def test_a_connection_lost_inside_a_transfer_costs_one_retry(
+    fault: Fault,
+    direction: Direction,
     running_federation: Federation,
     access: ClientCredentials,
     undisturbed_light: Outcome,
     retries: Retries,
 ) -> None:
     async with behind_proxy(running_federation, access) as behind:
-        trap = behind.proxy.set_trap(fate, way, INSIDE_A_TRANSFER)
-        await trap.sprung()
+        trigger = behind.proxy.set_trigger(fault, direction, INSIDE_A_TRANSFER)
+        await trigger.fired()
         await expect_end(behind, undisturbed_light)
     assert retries.of(0)
 
 
 @pytest.mark.parametrize(
-    ("delay", "bytes_per_second"), [(0.1, None), (0.0, 1 << 20)], ids=["far away", "over a thin line"]
+    ("delay", "bytes_per_second"), [(0.1, None), (0.0, 1 << 20)], ids=["high latency", "low bandwidth"]
 )
 async def test_a_slow_network_only_takes_longer(
     delay: float,
@@ -151,7 +151,7 @@ async def test_a_slow_network_only_takes_longer(
     [(8192, 0.0, 22_000), (64, 1.5, None)],
     ids=["30 s for an upload, while a ping may wait for 20", "10 s for a handshake and a call"],
 )
-async def test_a_very_slow_network_is_not_taken_for_a_lost_one(
+async def test_a_very_slow_network_is_not_taken_for_an_outage(
     width: int,
     delay: float,
     bytes_per_second: int | None,
@@ -167,7 +167,7 @@ async def test_a_very_slow_network_is_not_taken_for_a_lost_one(
     assert not retries.of(0)
 
 
-async def test_both_sides_notice_when_the_network_swallows_everything(
+async def test_both_sides_notice_when_the_network_drops_everything(
     running_federation: Federation,
     access: ClientCredentials,
     undisturbed_light: Outcome,
@@ -175,8 +175,8 @@ async def test_both_sides_notice_when_the_network_swallows_everything(
 ) -> None:
     async with behind_proxy(running_federation, access, others=[1]) as behind:
         await both_are_waiting(running_federation, access)
-        behind.proxy.swallow()
-        await status_when(running_federation.address, is_away(0), "the server's finding out", access)
+        behind.proxy.drop_everything()
+        await status_when(running_federation.address, is_away(0), "the loss of client 0", access)
         assert "ping timeout" in await retries.first_of(0)
         behind.proxy.restore()
         async with Crowd(running_federation.address, [2], access=access) as last:
@@ -184,7 +184,7 @@ async def test_both_sides_notice_when_the_network_swallows_everything(
             await expect_end(behind, undisturbed_light)
 
 
-async def test_a_proxy_that_restarts_is_found_again(
+async def test_clients_reconnect_to_a_proxy_that_restarts(
     running_federation: Federation,
     access: ClientCredentials,
     undisturbed_light: Outcome,
@@ -213,12 +213,12 @@ def is_away(client_id: int) -> Callable[[pb.RunStatus], bool]:
     )
 
 
-async def test_a_client_in_a_black_hole_gives_up_when_its_patience_is_spent(
+async def test_a_client_without_any_answer_gives_up_after_its_patience(
     running_federation: Federation, access: ClientCredentials, retries: Retries
 ) -> None:
     await start_server(running_federation, "--certs", access.certs, *LIGHT_RUN)
     with TcpProxy(running_federation.port) as proxy:
-        proxy.swallow()
+        proxy.drop_everything()
         connection = Connection(proxy.address, credentials=access, timeouts=CallTimeouts(answer=timedelta(seconds=1)))
         with pytest.raises(ServerUnavailableError, match=f"the server at {proxy.address} does not answer"):
             await LightClient(0, connection).run_reconnecting(patience=timedelta(seconds=2))
@@ -226,11 +226,11 @@ async def test_a_client_in_a_black_hole_gives_up_when_its_patience_is_spent(
     assert retries.of(0)
 
 
-# --- a server that hangs behind a connection that does not ---
+# --- a server that hangs behind a live connection ---
 
 
 class Hanging(pb_grpc.FederationServicer):
-    """Lets a client in, has nothing to tell it, and stops answering after a number of questions."""
+    """Admits a client, sends it no rounds, and stops answering after a number of calls."""
 
     def __init__(self, *, answers: int) -> None:
         self.asked = 0
@@ -253,7 +253,7 @@ class Hanging(pb_grpc.FederationServicer):
         await self._stuck.wait()
 
 
-async def test_a_server_that_hangs_is_told_from_one_that_has_nothing_to_say() -> None:
+async def test_a_hung_server_is_distinguished_from_an_idle_one() -> None:
     hanging = Hanging(answers=4)  # type: ignore[abstract] - nothing else is called
     server = grpc.aio.server()
     pb_grpc.add_FederationServicer_to_server(hanging, server)
@@ -263,12 +263,12 @@ async def test_a_server_that_hangs_is_told_from_one_that_has_nothing_to_say() ->
     connection = Connection(f"127.0.0.1:{port}", timeouts=bounds)
     with pytest.raises(ServerUnavailableError, match="Deadline Exceeded"):
         await LightClient(0, connection).run()
-    assert hanging.asked == 5  # once to prepare, three times while it answered, once in vain
+    assert hanging.asked == 5  # once to prepare, three times while it answered, once without an answer
     await connection.close()
     await server.stop(None)
 
 
-def test_bounds_follow_the_deadline_a_server_announces() -> None:
+def test_timeouts_follow_the_deadline_a_server_announces() -> None:
     usual = CallTimeouts()
     long, short = usual.under(timedelta(minutes=30)), usual.under(timedelta(seconds=15))
     assert long == CallTimeouts(answer=usual.answer, transfer=usual.transfer, quiet=usual.quiet)
@@ -282,9 +282,9 @@ def test_bounds_follow_the_deadline_a_server_announces() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("fate", [Fate.RESET, Fate.SILENCE], ids=lambda fate: fate.value)
+@pytest.mark.parametrize("fault", [Fault.RESET, Fault.SILENCE], ids=lambda fault: fault.value)
 async def test_a_real_client_survives_a_lost_connection(
-    fate: Fate, running_federation: Federation, certs: Path, tmp_path: Path
+    fault: Fault, running_federation: Federation, certs: Path, tmp_path: Path
 ) -> None:
     options = ("--clients", 2, "--rounds", 2, "--alpha", 1.0, "--local-epochs", 1, "--min-clients", 2, "--lease", "6s")
     with federation(tmp_path / "undisturbed") as undisturbed:
@@ -292,11 +292,11 @@ async def test_a_real_client_survives_a_lost_connection(
             await exits(command, 0)
     server = await start_server(running_federation, "--certs", certs, *options)
     with TcpProxy(running_federation.port) as proxy:
-        # a contribution of this run takes 40 kB, and everything else that goes up a fraction of it
-        trap = proxy.set_trap(fate, Way.UP, 30_000)
+        # an upload of this run takes 40 kB, and everything else that is sent a fraction of it
+        trigger = proxy.set_trigger(fault, Direction.UP, 30_000)
         direct = running_federation.client("1", "--certs", certs)
         behind = running_federation.client("0", "--certs", certs, "--server", proxy.address)
-        await trap.sprung()
+        await trigger.fired()
         for command in (behind, direct, server):
             await exits(command, 0)
     assert re.search(r"client 0: .* does not answer .*; trying again in", behind.log)

@@ -1,4 +1,4 @@
-"""Clients that are slow, late or gone: the clock decides, and the log and the status say whom it went against."""
+"""Slow, late and lost clients: deadlines pass by the clock, and log and status name the clients that are missing."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ async def test_a_deadline_passes_without_any_traffic(running_federation: Federat
     assert running_federation.summary()["completed_rounds"] == 2
 
 
-async def test_a_late_upload_is_refused_politely_and_its_client_goes_on(running_federation: Federation) -> None:
+async def test_a_late_upload_is_refused_and_its_client_joins_later_rounds(running_federation: Federation) -> None:
     server = await start_server(running_federation, *run_of(2, rounds=3, quorum=1, deadline="3s"))
     refusals: list[grpc.aio.AioRpcError] = []
     ahead = Gate(at_round=1)
 
-    async def dawdle(event: pb.RoundEvent) -> None:
-        """Holds the contribution to round 0 back until round 1 is open."""
+    async def upload_late(event: pb.RoundEvent) -> None:
+        """Uploads to round 0 once round 1 is open."""
         if refusals or not event.HasField("round_opened"):
             return
-        late = dawdling.clients[0]
+        late = both.clients[0]
         await status_when(running_federation.address, lambda status: status.round == 1, "the deadline of round 0")
         async with federation_of(running_federation.address) as stub:
             with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -60,8 +60,8 @@ async def test_a_late_upload_is_refused_politely_and_its_client_goes_on(running_
         refusals.append(refused.value)
         ahead.opened.set()
 
-    dawdling = Crowd(running_federation.address, [0, 1], on_event={0: dawdle, 1: ahead})
-    async with begun_together(running_federation, dawdling) as crowd:
+    both = Crowd(running_federation.address, [0, 1], on_event={0: upload_late, 1: ahead})
+    async with begun_together(running_federation, both) as crowd:
         outcomes = await crowd.ended()
     await exits(server, ExitCode.OK)
     assert [ended and ended.outcome for ended in outcomes.values()] == [pb.RUN_OUTCOME_FINISHED] * 2
@@ -110,7 +110,7 @@ async def test_a_run_that_cannot_get_its_quorum_fails_with_the_names_of_the_miss
     assert reason in server.log
 
 
-async def test_a_deadline_begins_anew_after_a_restart_and_passes(running_federation: Federation) -> None:
+async def test_a_deadline_starts_again_after_a_restart(running_federation: Federation) -> None:
     options = run_of(1, rounds=1, quorum=1, deadline="1s", extensions=0)
     server = await start_server(running_federation, *options)
     stuck = Gate(at_round=0)
@@ -118,18 +118,18 @@ async def test_a_deadline_begins_anew_after_a_restart_and_passes(running_federat
         await stuck.reached.wait()
         server.kill()
     server = await start_server(running_federation, *options, "--linger", "0s")
-    await exits(server, ExitCode.RUN_FAILED)  # nobody is there who could have said anything
+    await exits(server, ExitCode.RUN_FAILED)  # by the clock alone: no client is connected
     assert "missing: client 0" in server.log
 
 
-def test_a_lease_that_outlasts_a_round_is_a_mistake(running_federation: Federation) -> None:
+def test_a_lease_longer_than_a_round_is_refused(running_federation: Federation) -> None:
     with pytest.raises(GaveUpError, match="--lease is 40s and --round-deadline 30s"):
         running_federation.server("--lease", "40s", "--round-deadline", "30s")
     assert running_federation.commands[-1].process.returncode == ExitCode.USAGE
 
 
-async def choices(directory: Path, *, seed: int) -> tuple[list[set[int]], list[set[int]]]:
-    """Who trained and who reported, by round, in a run where half of four clients are chosen."""
+async def selections(directory: Path, *, seed: int) -> tuple[list[set[int]], list[set[int]]]:
+    """The clients that trained and that reported, by round, where half of four clients are selected."""
     with federation(directory) as running:
         options = run_of(4, rounds=4, quorum=2, deadline="0")
         server = await start_server(running, *options, "--participation", 0.5, "--seed", seed)
@@ -144,9 +144,9 @@ async def choices(directory: Path, *, seed: int) -> tuple[list[set[int]], list[s
         return trained, reported
 
 
-async def test_who_trains_is_a_matter_of_the_seed_and_everyone_evaluates(tmp_path: Path) -> None:
-    trained, reported = await choices(tmp_path / "once", seed=3)
+async def test_the_seed_decides_which_clients_train_and_all_evaluate(tmp_path: Path) -> None:
+    trained, reported = await selections(tmp_path / "once", seed=3)
     assert [len(clients) for clients in trained] == [2] * 4
     assert reported == [{0, 1, 2, 3}] * 5
-    assert await choices(tmp_path / "again", seed=3) == (trained, reported)
-    assert (await choices(tmp_path / "otherwise", seed=4))[0] != trained
+    assert await selections(tmp_path / "again", seed=3) == (trained, reported)
+    assert (await selections(tmp_path / "otherwise", seed=4))[0] != trained

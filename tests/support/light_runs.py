@@ -1,4 +1,4 @@
-"""Runs with a real server process and light clients on the test's own event loop: whole runs in a second or two."""
+"""Runs of a real server process and light clients on the test's event loop; a whole run takes a second or two."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from feddbp_client.daemon.connection import CallTimeouts, Connection
 from feddbp_common.fault_injection import VARIABLE
 from feddbp_common.rpc.credentials import OPERATOR, ClientCredentials, client_subject
 
-# wide enough that a contribution takes several chunks: "inside a stream" has to be a place
+# wide enough that an upload takes several chunks: some faults are inside a stream
 LIGHT_RUN = ("--clients", 3, "--rounds", 3, "--min-clients", 3, "--feature-dim", 8192, "--lease", "1s")
 
 
 class Crowd:
-    """Light clients that take part until the run ends, each over a connection of its own."""
+    """Light clients that take part until the run ends, each over its own connection."""
 
     def __init__(
         self,
@@ -53,15 +53,15 @@ class Crowd:
         return self
 
     async def ended(self, seconds: float = PATIENCE) -> dict[int, pb.RunEnded | None]:
-        """How the run ended for each of them; whoever failed makes the test fail with its reason."""
+        """How the run ended for each client; raises the error of the first that failed."""
         done, _ = await asyncio.wait(self._tasks.values(), timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
         outcomes = {number: task.result() for number, task in self._tasks.items() if task in done}
         if outcomes.keys() != self._tasks.keys():
-            raise GaveUpError(f"clients {self._tasks.keys() - outcomes.keys()} are still there after {seconds:g}s")
+            raise GaveUpError(f"clients {self._tasks.keys() - outcomes.keys()} are still running after {seconds:g}s")
         return outcomes
 
     async def lose(self, number: int) -> None:
-        """A client vanishes: nothing is said and nothing remembered, as when its machine burns down."""
+        """Drops a client without a Leave, and everything it knows: as if its machine were lost."""
         self._tasks.pop(number).cancel()
         await self._connections.pop(number).close()
         del self.clients[number]
@@ -96,7 +96,7 @@ def _rounds_begun_by(event: pb.RoundEvent) -> list[int]:
 
 
 async def start_server(running: Federation, *options: object, fault: str | None = None, forked: bool = True) -> Command:
-    """Starts the server, where the loop goes on serving clients meanwhile; `fault` is where it will be killed."""
+    """Starts the server without blocking the event loop; `fault` is the point where it will be killed."""
     return await asyncio.to_thread(running.server, *options, env=_environment(fault), forked=forked)
 
 
@@ -105,7 +105,7 @@ def _environment(fault: str | None) -> dict[str, str] | None:
 
 
 async def start_client(running: Federation, ids: object, *options: object, fault: str | None = None) -> Command:
-    """Starts real clients, where the loop goes on serving light ones meanwhile; `fault` is as for the server."""
+    """Starts real clients without blocking the event loop; `fault` is the point where they will be killed."""
     return await asyncio.to_thread(running.client, ids, *options, env=_environment(fault))
 
 
@@ -114,12 +114,12 @@ async def exits(command: Command, code: int) -> None:
 
 
 async def is_killed(command: Command) -> None:
-    """Waits until a fault point was reached."""
+    """Waits until the process was killed at its fault point."""
     await asyncio.to_thread(command.expect_killed)
 
 
 async def finish(running: Federation, *options: object, clients: int = 3) -> Outcome:
-    """An undisturbed run from its start to its end."""
+    """Runs a federation from start to end without any fault."""
     server = await start_server(running, *options)
     async with Crowd(running.address, range(clients)) as crowd:
         await crowd.ended()
@@ -128,7 +128,7 @@ async def finish(running: Federation, *options: object, clients: int = 3) -> Out
 
 
 def undisturbed_outcome(directory: Path, *options: object, clients: int = 3) -> Outcome:
-    """For fixtures: what a run comes to that nobody touches."""
+    """The outcome of a run without faults; for fixtures."""
     with federation(directory) as running:
         return asyncio.run(finish(running, *options, clients=clients))
 
@@ -151,7 +151,7 @@ async def federation_of(
     subject: str = client_subject(0),
     access: ClientCredentials = ClientCredentials(),  # noqa: B008 - frozen
 ) -> AsyncIterator[pb_grpc.FederationAsyncStub]:
-    """A client's calls as they are, for those that are to be refused."""
+    """A client's stub, for calls that the server is to refuse."""
     async with access.channel(address, subject) as channel:
         stub: pb_grpc.FederationAsyncStub = pb_grpc.FederationStub(channel)
         yield stub
@@ -162,7 +162,7 @@ async def control_of(
     address: str,
     access: ClientCredentials = ClientCredentials(),  # noqa: B008 - frozen
 ) -> AsyncIterator[pb_grpc.ControlAsyncStub]:
-    """The operator's calls."""
+    """The operator's stub."""
     async with access.channel(address, OPERATOR) as channel:
         stub: pb_grpc.ControlAsyncStub = pb_grpc.ControlStub(channel)
         yield stub
@@ -174,7 +174,7 @@ async def status_when(
     what: str,
     access: ClientCredentials = ClientCredentials(),  # noqa: B008 - frozen
 ) -> pb.RunStatus:
-    """The first status that fulfils a condition, as it is pushed to an operator."""
+    """The first status that fulfils a condition, from the stream of `WatchStatus`."""
     newest = pb.RunStatus()
     async with control_of(address, access) as control:
         with suppress(TimeoutError):

@@ -19,7 +19,7 @@ _ROW = re.compile(r"^\| `(feddbp_\w+)` \| (gauge|counter|histogram) \|([^|]*)\| 
 
 @dataclass(frozen=True)
 class MetricKind:
-    """What a user of a metric relies on."""
+    """Type and label names of a metric."""
 
     type: str
     labels: frozenset[str]
@@ -42,7 +42,7 @@ class Scraped:
         return {_full_name(family): MetricKind(family.type, _labels(family)) for family in self._families}
 
     def value(self, name: str, **labels: str) -> float | None:
-        """The sample with these labels, or nothing if there is none; others it may have do not matter."""
+        """The first sample with these labels among its own, or None."""
         for family in self._families:
             for sample in family.samples:
                 if sample.name == name and labels.items() <= sample.labels.items():
@@ -50,12 +50,12 @@ class Scraped:
         return None
 
     def labels(self, name: str) -> list[dict[str, str]]:
-        """Of all samples of that name."""
+        """The labels of all samples of that name."""
         return [dict(sample.labels) for family in self._families for sample in family.samples if sample.name == name]
 
 
 def scrape(state_dir: Path) -> Scraped:
-    """Asks the server whose state directory this is."""
+    """Scrapes the server that has this state directory."""
     endpoint = json.loads((state_dir / ENDPOINT_NAME).read_text())
     address = f"http://{endpoint['metrics_host']}:{endpoint['metrics_port']}/metrics"
     with urllib.request.urlopen(address, timeout=20) as response:
@@ -63,7 +63,7 @@ def scrape(state_dir: Path) -> Scraped:
 
 
 def _full_name(family: Metric) -> str:
-    """The parser takes the ending off a counter's name; whoever writes a query needs it."""
+    """The name as queries need it: the parser removes the suffix of a counter."""
     return f"{family.name}_total" if family.type == "counter" else family.name
 
 

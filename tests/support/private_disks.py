@@ -1,6 +1,6 @@
-"""Disks of a test's own: a small one that can be filled, and one that cannot be written.
+"""File systems for one test: a small one that can be filled, and a read-only one.
 
-They are mounted in a mount namespace that a sleeping process holds: nobody else sees them, and nothing of them is left
+They are mounted in a mount namespace that a sleeping process holds: no other process sees them, and they are unmounted
 when it ends.
 """
 
@@ -27,19 +27,19 @@ needs_mounts = pytest.mark.skipif(not _may_mount(), reason="mounting needs right
 
 
 class PrivateDisk:
-    """A directory that is a disk of its own to whoever is started with `words`."""
+    """A directory that is a file system of its own for commands with the prefix `words`."""
 
     def __init__(self, directory: Path, holder: int) -> None:
         self.words = ("nsenter", "-t", str(holder), "-m")
         self.seen = Path(f"/proc/{holder}/root{directory.resolve()}")
-        """The same directory for whoever looks from outside."""
+        """The path of the same directory outside the mount namespace."""
 
     @property
     def _ballast(self) -> Path:
         return self.seen / "ballast"
 
     def fill(self) -> None:
-        """Leaves not a byte."""
+        """Writes until no byte is free."""
         with self._ballast.open("ab", buffering=0) as file:
             for size in (1 << 20, 1 << 12, 1):
                 with suppress(OSError):
@@ -52,14 +52,14 @@ class PrivateDisk:
 
 @contextmanager
 def small_disk(directory: Path, megabytes: int) -> Iterator[PrivateDisk]:
-    """An empty disk of this size in place of the directory."""
+    """An empty file system of this size, mounted at the directory."""
     with _mounted(directory, f"mount -t tmpfs -o size={megabytes}m tmpfs {_quoted(directory)}") as disk:
         yield disk
 
 
 @contextmanager
 def read_only_disk(directory: Path) -> Iterator[PrivateDisk]:
-    """The directory as it is, and unable to change."""
+    """The directory with its files, mounted read-only."""
     place = _quoted(directory)
     with _mounted(directory, f"mount --bind {place} {place} && mount -o remount,ro,bind {place}") as disk:
         yield disk

@@ -1,4 +1,4 @@
-"""The real commands as real processes, on loopback, with everything they write in a directory of the test."""
+"""The commands as processes on loopback; everything they write is in a directory of the test."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ TEMPLATES: Final = {
 
 Outcome = tuple[str, list[dict[str, Any]]]
 PATIENCE = 240.0
-"""Seconds after which a wait in a test has failed; generous, because nothing is measured by it."""
+"""Seconds after which a wait in a test has failed; a ceiling only, nothing is measured by it."""
 
 
 class GaveUpError(AssertionError):
-    """Something a test waits for did not happen."""
+    """An event that a test waits for did not happen in time."""
 
 
 def wait_until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
@@ -49,7 +49,7 @@ def wait_until(condition: Callable[[], Any], what: str, seconds: float = PATIENC
 
 
 def processes_naming(path: Path) -> list[int]:
-    """Processes that have the path on their command line."""
+    """Ids of processes that have the path on their command line."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -74,7 +74,7 @@ def metrics_in(directory: Path) -> list[dict[str, Any]]:
 
 
 def outcome_in(directory: Path) -> Outcome:
-    """What must be the same however a run was disturbed: the prototypes, and every result but the seconds."""
+    """What faults must not change: the digest of the prototypes, and every metric but durations."""
     lines = [{key: value for key, value in line.items() if key != "seconds"} for line in metrics_in(directory)]
     return summary_in(directory)["prototypes_sha256"], sorted(lines, key=lambda line: (line["round"], line["client"]))
 
@@ -98,7 +98,7 @@ class Command:
             raise GaveUpError(f"{self.name} is still running after {seconds:g}s; its log:\n{self.log}") from None
 
     def kill(self) -> None:
-        """As the kernel or a power cut would: no chance to say goodbye."""
+        """Sends SIGKILL, as a power cut would look to the others, and waits for the end."""
         self.process.kill()
         self.process.wait()
 
@@ -117,16 +117,16 @@ class Command:
 
 
 class Federation:
-    """A server and its clients under one directory; whatever still runs is killed at the end of the test."""
+    """A server and its clients under one directory; those that still run are killed at the end of the test."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.commands: list[Command] = []
         self.port = 0
         self.state_dir = directory / "server"
-        """Where the test finds the server's files; the server may see the place by another name."""
+        """Where the test finds the server's files; in a mount namespace the server has another path for them."""
         self.before_server: tuple[str, ...] = ()
-        """Words before the server's command, e.g. to give it a disk of its own."""
+        """Prefix of the server's command, e.g. to run it in a mount namespace."""
 
     @property
     def address(self) -> str:

@@ -1,4 +1,4 @@
-"""Calls as bytes: whatever a hostile program could put on the wire, decodable or not, and what came back."""
+"""Calls as raw bytes, decodable or not, and their answers: what a hostile program could put on the wire."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from feddbp_common.rpc.failures import refusal_in
 
 HalfOpen: TypeAlias = "grpc.aio.StreamUnaryCall[bytes, bytes]"
 ANSWER_WITHIN = 60.0
-"""Seconds; a call without an answer by then hangs."""
+"""Seconds after which a call without an answer counts as hung."""
 
 
 class Shape(Enum):
@@ -42,19 +42,19 @@ class RawCall:
     method: str
     messages: Sequence[bytes]
     what: str = ""
-    """What is wrong with it, for whoever reads a failure."""
+    """What is wrong with it, for messages of failed tests."""
     metadata: tuple[tuple[str, str], ...] = field(default=())
 
 
 @dataclass(frozen=True, kw_only=True)
 class RawAnswer:
-    """What came back."""
+    """Status and first message of an answer."""
 
     code: grpc.StatusCode
     details: str = ""
     refusal: pb.Refusal | None = None
     message: bytes = b""
-    """The answer's first message, if it had one."""
+    """The first message, if there was one."""
 
     @property
     def reason(self) -> str:
@@ -64,7 +64,7 @@ class RawAnswer:
 
 
 class RawChannel:
-    """A connection that sends any bytes to any method."""
+    """A channel that sends any bytes to any method."""
 
     def __init__(self, address: str, *, compression: grpc.Compression | None = None) -> None:
         # a connection of its own, not one shared with other channels to the same address
@@ -78,7 +78,7 @@ class RawChannel:
         return make(f"/feddbp.v1.{service}/{name}", _as_it_is, _as_it_is)
 
     async def ask(self, call: RawCall) -> RawAnswer:
-        """Makes the call and waits for its status; of a stream of answers, the first message will do."""
+        """Makes the call and waits for its status, or for the first message of a stream of answers."""
         _, shape = METHODS[call.method]
         options = {"timeout": ANSWER_WITHIN, "metadata": call.metadata}
         try:
@@ -93,16 +93,16 @@ class RawChannel:
         return RawAnswer(code=grpc.StatusCode.OK, message=message)
 
     def open_upload(self, *messages: bytes) -> HalfOpen:
-        """An upload that sends these messages and then neither goes on nor ends."""
+        """Starts an upload that sends these messages and then stalls."""
         return self.open_half("Upload", *messages)
 
     def upload_of(self, messages: AsyncIterator[bytes]) -> HalfOpen:
-        """An upload whose messages come when the caller has them."""
+        """Starts an upload of messages that come one by one from an iterator."""
         call: HalfOpen = self._methods["Upload"](messages)
         return call
 
     def open_half(self, method: str, *messages: bytes) -> HalfOpen:
-        """A call of any method that never says it has sent everything."""
+        """Starts a call of any method that never closes its sending side."""
 
         async def endless() -> AsyncIterator[bytes]:
             for message in messages:
@@ -113,7 +113,7 @@ class RawChannel:
         return call
 
     def open_answers(self, method: str, message: bytes) -> grpc.aio.UnaryStreamCall[bytes, bytes]:
-        """A call whose answers are read, or not, by the caller."""
+        """Starts a call whose answers the caller reads, or not."""
         call: grpc.aio.UnaryStreamCall[bytes, bytes] = self._methods[method](message)
         return call
 

@@ -1,4 +1,4 @@
-"""A server seen from outside: a digest of everything it must not lose or change, and the memory it takes."""
+"""A server observed from outside: digests of its durable state and of its status, and its resident memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KEPT = {
     "report": "round, client_id, metrics",
     "aggregate": "completed_rounds, manifest, body",
 }
-"""Every table the server keeps, and its columns in the order of their meaning."""
+"""Every table of the database, and its columns with the key first."""
 
 
 def durable_digest(state_dir: Path) -> str:
@@ -33,7 +33,7 @@ def durable_digest(state_dir: Path) -> str:
 
 
 def run_digest(status: pb.RunStatus) -> str:
-    """SHA-256 over what the running server says of the run; not over when and how often it was called."""
+    """SHA-256 over the status of the run, without times and counters of calls."""
     lasting = pb.RunStatus()
     lasting.CopyFrom(status)
     for passing in ("incidents", "refusals", "time_left"):
@@ -45,12 +45,12 @@ def run_digest(status: pb.RunStatus) -> str:
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory a process has resident, as the kernel counts it."""
+    """Resident memory of a process."""
     return _from_status(pid, "VmRSS")
 
 
 def peak_resident_bytes(pid: int) -> int:
-    """The most a process ever had resident."""
+    """Peak resident memory of a process."""
     return _from_status(pid, "VmHWM")
 
 

@@ -1,6 +1,6 @@
-"""A TCP proxy that misbehaves on request: it cuts, half-closes, falls silent, delays, throttles and goes away.
+"""A TCP proxy that injects network faults: resets, half-closes, packet loss, delay, throttling, an outage.
 
-It runs in a thread of its own, so that a test may wait for whatever it likes, and sees bytes only: TLS goes through.
+It runs in a thread of its own, so that tests may block, and handles bytes only: TLS passes through.
 """
 
 from __future__ import annotations
@@ -21,45 +21,44 @@ from processes import PATIENCE
 
 _PIECE_BYTES = 16 << 10
 _BUFFER_BYTES = 32 << 10
-_COMMAND_SECONDS = 10.0
 
 
-class Way(Enum):
-    """A direction of the bytes."""
+class Direction(Enum):
+    """A direction of transfer."""
 
     UP = "upload"
     DOWN = "download"
 
 
-class Fate(Enum):
-    """What becomes of a connection."""
+class Fault(Enum):
+    """What happens to a connection."""
 
     RESET = "reset"
     CLOSE = "close"
     HALF_CLOSE = "half-close"
-    """Nothing more passes in one direction, and its receiver is told so; the other direction goes on."""
+    """One direction is closed; the other stays open."""
     SILENCE = "silence"
-    """Nothing passes any more, and nobody is told."""
+    """All bytes are dropped, and the connection stays open."""
 
 
 @dataclass
-class Trap:
-    """Waits for a connection that has carried so many bytes one way, and springs once."""
+class Trigger:
+    """Applies a fault, once, to the first connection that has carried so many bytes one way."""
 
-    fate: Fate
-    way: Way
+    fault: Fault
+    direction: Direction
     after_bytes: int
-    _sprung: threading.Event = field(default_factory=threading.Event)
+    _fired: threading.Event = field(default_factory=threading.Event)
 
-    def catches(self, way: Way, carried: int) -> bool:
-        if self._sprung.is_set() or way is not self.way or carried < self.after_bytes:
+    def fires_at(self, direction: Direction, carried: int) -> bool:
+        if self._fired.is_set() or direction is not self.direction or carried < self.after_bytes:
             return False
-        self._sprung.set()
+        self._fired.set()
         return True
 
-    async def sprung(self) -> None:
-        sprung = await asyncio.to_thread(self._sprung.wait, 2 * PATIENCE)
-        assert sprung, f"no connection has carried {self.after_bytes} bytes"
+    async def fired(self) -> None:
+        fired = await asyncio.to_thread(self._fired.wait, 2 * PATIENCE)
+        assert fired, f"no connection has carried {self.after_bytes} bytes"
 
 
 class _Link:
@@ -67,20 +66,20 @@ class _Link:
 
     def __init__(self, proxy: TcpProxy, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
         self._proxy = proxy
-        self._receivers = {Way.UP: server, Way.DOWN: client}
-        self._carried = dict.fromkeys(Way, 0)
-        self.is_silent = False
+        self._receivers = {Direction.UP: server, Direction.DOWN: client}
+        self._carried = dict.fromkeys(Direction, 0)
+        self.is_dropped = False
 
-    async def carry(self, way: Way, reader: asyncio.StreamReader) -> None:
-        """Moves bytes until their sender ends or a trap springs."""
-        under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(
+    async def carry(self, direction: Direction, reader: asyncio.StreamReader) -> None:
+        """Forwards bytes until the sender ends or a trigger fires."""
+        in_flight: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(
             _BUFFER_BYTES // _PIECE_BYTES if not self._proxy.delay else 0
         )
-        delivery = asyncio.create_task(self._deliver(way, under_way))
+        delivery = asyncio.create_task(self._deliver(direction, in_flight))
         try:
             while not delivery.done():
                 data = await reader.read(_PIECE_BYTES)
-                await under_way.put((time.monotonic() + self._proxy.delay, data))
+                await in_flight.put((time.monotonic() + self._proxy.delay, data))
                 if not data:
                     await delivery
         except OSError:
@@ -88,32 +87,32 @@ class _Link:
         finally:
             delivery.cancel()
 
-    async def _deliver(self, way: Way, under_way: asyncio.Queue[tuple[float, bytes]]) -> None:
-        receiver, proxy = self._receivers[way], self._proxy
+    async def _deliver(self, direction: Direction, in_flight: asyncio.Queue[tuple[float, bytes]]) -> None:
+        receiver, proxy = self._receivers[direction], self._proxy
         data = b"..."
         with suppress(OSError):
             while data:
-                due, data = await under_way.get()
+                due, data = await in_flight.get()
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
                 await asyncio.sleep(len(data) / proxy.bytes_per_second if proxy.bytes_per_second else 0)
-                self._carried[way] += len(data)
-                if proxy.trap is not None and proxy.trap.catches(way, self._carried[way]):
-                    self._meet(proxy.trap.fate)
-                    if proxy.trap.fate is Fate.HALF_CLOSE:
+                self._carried[direction] += len(data)
+                if proxy.trigger is not None and proxy.trigger.fires_at(direction, self._carried[direction]):
+                    self._apply(proxy.trigger.fault)
+                    if proxy.trigger.fault is Fault.HALF_CLOSE:
                         break
-                if self.is_silent:
+                if self.is_dropped:
                     await asyncio.Event().wait()
                 receiver.write(data)
                 await receiver.drain()
             receiver.write_eof()
 
-    def _meet(self, fate: Fate) -> None:
-        if fate is Fate.RESET:
+    def _apply(self, fault: Fault) -> None:
+        if fault is Fault.RESET:
             self.reset()
-        elif fate is Fate.CLOSE:
+        elif fault is Fault.CLOSE:
             self.close()
-        elif fate is Fate.SILENCE:
-            self.is_silent = True
+        elif fault is Fault.SILENCE:
+            self.is_dropped = True
 
     def close(self) -> None:
         for receiver in self._receivers.values():
@@ -128,18 +127,18 @@ class _Link:
 
 
 class TcpProxy:
-    """Listens on a port of its own and passes everything on to `target_port`, as long as it behaves."""
+    """Listens on a port of its own and forwards to `target_port`, with the faults that are set."""
 
     def __init__(self, target_port: int) -> None:
         self.port = 0
         self.connections = 0
-        """Accepted so far."""
+        """Number of connections accepted so far."""
         self.delay = 0.0
-        """Seconds every byte is late, either way."""
+        """Seconds by which every byte is delayed, either way."""
         self.bytes_per_second: int | None = None
-        self.trap: Trap | None = None
+        self.trigger: Trigger | None = None
         self._target_port = target_port
-        self._swallows = False
+        self._drops = False
         self._links: set[_Link] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tcp-proxy", daemon=True)
@@ -163,49 +162,49 @@ class TcpProxy:
         self._thread.join()
         self._loop.close()
 
-    def set_trap(self, fate: Fate, way: Way, after_bytes: int) -> Trap:
-        self.trap = Trap(fate, way, after_bytes)
-        return self.trap
+    def set_trigger(self, fault: Fault, direction: Direction, after_bytes: int) -> Trigger:
+        self.trigger = Trigger(fault, direction, after_bytes)
+        return self.trigger
 
     def start(self) -> None:
         """Listens; again on the same port after `stop`."""
         self._command(self._listen())
 
     def stop(self) -> None:
-        """As when the proxy's process dies: connections are reset, nobody listens."""
-        self._command(self._go_away())
+        """Resets all connections and stops listening, as when the proxy's process dies."""
+        self._command(self._stop_listening())
 
-    def swallow(self) -> None:
-        """A black hole: connections fall silent, new ones are accepted and never served."""
-        self._command(self._set_swallowing(swallows=True))
+    def drop_everything(self) -> None:
+        """Drops all bytes of all connections; new ones are accepted and never served."""
+        self._command(self._set_dropping(drops=True))
 
     def restore(self) -> None:
-        """Serves new connections again, and resets those that fell silent: a network forgets what it swallowed."""
-        self._command(self._set_swallowing(swallows=False))
+        """Serves new connections again, and resets those whose bytes were dropped."""
+        self._command(self._set_dropping(drops=False))
 
     def _command(self, work: Coroutine[None, None, None]) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(_COMMAND_SECONDS)
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE)
 
     async def _listen(self) -> None:
         listener = socket.create_server(("127.0.0.1", self.port))
-        # connections inherit it: loopback would take megabytes off the sender's hands, a slow link does not
+        # connections inherit it: loopback would buffer megabytes for the sender, a slow link does not
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
         self._server = await asyncio.start_server(self._connected, sock=listener)
         self.port = listener.getsockname()[1]
 
-    async def _go_away(self) -> None:
+    async def _stop_listening(self) -> None:
         if self._server is not None:
             self._server.close()
             self._server = None
         for link in list(self._links):
             link.reset()
 
-    async def _set_swallowing(self, *, swallows: bool) -> None:
-        self._swallows = swallows
+    async def _set_dropping(self, *, drops: bool) -> None:
+        self._drops = drops
         for link in list(self._links):
-            if swallows:
-                link.is_silent = True
-            elif link.is_silent:
+            if drops:
+                link.is_dropped = True
+            elif link.is_dropped:
                 link.reset()
 
     async def _cancel_everything(self) -> None:
@@ -222,11 +221,11 @@ class TcpProxy:
             to_client.close()
             return
         link = _Link(self, to_client, to_server)
-        link.is_silent = self._swallows
+        link.is_dropped = self._drops
         self._links.add(link)
         try:
             with suppress(asyncio.CancelledError):  # at the end of the test
-                await asyncio.gather(link.carry(Way.UP, from_client), link.carry(Way.DOWN, from_server))
+                await asyncio.gather(link.carry(Direction.UP, from_client), link.carry(Direction.DOWN, from_server))
         finally:
             self._links.discard(link)
             link.close()
