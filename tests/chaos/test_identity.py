@@ -434,7 +434,9 @@ class Zombie:
 
     async def begin_upload(self) -> None:
         """Sends the header and the first chunk; returns once the server is waiting for more."""
-        parts = list(upload_parts(self.client.session, 0, self.client.encoded_upload(1)))  # the successor's is of round 0
+        parts = list(
+            upload_parts(self.client.session, 0, self.client.encoded_upload(1))
+        )  # the successor's is of round 0
 
         async def stalled() -> AsyncIterator[pb.UploadPart]:
             for part in parts[:2]:

@@ -1,20 +1,20 @@
-"""Any message of the protocol, for property tests: every field absent, ordinary or absurd."""
+"""Hypothesis strategies for any message of the protocol, with fields absent, ordinary or odd."""
 
 from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from damage import ENUM_NUMBERS, REAL_NUMBERS, TEXTS, WHOLE_NUMBERS
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
+from mutations import ENUM_NUMBERS, REAL_NUMBERS, TEXTS, WHOLE_NUMBERS
 
 MessageT = TypeVar("MessageT", bound=Message)
 
 
 def any_message(kind: type[MessageT], **chosen: SearchStrategy[Any]) -> SearchStrategy[MessageT]:
-    """Messages of a type; `chosen` fields come from a strategy of the caller's."""
+    """Messages of a type; `chosen` gives the strategies of single fields."""
     optional = {field.name: chosen.get(field.name, _of_field(field)) for field in kind.DESCRIPTOR.fields}
     return st.fixed_dictionaries({}, optional=optional).map(lambda fields: kind(**fields))
 

@@ -1,4 +1,4 @@
-"""Garbage at the door of a live server: it stays up, changes nothing, says why, and the honest finish their run."""
+"""Malformed calls to a live server: it stays up, changes nothing, gives a reason, and the run ends as without them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from random import Random
 from typing import Any
 
 import pytest
-from besieged import CLIENTS, RUN, Besieged, besieged, lay_siege
-from hostile_calls import complaint
+from fuzzed_server import CLIENTS, RUN, FuzzedServer, fuzzed_server, send_malformed_calls
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from invalid_calls import invalid_calls
 from light_runs import Outcome, control_of, exits, start_server, undisturbed_outcome
+from malformed_calls import violation
 from message_strategies import any_message
-from mistakes import mistakes
 from processes import Federation, federation
 from raw_calls import METHODS, RawAnswer, RawCall, RawChannel, serialised
 from server_state import resident_bytes
@@ -27,7 +27,7 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.rpc.credentials import ClientCredentials
 
 MEMORY_BOUND = 128e6
-"""Resident bytes of the server under a siege, the interpreter and its libraries included."""
+"""Resident bytes of the server, the interpreter and its libraries included."""
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +36,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 
 @dataclass(frozen=True)
-class Siege:
-    """A besieged server for tests that are not coroutines themselves."""
+class SharedServer:
+    """A server for tests that are not coroutines."""
 
     runner: asyncio.Runner
-    target: Besieged
+    target: FuzzedServer
     channel: RawChannel
 
     def ask(self, call: RawCall) -> RawAnswer:
@@ -48,14 +48,14 @@ class Siege:
 
 
 @pytest.fixture(scope="module")
-def siege(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siege]:
-    """One server for all tests that must leave it as it is; at the end, that is what is looked at."""
-    with federation(tmp_path_factory.mktemp("siege")) as running, asyncio.Runner() as runner:
-        context = besieged(running)
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedServer]:
+    """One server for all tests that must not change its state, which is compared at the end."""
+    with federation(tmp_path_factory.mktemp("shared")) as running, asyncio.Runner() as runner:
+        context = fuzzed_server(running)
         target = runner.run(context.__aenter__())
         channel = RawChannel(running.address)
         before = runner.run(target.digest())
-        yield Siege(runner, target, channel)
+        yield SharedServer(runner, target, channel)
         assert runner.run(target.digest()) == before
         assert resident_bytes(target.pid) < MEMORY_BOUND
         runner.run(target.finish())
@@ -69,14 +69,14 @@ def siege(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siege]:
 @pytest.mark.parametrize(
     "calls", [500, pytest.param(100_000, marks=[pytest.mark.full, pytest.mark.timeout(3600)])], ids=str
 )
-async def test_whatever_is_sent_changes_nothing_and_the_run_ends_as_if_nobody_had_called(
+async def test_malformed_calls_change_nothing_and_the_run_ends_with_the_same_bits(
     calls: int, running_federation: Federation, undisturbed: Outcome
 ) -> None:
-    async with besieged(running_federation) as target:
+    async with fuzzed_server(running_federation) as target:
         before = await target.digest()
-        tally = await lay_siege(target, calls=calls, seed=20_251, show=calls > 10_000)
+        tally = await send_malformed_calls(target, calls=calls, seed=20_251, show=calls > 10_000)
         print(f"\n{tally.table()}")
-        assert tally.complaints == []
+        assert tally.violations == []
         assert tally.calls >= calls
         assert target.server.process.poll() is None
         assert await target.digest() == before
@@ -90,30 +90,30 @@ async def test_whatever_is_sent_changes_nothing_and_the_run_ends_as_if_nobody_ha
 # --- one by one ---
 
 
-def test_every_mistake_is_refused_for_what_it_is(siege: Siege) -> None:
-    for call, reason, field in mistakes(siege.target.scene):
-        answer = siege.ask(call)
+def test_every_invalid_call_is_refused_with_its_reason_and_field(shared: SharedServer) -> None:
+    for call, reason, field in invalid_calls(shared.target.open_round):
+        answer = shared.ask(call)
         assert answer.refusal is not None, f"{call.method}, {call.what}: {answer}"
         refused = (pb.RefusalReason.Name(answer.refusal.reason), answer.refusal.field)
         assert refused == (pb.RefusalReason.Name(reason), field), f"{call.method}, {call.what}: {answer.details}"
-        assert complaint(call, answer) is None
+        assert violation(call, answer) is None
 
 
 @pytest.mark.parametrize("examples", [40, pytest.param(2_000, marks=pytest.mark.full)], ids=str)
 @pytest.mark.parametrize("method", ["Join", "Report", "Download", "Follow", "Leave", "Upload"])
-def test_any_message_at_all_is_answered_as_the_protocol_has_it(siege: Siege, method: str, examples: int) -> None:
+def test_any_message_is_answered_within_the_protocol(shared: SharedServer, method: str, examples: int) -> None:
     @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-    @given(messages=_messages(method, siege.target.scene.sessions[0]))
+    @given(messages=_messages(method, shared.target.open_round.sessions[0]))
     def holds(messages: list[Any]) -> None:
         call = RawCall(method=method, messages=serialised(messages))
-        answer = siege.ask(call)
-        assert complaint(call, answer) is None
+        answer = shared.ask(call)
+        assert violation(call, answer) is None
 
     holds()
 
 
 def _messages(method: str, session: str) -> st.SearchStrategy[list[Any]]:
-    """Under a session that is in force, or any other; nobody leaves under one that is."""
+    """Messages with the valid session or any other; a Leave never has the valid one."""
     sessions = st.text(max_size=20) if method == "Leave" else st.just(session) | st.text(max_size=20)
     if method == "Join":
         return st.lists(any_message(pb.JoinRequest), min_size=1, max_size=1)
@@ -139,29 +139,29 @@ _NOT_OURS = (
 
 
 @pytest.mark.parametrize("connections", [60, pytest.param(3_000, marks=pytest.mark.full)], ids=str)
-def test_connections_that_speak_another_language_disturb_nobody(siege: Siege, connections: int) -> None:
+def test_connections_of_other_protocols_change_nothing(shared: SharedServer, connections: int) -> None:
     random = Random(7)
-    port = siege.target.federation.port
+    port = shared.target.federation.port
     for number in range(connections):
         noise = random.randbytes(random.randint(1, 4_000))
         with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
             connection.sendall(random.choice((*_NOT_OURS, noise, _PREFACE + noise)))
-            if number % 2:  # half of them wait to be thrown out for a moment, half just vanish
+            if number % 2:  # half of them wait for an answer for a moment
                 connection.settimeout(0.01)
                 connection.recv(1_000)
-    status = siege.ask(RawCall(method="GetStatus", messages=[b""]))
-    assert pb.RunStatus.FromString(status.message).round == siege.target.scene.round
+    status = shared.ask(RawCall(method="GetStatus", messages=[b""]))
+    assert pb.RunStatus.FromString(status.message).round == shared.target.open_round.round
 
 
 @pytest.mark.parametrize("calls", [300, pytest.param(20_000, marks=pytest.mark.full)], ids=str)
-def test_calls_that_are_given_up_at_once_leave_nothing_behind(siege: Siege, calls: int) -> None:
-    async def give_up_many() -> None:
-        channel = RawChannel(siege.target.federation.address)
-        scene = siege.target.scene
+def test_calls_cancelled_at_once_leave_nothing_behind(shared: SharedServer, calls: int) -> None:
+    async def cancel_many() -> None:
+        channel = RawChannel(shared.target.federation.address)
+        open_round = shared.target.open_round
         for number in range(calls):
             client = number % CLIENTS
             header = pb.UploadHeader(
-                session=scene.sessions[client], round=1, manifest=scene.contributions[client].manifest
+                session=open_round.sessions[client], round=1, manifest=open_round.contributions[client].manifest
             )
             call = channel.open_upload(pb.UploadPart(header=header).SerializeToString())
             if number % 3 == 0:
@@ -169,18 +169,18 @@ def test_calls_that_are_given_up_at_once_leave_nothing_behind(siege: Siege, call
             call.cancel()
         await channel.close()
 
-    siege.runner.run(give_up_many())
-    follow = pb.FollowRequest(session=siege.target.scene.sessions[0]).SerializeToString()
-    for _ in range(20):  # a stream that was given up must not count against the next one
-        answer = siege.ask(RawCall(method="Follow", messages=[follow]))
-        assert complaint(RawCall(method="Follow", messages=[follow]), answer) is None
-    assert resident_bytes(siege.target.pid) < MEMORY_BOUND
+    shared.runner.run(cancel_many())
+    follow = pb.FollowRequest(session=shared.target.open_round.sessions[0]).SerializeToString()
+    for _ in range(20):  # a cancelled stream must not count against the limit
+        answer = shared.ask(RawCall(method="Follow", messages=[follow]))
+        assert violation(RawCall(method="Follow", messages=[follow]), answer) is None
+    assert resident_bytes(shared.target.pid) < MEMORY_BOUND
 
 
-# --- strangers ---
+# --- without credentials ---
 
 
-async def test_without_a_token_nobody_gets_anywhere(running_federation: Federation, tmp_path: Path) -> None:
+async def test_calls_without_a_valid_token_are_refused(running_federation: Federation, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("".join(f"client-{number} t{number}\n" for number in range(CLIENTS)) + "operator top-secret\n")
     token = tmp_path / "operator"
@@ -203,10 +203,10 @@ async def test_without_a_token_nobody_gets_anywhere(running_federation: Federati
             request = join.SerializeToString() if method == "Join" else b""
             call = RawCall(method=method, messages=[request], metadata=(("authorization", words),) if words else ())
             if method == "GetRun" and words == "Bearer t4":
-                continue  # any party of the federation may ask which run it is
+                continue  # every party of the federation may read the run
             answer = await channel.ask(call)
             assert answer.reason == "not_authorised", f"{method} with {words[:20]!r}: {answer}"
-            assert complaint(call, answer) is None
+            assert violation(call, answer) is None
     status = await _operator_asks(running_federation, token)
     assert (status.phase, list(status.clients)) == (pb.PHASE_WAITING, [])
     assert status.refusals["not_authorised"] >= 40

@@ -1,4 +1,4 @@
-"""Limits: nobody gets more of the server than their share, and whoever stays within them does not notice the others."""
+"""Limits on bytes, time, streams and messages; callers that exceed them do not affect the others."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ SMALL = ("--feature-dim", 8)
 LARGE = ("--classes", 16, "--feature-dim", 65_535)
 HALF_OPEN = 1_000
 BYTES_PER_HALF_OPEN_STREAM = 64e3
-"""What a stream that never says anything may cost the server while it is waited for."""
+"""Memory that a stalled stream may take until its timeout."""
 
 
 @dataclass
-class Door:
-    """A server whose clients have joined, and a way to call it in their names."""
+class Target:
+    """A server whose clients have joined, and a channel to call it in their name."""
 
     server: Command
     channel: RawChannel
@@ -55,15 +55,15 @@ class Door:
         sender = self.clients[client]
         return serialised(upload_parts(sender.session, 0, sender.encoded_upload(0)))
 
-    async def succeeds_to_send(self, client: int) -> None:
-        """Uploads, and again for as long as it is told to come later, as a client does."""
+    async def expect_upload(self, client: int) -> None:
+        """Uploads, with retries while the server is busy, as a client does."""
         call = RawCall(method="Upload", messages=self.upload(client))
         answer = await eventually(lambda: self.channel.ask(call), lambda answer: answer.reason != "busy")
         assert answer.code is grpc.StatusCode.OK
 
 
 @asynccontextmanager
-async def door(running: Federation, *options: object, forked: bool = True) -> AsyncIterator[Door]:
+async def target_of(running: Federation, *options: object, forked: bool = True) -> AsyncIterator[Target]:
     """Tests that measure the server's memory start it unforked: a forked process has that of its template."""
     server = await start_server(running, *RUN, *options, forked=forked)
     connection, channel = Connection(running.address), RawChannel(running.address)
@@ -71,14 +71,14 @@ async def door(running: Federation, *options: object, forked: bool = True) -> As
     for client in clients:
         await joined(client)
     try:
-        yield Door(server, channel, clients)
+        yield Target(server, channel, clients)
     finally:
         await connection.close()
         await channel.close()
 
 
 async def joined(client: LightClient) -> None:
-    """Joins, and again where the machine was too slow for a short `--header-wait`."""
+    """Joins, with retries where the machine is too slow for a short `--header-wait`."""
     async with asyncio.timeout(PATIENCE):
         while not client.session:
             with suppress(ServerUnavailableError):
@@ -94,7 +94,7 @@ async def ended(call: HalfOpen) -> RawAnswer:
 
 
 async def eventually(ask: Callable[[], Any], wanted: Callable[[RawAnswer], bool]) -> RawAnswer:
-    """Asks until the answer is the wanted one: what another stream holds is free a moment after it has ended."""
+    """Repeats a call until its answer is the wanted one: what a stream holds is released a moment after its end."""
     async with asyncio.timeout(PATIENCE):
         while True:
             answer: RawAnswer = await ask()
@@ -103,70 +103,70 @@ async def eventually(ask: Callable[[], Any], wanted: Callable[[RawAnswer], bool]
             await asyncio.sleep(0.05)
 
 
-class Holding:
-    """Uploads that were announced and do not go on; opened again if another one was there first."""
+class StalledUploads:
+    """Uploads that stall after their header; repeated if another one came first."""
 
-    def __init__(self, at: Door, clients: Iterable[int]) -> None:
-        self._at = at
-        self.calls = {client: at.channel.open_upload(at.header(client)) for client in clients}
+    def __init__(self, target: Target, clients: Iterable[int]) -> None:
+        self._target = target
+        self.calls = {client: target.channel.open_upload(target.header(client)) for client in clients}
 
     async def while_asking(self, client: int) -> RawAnswer:
-        """What an upload without a body is told meanwhile; it is refused either way."""
+        """The answer to an upload without a body meanwhile; it is refused in any case."""
         for holder, call in self.calls.items():
             if call.done():
-                self.calls[holder] = self._at.channel.open_upload(self._at.header(holder))
-        return await self._at.channel.ask(RawCall(method="Upload", messages=[self._at.header(client)]))
+                self.calls[holder] = self._target.channel.open_upload(self._target.header(holder))
+        return await self._target.channel.ask(RawCall(method="Upload", messages=[self._target.header(client)]))
 
 
 # --- bytes ---
 
 
 async def test_an_upload_over_the_limit_is_refused_on_its_header(running_federation: Federation) -> None:
-    async with door(running_federation, *SMALL, "--max-upload-bytes", UPLOAD_BYTES - 1) as at:
-        answer = await ended(at.channel.open_upload(at.header(0)))  # no chunk was sent, and none is waited for
+    async with target_of(running_federation, *SMALL, "--max-upload-bytes", UPLOAD_BYTES - 1) as target:
+        answer = await ended(target.channel.open_upload(target.header(0)))  # without a chunk
     assert (answer.code, answer.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "too_large")
     assert answer.details == "total_bytes: 320 bytes, at most 319 are admitted"
 
 
-async def test_uploads_beyond_what_the_server_will_hold_are_told_to_come_later(running_federation: Federation) -> None:
+async def test_uploads_beyond_the_bytes_in_flight_are_refused_as_busy(running_federation: Federation) -> None:
     limits = ("--max-upload-bytes", UPLOAD_BYTES, "--max-bytes-in-flight", 3 * UPLOAD_BYTES)
-    async with door(running_federation, *SMALL, *limits) as at:
-        filling = Holding(at, range(3))
+    async with target_of(running_federation, *SMALL, *limits) as target:
+        filling = StalledUploads(target, range(3))
         full = await eventually(lambda: filling.while_asking(3), lambda answer: answer.reason == "busy")
         assert full.code is grpc.StatusCode.UNAVAILABLE
         assert "too many uploads" in full.details
         filling.calls[0].cancel()
-        await at.succeeds_to_send(3)
+        await target.expect_upload(3)
 
 
 async def test_a_client_has_one_upload_at_a_time(running_federation: Federation) -> None:
-    async with door(running_federation, *SMALL) as at:
-        first = Holding(at, [0])
+    async with target_of(running_federation, *SMALL) as target:
+        first = StalledUploads(target, [0])
         busy = await eventually(lambda: first.while_asking(0), lambda answer: answer.reason == "busy")
         assert "uploading already" in busy.details
         first.calls[0].cancel()
-        await at.succeeds_to_send(0)
+        await target.expect_upload(0)
 
 
 def received_parts(running: Federation) -> float | None:
     return scrape(running.state_dir).value("feddbp_grpc_messages_received_total", method="Upload")
 
 
-async def test_what_is_announced_takes_no_memory_before_it_is_here(running_federation: Federation) -> None:
-    """Thirty-two megabytes announced, three percent sent."""
-    async with door(running_federation, *LARGE, "--metrics-port", 0, forked=False) as at:
-        parts = [at.upload(client)[:2] for client in range(CLIENTS)]
+async def test_an_announced_upload_takes_no_memory_before_its_bytes_arrive(running_federation: Federation) -> None:
+    """Thirty-two megabytes are announced, three percent of them sent."""
+    async with target_of(running_federation, *LARGE, "--metrics-port", 0, forked=False) as target:
+        parts = [target.upload(client)[:2] for client in range(CLIENTS)]
         await asyncio.to_thread(received_parts, running_federation)  # the first scrape takes memory as well
-        before = resident_bytes(at.pid)
-        stalled = [at.channel.open_upload(*sent) for sent in parts]
+        before = resident_bytes(target.pid)
+        stalled = [target.channel.open_upload(*sent) for sent in parts]
         await asyncio.to_thread(
             wait_until, lambda: received_parts(running_federation) == 2 * CLIENTS, "the arrival of what was sent"
         )
         assert not any(call.done() for call in stalled)
-        assert resident_bytes(at.pid) - before < 6e6
+        assert resident_bytes(target.pid) - before < 6e6
 
 
-def test_a_body_in_single_bytes_takes_no_more_memory_than_the_same_body_in_one() -> None:
+def test_a_body_in_single_bytes_takes_no_more_memory_than_in_one_chunk() -> None:
     size = 200_000
     assembler = BodyAssembler(size)
     tracemalloc.start()
@@ -183,20 +183,20 @@ def test_a_body_in_single_bytes_takes_no_more_memory_than_the_same_body_in_one()
 # --- time ---
 
 
-async def test_a_stream_that_says_nothing_is_ended(running_federation: Federation) -> None:
-    async with door(running_federation, *SMALL, "--header-wait", "300ms", "--chunk-wait", "400ms") as at:
-        without_header = await ended(at.channel.open_upload())
-        without_chunks = await ended(at.channel.open_upload(at.header(0)))
+async def test_a_stalled_upload_is_ended(running_federation: Federation) -> None:
+    async with target_of(running_federation, *SMALL, "--header-wait", "300ms", "--chunk-wait", "400ms") as target:
+        without_header = await ended(target.channel.open_upload())
+        without_chunks = await ended(target.channel.open_upload(target.header(0)))
         assert "nothing arrived for 0.3s" in without_header.details
         assert "nothing arrived for 0.4s" in without_chunks.details
-        for answer in (without_header, without_chunks):  # a slow network is no crime: the client may try again
+        for answer in (without_header, without_chunks):  # the network may be slow: the client may retry
             assert (answer.code, answer.reason) == (grpc.StatusCode.UNAVAILABLE, "busy")
-        await at.succeeds_to_send(0)
+        await target.expect_upload(0)
 
 
-async def test_calls_whose_request_does_not_come_are_ended(running_federation: Federation) -> None:
-    async with door(running_federation, *SMALL, "--header-wait", "300ms") as at:
-        answers = await asyncio.gather(*(ended(at.channel.open_half(method)) for method in METHODS))
+async def test_calls_without_a_request_are_ended(running_federation: Federation) -> None:
+    async with target_of(running_federation, *SMALL, "--header-wait", "300ms") as target:
+        answers = await asyncio.gather(*(ended(target.channel.open_half(method)) for method in METHODS))
     for method, answer in zip(METHODS, answers, strict=True):
         assert (answer.code, answer.reason) == (grpc.StatusCode.UNAVAILABLE, "busy"), method
         assert "arrived for 0.3s" in answer.details
@@ -206,7 +206,7 @@ async def test_calls_whose_request_does_not_come_are_ended(running_federation: F
 
 
 async def opened(call: Any) -> bool:
-    """Whether a stream of answers began; otherwise it was refused for lack of room."""
+    """Whether a stream of answers began; otherwise it was refused as over the limit."""
     try:
         await call.read()
         await asyncio.sleep(0)
@@ -218,73 +218,73 @@ async def opened(call: Any) -> bool:
         return False
 
 
-async def test_a_session_has_only_so_many_event_streams(running_federation: Federation) -> None:
-    async with door(running_federation, *SMALL) as at:
-        request = pb.FollowRequest(session=at.clients[0].session).SerializeToString()
-        streams = [at.channel.open_answers("Follow", request) for _ in range(12)]
+async def test_event_streams_of_a_session_are_limited(running_federation: Federation) -> None:
+    async with target_of(running_federation, *SMALL) as target:
+        request = pb.FollowRequest(session=target.clients[0].session).SerializeToString()
+        streams = [target.channel.open_answers("Follow", request) for _ in range(12)]
         began = [await opened(stream) for stream in streams]
         assert sum(began) == 4
-        other = pb.FollowRequest(session=at.clients[1].session).SerializeToString()
-        assert await opened(at.channel.open_answers("Follow", other))
+        other = pb.FollowRequest(session=target.clients[1].session).SerializeToString()
+        assert await opened(target.channel.open_answers("Follow", other))
         for stream in streams:
             stream.cancel()
         follow = RawCall(method="Follow", messages=[request])
-        again = await eventually(lambda: at.channel.ask(follow), lambda answer: answer.reason != "busy")
+        again = await eventually(lambda: target.channel.ask(follow), lambda answer: answer.reason != "busy")
         assert again.code is grpc.StatusCode.OK
 
 
-async def test_a_session_has_only_so_many_downloads_that_nobody_reads(running_federation: Federation) -> None:
-    async with door(running_federation, *LARGE) as at:
-        for client in at.clients:
+async def test_unread_downloads_of_a_session_are_limited(running_federation: Federation) -> None:
+    async with target_of(running_federation, *LARGE) as target:
+        for client in target.clients:
             await client.upload(0, client.encoded_upload(0))
         await round_open(running_federation.address, 1)
-        request = pb.DownloadRequest(session=at.clients[0].session, round=1).SerializeToString()
-        downloads = [at.channel.open_answers("Download", request) for _ in range(10)]
+        request = pb.DownloadRequest(session=target.clients[0].session, round=1).SerializeToString()
+        downloads = [target.channel.open_answers("Download", request) for _ in range(10)]
         began = [await opened(download) for download in downloads]
         assert sum(began) == 4
-        assert (await at.clients[1].download(1)).message_bytes > 1e6
+        assert (await target.clients[1].download(1)).message_bytes > 1e6
         for download in downloads:
             download.cancel()
 
 
-async def test_only_so_many_watch_the_status(running_federation: Federation) -> None:
-    async with door(running_federation, *SMALL) as at:
-        watchers = [at.channel.open_answers("WatchStatus", b"") for _ in range(80)]
+async def test_streams_of_the_status_are_limited(running_federation: Federation) -> None:
+    async with target_of(running_federation, *SMALL) as target:
+        watchers = [target.channel.open_answers("WatchStatus", b"") for _ in range(80)]
         began = [await opened(watcher) for watcher in watchers]
         assert sum(began) == 64
-        status = await at.channel.ask(RawCall(method="GetStatus", messages=[b""]))
+        status = await target.channel.ask(RawCall(method="GetStatus", messages=[b""]))
         assert status.code is grpc.StatusCode.OK
 
 
 # --- messages ---
 
 
-async def test_messages_and_metadata_have_a_size(running_federation: Federation) -> None:
-    async with door(running_federation, *SMALL) as at:
-        long_message = await at.channel.ask(RawCall(method="Join", messages=[bytes((1 << 20) + 1)]))
-        long_metadata = await at.channel.ask(
+async def test_messages_and_metadata_over_the_limit_are_refused(running_federation: Federation) -> None:
+    async with target_of(running_federation, *SMALL) as target:
+        long_message = await target.channel.ask(RawCall(method="Join", messages=[bytes((1 << 20) + 1)]))
+        long_metadata = await target.channel.ask(
             RawCall(method="GetRun", messages=[b""], metadata=(("x-noise", "n" * 32_000),))
         )
         assert long_message.code is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert long_metadata.code is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert (await at.channel.ask(RawCall(method="GetRun", messages=[b""]))).code is grpc.StatusCode.OK
+        assert (await target.channel.ask(RawCall(method="GetRun", messages=[b""]))).code is grpc.StatusCode.OK
 
 
-async def test_a_message_that_swells_when_it_is_unpacked_is_stopped(running_federation: Federation) -> None:
-    async with door(running_federation, *SMALL, forked=False) as at:
-        before = resident_bytes(at.pid)
+async def test_a_compressed_message_over_the_limit_takes_no_memory(running_federation: Federation) -> None:
+    async with target_of(running_federation, *SMALL, forked=False) as target:
+        before = resident_bytes(target.pid)
         bomb = pb.JoinRequest(run_id="a" * (64 << 20)).SerializeToString()
         packed = RawChannel(running_federation.address, compression=grpc.Compression.Gzip)
         answer = await packed.ask(RawCall(method="Join", messages=[bomb]))
         assert answer.code is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert peak_resident_bytes(at.pid) - before < 16e6
+        assert peak_resident_bytes(target.pid) - before < 16e6
         await packed.close()
 
 
 # --- half-open streams ---
 
 
-async def test_a_thousand_half_open_uploads_do_not_stop_the_honest(running_federation: Federation) -> None:
+async def test_a_thousand_half_open_uploads_do_not_stop_a_run(running_federation: Federation) -> None:
     options = (*SMALL, "--header-wait", "10m", "--linger", "5s")
     server = await start_server(running_federation, *RUN, *options, forked=False)
     before = resident_bytes(server.process.pid)
@@ -307,16 +307,14 @@ async def test_a_thousand_half_open_uploads_do_not_stop_the_honest(running_feder
 
 
 QUEUED_BY_GRPC = 1000
-"""Calls that may wait to be taken up; of more at once gRPC itself drops some, which clients try again."""
+"""Calls that may wait for a handler; of more at once gRPC drops some, which clients retry."""
 
 
 @pytest.mark.parametrize("count", [200, pytest.param(5_000, marks=pytest.mark.full)], ids=str)
-async def test_half_open_uploads_are_forgotten_when_their_time_is_up(
-    count: int, running_federation: Federation
-) -> None:
-    async with door(running_federation, *SMALL, "--header-wait", "500ms") as at:
-        answers = await asyncio.gather(*(ended(at.channel.open_upload()) for _ in range(count)))
+async def test_half_open_uploads_are_ended_after_their_timeout(count: int, running_federation: Federation) -> None:
+    async with target_of(running_federation, *SMALL, "--header-wait", "500ms") as target:
+        answers = await asyncio.gather(*(ended(target.channel.open_upload()) for _ in range(count)))
         given = {(answer.code, answer.reason) for answer in answers}
         busy, turned_away = (grpc.StatusCode.UNAVAILABLE, "busy"), (grpc.StatusCode.CANCELLED, "")
         assert given == {busy} if count < QUEUED_BY_GRPC else busy in given <= {busy, turned_away}
-        await at.succeeds_to_send(0)
+        await target.expect_upload(0)

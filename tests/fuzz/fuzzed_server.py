@@ -1,4 +1,4 @@
-"""A server in the middle of a round with strangers at its door, and the honest clients that will finish the run."""
+"""A server in the middle of a round that receives malformed calls, and the clients that finish the run afterwards."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from random import Random
 
 from benchmarks.light_client import LightClient
-from hostile_calls import Scene, complaint, hostile_calls
 from light_runs import control_of, exits, round_open, start_server
+from malformed_calls import OpenRound, malformed_calls, violation
 from processes import Command, Federation
 from raw_calls import RawAnswer, RawCall, RawChannel
 from server_state import durable_digest, resident_bytes, run_digest
@@ -25,16 +25,16 @@ RUN = (
     *("--clients", CLIENTS, "--min-clients", CLIENTS, "--rounds", 3, "--round-deadline", 0, "--lease", "1h"),
     *("--dataset", "custom", "--classes", 5, "--feature-dim", 8, "--set", "k_top=2"),
 )
-_MOST_COMPLAINTS = 20
+_MOST_VIOLATIONS = 20
 
 
 @dataclass
-class Besieged:
-    """The run, its honest clients, and what it must still be when the siege is over."""
+class FuzzedServer:
+    """A run with its server and clients, to be compared before and after malformed calls."""
 
     federation: Federation
     server: Command
-    scene: Scene
+    open_round: OpenRound
     clients: Sequence[LightClient]
 
     @property
@@ -42,7 +42,7 @@ class Besieged:
         return self.server.process.pid
 
     async def digest(self) -> tuple[str, str]:
-        """What is on disk, and what the server says of the run."""
+        """Digests of the database and of the status."""
         async with control_of(self.federation.address) as control:
             status: pb.RunStatus = await control.GetStatus(pb.GetStatusRequest())
         return durable_digest(self.federation.state_dir), run_digest(status)
@@ -52,14 +52,14 @@ class Besieged:
             return dict((await control.GetStatus(pb.GetStatusRequest())).refusals)
 
     async def finish(self) -> None:
-        """The honest clients come back, do what is left of the run, and the server ends it."""
+        """Lets the clients rejoin and finish the run; waits for the server's exit."""
         ended = await asyncio.gather(*(client.run() for client in self.clients))
         assert {end.outcome for end in ended} == {pb.RUN_OUTCOME_FINISHED}
         await exits(self.server, 0)
 
 
 @asynccontextmanager
-async def besieged(running: Federation) -> AsyncIterator[Besieged]:
+async def fuzzed_server(running: Federation) -> AsyncIterator[FuzzedServer]:
     """Round 0 is done, all have reported on round 1, and every eighth client has uploaded to it."""
     server = await start_server(running, *RUN, forked=False)  # its memory is measured
     connections = [Connection(running.address) for _ in range(CLIENTS)]
@@ -71,14 +71,14 @@ async def besieged(running: Federation) -> AsyncIterator[Besieged]:
             for client in clients:
                 await _do(client, number, upload=number == 0 or client.client_id % 8 == 7)
         run = await connections[0].get_run()
-        scene = Scene(
+        open_round = OpenRound(
             run_id=run.run_id,
             round=1,
             sessions=[client.session for client in clients],
             contributions=[client.encoded_upload(1) for client in clients],
             classes=configs[0].classes,
         )
-        yield Besieged(running, server, scene, clients)
+        yield FuzzedServer(running, server, open_round, clients)
     finally:
         for connection in connections:
             await connection.close()
@@ -95,23 +95,23 @@ async def _do(client: LightClient, number: int, *, upload: bool) -> None:
 
 @dataclass
 class Tally:
-    """What a siege came to."""
+    """Results of a series of malformed calls."""
 
     calls: int = 0
     answers: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    """By method, status and reason."""
-    complaints: list[str] = field(default_factory=list)
+    """Number of answers by method, status and reason."""
+    violations: list[str] = field(default_factory=list)
     memory: list[int] = field(default_factory=list)
-    """Resident bytes of the server, sampled along the way."""
+    """Resident bytes of the server, sampled between calls."""
     seconds: float = 0.0
 
     def note(self, call: RawCall, answer: RawAnswer, seed: object) -> None:
         self.calls += 1
         self.answers[call.method, answer.code.name, answer.reason] += 1
-        wrong = complaint(call, answer)
-        if wrong is not None:
+        found = violation(call, answer)
+        if found is not None:
             shown = " ".join(message[:200].hex() for message in call.messages[:4])
-            self.complaints.append(f"{call.method} ({call.what}; {seed}): {wrong}; messages: {shown}")
+            self.violations.append(f"{call.method} ({call.what}; {seed}): {found}; messages: {shown}")
 
     def table(self) -> str:
         lines = [f"{'status':<21}{'reason':<18}{'calls':>8}  methods"]
@@ -127,17 +127,17 @@ class Tally:
         return "\n".join(lines)
 
 
-async def lay_siege(target: Besieged, *, calls: int, seed: int, show: bool = False) -> Tally:
-    """So many hostile calls in the names of all clients at once, each client's drawn from a seed of its own."""
+async def send_malformed_calls(target: FuzzedServer, *, calls: int, seed: int, show: bool = False) -> Tally:
+    """Makes malformed calls in the name of all clients concurrently, each client's drawn from its own seed."""
     tally = Tally(memory=[resident_bytes(target.pid)])
     channels = [RawChannel(target.federation.address) for _ in range(4)]
     started = time.monotonic()
     every = max(calls // 200, 50)
 
-    async def be_hostile(client: int) -> None:
-        stream = hostile_calls(target.scene, client, Random(f"{seed}/{client}"))
+    async def send(client: int) -> None:
+        stream = malformed_calls(target.open_round, client, Random(f"{seed}/{client}"))
         for number, call in enumerate(stream):
-            if tally.calls >= calls or len(tally.complaints) >= _MOST_COMPLAINTS:
+            if tally.calls >= calls or len(tally.violations) >= _MOST_VIOLATIONS:
                 return
             tally.note(call, await channels[client % 4].ask(call), f"seed {seed}/{client}, call {number}")
             if tally.calls % every == 0:
@@ -146,7 +146,7 @@ async def lay_siege(target: Besieged, *, calls: int, seed: int, show: bool = Fal
                 print(f"{tally.calls:>8} calls, {time.monotonic() - started:.0f}s", flush=True)
 
     try:
-        await asyncio.gather(*map(be_hostile, range(CLIENTS)))
+        await asyncio.gather(*map(send, range(CLIENTS)))
     finally:
         for channel in channels:
             await channel.close()

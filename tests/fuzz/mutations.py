@@ -1,4 +1,4 @@
-"""Ways to spoil a message: bytes that were hit, fields with values nobody meant, and what no encoder would write."""
+"""Mutations of a message: of its bytes, of its fields' values, and encodings that no encoder writes."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ TEXTS = (
     "y" * 100_000,
 )
 NOT_TEXT = (b"\xff\xfe", b"\xc0\x80", b"\xed\xa0\x80", b"ok\x80")
-"""Bytes that are no UTF-8: a stray byte, an overlong null, half a surrogate pair."""
+"""Invalid UTF-8: a stray byte, an overlong null, half a surrogate pair."""
 
 
 # --- bytes ---
 
 
-def damaged_bytes(data: bytes, random: Random) -> bytes:
-    """The same bytes after one to four accidents."""
-    spoilt = bytearray(data)
+def mutated_bytes(data: bytes, random: Random) -> bytes:
+    """The bytes after one to four random mutations."""
+    mutated = bytearray(data)
     for _ in range(random.randint(1, 4)):
-        random.choice(_ACCIDENTS)(spoilt, random)
-    return bytes(spoilt)
+        random.choice(_BYTE_MUTATIONS)(mutated, random)
+    return bytes(mutated)
 
 
-def _flip_a_bit(data: bytearray, random: Random) -> None:
+def _flip_bit(data: bytearray, random: Random) -> None:
     if data:
         data[random.randrange(len(data))] ^= 1 << random.randrange(8)
 
 
-def _replace_a_byte(data: bytearray, random: Random) -> None:
+def _replace_byte(data: bytearray, random: Random) -> None:
     if data:
         data[random.randrange(len(data))] = random.choice((0, 1, 0x7F, 0x80, 0xFF, random.randrange(256)))
 
@@ -59,46 +59,46 @@ def _insert_noise(data: bytearray, random: Random) -> None:
     data[at:at] = random.randbytes(random.randint(1, 16))
 
 
-def _lose_a_piece(data: bytearray, random: Random) -> None:
+def _delete_slice(data: bytearray, random: Random) -> None:
     at = random.randint(0, len(data))
     del data[at : at + random.randint(1, 16)]
 
 
-def _lose_the_end(data: bytearray, random: Random) -> None:
+def _truncate(data: bytearray, random: Random) -> None:
     del data[random.randint(0, len(data)) :]
 
 
-def _repeat_a_piece(data: bytearray, random: Random) -> None:
+def _repeat_slice(data: bytearray, random: Random) -> None:
     at = random.randint(0, len(data))
     piece = data[at : at + random.randint(1, 64)]
     data[at:at] = piece * random.randint(1, 4)
 
 
-def _become_noise(data: bytearray, random: Random) -> None:
+def _replace_all(data: bytearray, random: Random) -> None:
     data[:] = random.randbytes(random.randint(0, 200))
 
 
-_ACCIDENTS: tuple[Callable[[bytearray, Random], None], ...] = (
-    _flip_a_bit,
-    _replace_a_byte,
+_BYTE_MUTATIONS: tuple[Callable[[bytearray, Random], None], ...] = (
+    _flip_bit,
+    _replace_byte,
     _insert_noise,
-    _lose_a_piece,
-    _lose_the_end,
-    _repeat_a_piece,
-    _become_noise,
+    _delete_slice,
+    _truncate,
+    _repeat_slice,
+    _replace_all,
 )
 
 
 # --- fields ---
 
 
-def spoil_a_field(message: Message, random: Random) -> str:
-    """Gives some field of the message, at any depth, a value nobody meant; returns which."""
+def mutate_field(message: Message, random: Random) -> str:
+    """Gives a random field of the message, at any depth, an odd value; returns the field's name."""
     holder, field = random.choice(list(_fields_of(message)))
     if field.is_repeated:
-        _spoil_list(holder, field, random)
+        _mutate_list(holder, field, random)
     elif field.message_type is not None:
-        _spoil_part(holder, field, random)
+        _mutate_message(holder, field, random)
     else:
         setattr(holder, field.name, _odd_value(field, random))
     return str(field.full_name)
@@ -116,29 +116,29 @@ def _fields_of(message: Message) -> Iterator[tuple[Message, FieldDescriptor]]:
             yield from _fields_of(getattr(message, field.name))
 
 
-def _spoil_list(holder: Message, field: FieldDescriptor, random: Random) -> None:
+def _mutate_list(holder: Message, field: FieldDescriptor, random: Random) -> None:
     entries = getattr(holder, field.name)
     before = list(entries)
-    fate = random.choice(("lost", "twice", "reversed", "shorter", "longer", "odd", "many"))
+    change = random.choice(("lost", "twice", "reversed", "shorter", "longer", "odd", "many"))
     del entries[:]
-    if fate == "twice":
+    if change == "twice":
         before += before
-    elif fate == "reversed":
+    elif change == "reversed":
         before.reverse()
-    elif fate == "shorter":
+    elif change == "shorter":
         before = before[:-1]
-    elif fate in ("longer", "many"):
-        before += [_new_entry(field, random)] * (1 if fate == "longer" else 2_000)
-    elif fate == "odd":
+    elif change in ("longer", "many"):
+        before += [_new_entry(field, random)] * (1 if change == "longer" else 2_000)
+    elif change == "odd":
         before = [_new_entry(field, random), *before[1:]]
-    if fate != "lost":
+    if change != "lost":
         entries.extend(before)
 
 
-def _spoil_part(holder: Message, field: FieldDescriptor, random: Random) -> None:
+def _mutate_message(holder: Message, field: FieldDescriptor, random: Random) -> None:
     if random.random() < 0.5:
         holder.ClearField(field.name)
-    else:  # there, but empty; of a oneof, instead of what was there
+    else:  # present, but empty; in a oneof, it replaces the other field
         holder.ClearField(field.name)
         getattr(holder, field.name).SetInParent()
 
@@ -167,11 +167,11 @@ def _odd_value(field: FieldDescriptor, random: Random) -> Any:
     return number - 2**bits if signed and number >= 2 ** (bits - 1) else number
 
 
-# --- what no encoder writes ---
+# --- invalid encodings ---
 
 
-def with_foreign_field(data: bytes, numbers: range, random: Random) -> bytes:
-    """The message and behind it a field as only a broken or hostile encoder writes it; the last of its kind counts."""
+def with_invalid_field(data: bytes, numbers: range, random: Random) -> bytes:
+    """Appends a field with an invalid encoding; of fields that occur twice, the last counts."""
     number = random.choice(numbers)
     kind = random.choice(("negative", "overlong", "wrong type", "not text", "group", "too long", "unknown"))
     if kind == "negative":  # minus one in a field of unsigned numbers
@@ -186,6 +186,6 @@ def with_foreign_field(data: bytes, numbers: range, random: Random) -> bytes:
         return data + _VarintBytes(number << 3 | 2) + _VarintBytes(len(text)) + text
     if kind == "group":
         return data + _VarintBytes(number << 3 | 3) * random.choice((1, 200))
-    if kind == "too long":  # says it is longer than everything there is
+    if kind == "too long":  # a length beyond the end of the message
         return data + _VarintBytes(number << 3 | 2) + _VarintBytes(random.choice((10**6, 2**31, 2**40)))
     return data + _VarintBytes(random.randint(100, 2**29 - 1) << 3) + b"\x01"

@@ -1,17 +1,17 @@
-"""Mistakes one by one: each is a call with a single thing wrong, and the reason and field it must be refused for."""
+"""Calls that are invalid in one respect each, with the reason and the field of the expected refusal."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from hostile_calls import Scene
+from malformed_calls import OpenRound
 from raw_calls import RawCall, serialised
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.wire import Encoded, digest_of
 
-Mistake = tuple[RawCall, pb.RefusalReason.ValueType, str]
+InvalidCall = tuple[RawCall, pb.RefusalReason.ValueType, str]
 Change = Callable[[Any], object]
 
 _PAYLOAD: Final = pb.REFUSAL_REASON_INVALID_PAYLOAD
@@ -66,7 +66,7 @@ _HEADERS: Final[Sequence[tuple[str, Change, pb.RefusalReason.ValueType, str]]] =
         "tensors",
     ),
 )
-"""What is wrong with a header, under a digest that is right for it."""
+"""Changes of a header, under a digest that is valid for it."""
 
 _JOINS: Final[Sequence[tuple[str, Change, pb.RefusalReason.ValueType, str]]] = (
     ("no run", lambda r: r.ClearField("run_id"), pb.REFUSAL_REASON_OTHER_RUN, "run_id"),
@@ -109,21 +109,21 @@ _REPORTS: Final[Sequence[tuple[str, Change, pb.RefusalReason.ValueType, str]]] =
 )
 
 
-def mistakes(scene: Scene) -> Iterator[Mistake]:
-    """In the name of client 0, which has not uploaded to the open round yet."""
+def invalid_calls(open_round: OpenRound) -> Iterator[InvalidCall]:
+    """Calls in the name of client 0, which has not uploaded to the open round yet."""
     for what, change, reason, field in _HEADERS:
-        yield _upload(scene, what, change), reason, field
+        yield _upload(open_round, what, change), reason, field
     for what, change, reason, field in _JOINS:
-        request = pb.JoinRequest(run_id=scene.run_id, data=pb.DataSummary(label_counts=[1] * scene.classes))
+        request = pb.JoinRequest(run_id=open_round.run_id, data=pb.DataSummary(label_counts=[1] * open_round.classes))
         yield _changed("Join", what, request, change), reason, field
     for what, change, reason, field in _REPORTS:
         metrics = pb.RoundMetrics(accuracies=_rules(1), test_samples=5, losses=[pb.LossTerm(name="total", value=0.5)])
-        report = pb.ReportRequest(session=scene.sessions[0], round=scene.round, metrics=metrics)
+        report = pb.ReportRequest(session=open_round.sessions[0], round=open_round.round, metrics=metrics)
         yield _changed("Report", what, report, change), reason, field
-    yield _upload(scene, "a digest of 31 bytes", lambda _: None, sha256=bytes(31)), _PAYLOAD, "sha256"
-    yield _upload(scene, "a wrong digest", lambda _: None, sha256=bytes(32)), _PAYLOAD, "sha256"
+    yield _upload(open_round, "a digest of 31 bytes", lambda _: None, sha256=bytes(31)), _PAYLOAD, "sha256"
+    yield _upload(open_round, "a wrong digest", lambda _: None, sha256=bytes(32)), _PAYLOAD, "sha256"
     for round_number in (0, 2, 2**32 - 1):
-        download = pb.DownloadRequest(session=scene.sessions[0], round=round_number)
+        download = pb.DownloadRequest(session=open_round.sessions[0], round=round_number)
         yield _changed("Download", "another round", download), pb.REFUSAL_REASON_WRONG_ROUND, "round"
     for method, request in (
         ("Follow", pb.FollowRequest()),
@@ -135,21 +135,21 @@ def mistakes(scene: Scene) -> Iterator[Mistake]:
         yield RawCall(method=method, messages=[b"\x08\x96\xff"], what="no message"), _REQUEST, "request"
 
 
-def _upload(scene: Scene, what: str, change: Change, *, sha256: bytes | None = None) -> RawCall:
-    honest: Encoded = scene.contributions[0]
-    header = pb.UploadHeader(session=scene.sessions[0], round=scene.round, manifest=honest.manifest)
+def _upload(open_round: OpenRound, what: str, change: Change, *, sha256: bytes | None = None) -> RawCall:
+    valid: Encoded = open_round.contributions[0]
+    header = pb.UploadHeader(session=open_round.sessions[0], round=open_round.round, manifest=valid.manifest)
     change(header)
-    header.manifest.sha256 = _digest(header.manifest, honest.body()) if sha256 is None else sha256
+    header.manifest.sha256 = _digest(header.manifest, valid.body()) if sha256 is None else sha256
     if what == "no manifest":
         header.ClearField("manifest")
-    parts = (pb.UploadPart(header=header), pb.UploadPart(chunk=pb.Chunk(data=honest.body())))
+    parts = (pb.UploadPart(header=header), pb.UploadPart(chunk=pb.Chunk(data=valid.body())))
     return RawCall(method="Upload", messages=serialised(parts), what=what)
 
 
 def _digest(manifest: pb.Manifest, body: bytes) -> bytes:
     try:
         return digest_of(manifest, [body])
-    except Exception:  # it declares something that has none
+    except Exception:  # an invalid manifest may have no digest
         return bytes(32)
 
 

@@ -1,4 +1,4 @@
-"""Calls nobody honest would make, drawn from a seed, and what a server may answer to them."""
+"""Malformed calls, drawn from a seed, and the answers that a server may give to them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Final
 
 import grpc
 import numpy as np
-from damage import damaged_bytes, spoil_a_field, with_foreign_field
 from google.protobuf.message import DecodeError, Message
+from mutations import mutate_field, mutated_bytes, with_invalid_field
 from raw_calls import RawAnswer, RawCall, serialised
 
 from feddbp.v1 import federation_pb2 as pb
@@ -19,12 +19,12 @@ from feddbp_common.errors import PayloadError
 from feddbp_common.wire import Encoded, FisherScores, Payload, decode, digest_of, encode
 
 MESSAGE_LIMIT: Final = 1 << 20
-"""Bytes of one message; gRPC itself refuses a longer one."""
+"""Bytes of one message; gRPC refuses a longer one."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scene:
-    """A run in the middle of a round. Whoever may still upload is one of its clients, and all ids are taken."""
+class OpenRound:
+    """A run in the middle of a round, with all client ids in use."""
 
     run_id: str
     round: int
@@ -49,34 +49,34 @@ EXPECTED: Final = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: {pb.REFUSAL_REASON_TOO_LARGE},
     grpc.StatusCode.UNAVAILABLE: {pb.REFUSAL_REASON_BUSY},
 }
-"""Which reasons go with which status. Nothing else may come back: not UNKNOWN, not INTERNAL."""
+"""Reasons by status. Any other answer is a violation, UNKNOWN and INTERNAL among them."""
 
 _CHANGES_NOTHING: Final = ("GetRun", "Report", "Follow", "Download", "GetStatus", "WatchStatus")
-"""Calls that may succeed here: they only read, or report again what was reported before."""
+"""Calls that may succeed: they read, or repeat a report."""
 
 
-def complaint(call: RawCall, answer: RawAnswer) -> str | None:
-    """What is wrong with an answer, if anything is."""
+def violation(call: RawCall, answer: RawAnswer) -> str | None:
+    """How an answer violates the protocol, or None."""
     if answer.code is grpc.StatusCode.OK:
-        may_succeed = call.method in _CHANGES_NOTHING or _is_receipt_again(call, answer)
+        may_succeed = call.method in _CHANGES_NOTHING or _is_duplicate_receipt(call, answer)
         return None if may_succeed else "it was accepted"
     if answer.refusal is None:
         return None if _is_refused_by_grpc(call, answer) else f"{answer.code.name} without a reason: {answer.details}"
     if answer.refusal.reason not in EXPECTED.get(answer.code, ()):
-        return f"{answer.reason} must not be told by {answer.code.name}: {answer.details}"
+        return f"{answer.reason} is not a reason for {answer.code.name}: {answer.details}"
     if len(answer.details) > 1_000 or not answer.details.isprintable():
-        return f"its message is not one readable line: {answer.details[:200]!r}"
+        return f"its message is not one printable line: {answer.details[:200]!r}"
     if answer.refusal.reason != pb.REFUSAL_REASON_BUSY and not _names(answer.details, answer.refusal.field):
         return f"its message does not name the field {answer.refusal.field!r}: {answer.details}"
     return None
 
 
-def _is_receipt_again(call: RawCall, answer: RawAnswer) -> bool:
+def _is_duplicate_receipt(call: RawCall, answer: RawAnswer) -> bool:
     return call.method == "Upload" and pb.UploadReceipt.FromString(answer.message).duplicate
 
 
 def _is_refused_by_grpc(call: RawCall, answer: RawAnswer) -> bool:
-    """The one refusal that does not reach us: a message over the limit, which gRPC stops while it arrives."""
+    """A message over the limit, which gRPC refuses before a handler sees it."""
     return (
         answer.code is grpc.StatusCode.RESOURCE_EXHAUSTED
         and "Received message larger than max" in answer.details
@@ -91,39 +91,39 @@ def _names(text: str, field: str) -> bool:
 # --- calls ---
 
 
-def hostile_calls(scene: Scene, client: int, random: Random) -> Iterator[RawCall]:
-    """Endless malformed calls in the name of one client, the same for the same seed."""
+def malformed_calls(open_round: OpenRound, client: int, random: Random) -> Iterator[RawCall]:
+    """Malformed calls without end in the name of one client, the same for the same seed."""
     while True:
         (kind,) = random.choices(list(_KINDS), weights=list(_KINDS.values()))
-        call = kind(scene, client, random)
+        call = kind(open_round, client, random)
         if call is not None:
             yield call
 
 
-def _upload_with_damaged_bytes(scene: Scene, client: int, random: Random) -> RawCall | None:
-    parts = serialised(_parts(scene, client, random))
+def _upload_with_mutated_bytes(open_round: OpenRound, client: int, random: Random) -> RawCall | None:
+    parts = serialised(_parts(open_round, client, random))
     hit = random.randrange(len(parts))
     parts[hit] = (
-        damaged_bytes(parts[hit], random)
+        mutated_bytes(parts[hit], random)
         if random.random() < 0.7
-        else with_foreign_field(parts[hit], range(1, 6), random)
+        else with_invalid_field(parts[hit], range(1, 6), random)
     )
-    return None if _says_the_same(scene, client, parts) else RawCall(method="Upload", messages=parts, what="bytes")
+    return None if _is_equivalent(open_round, client, parts) else RawCall(method="Upload", messages=parts, what="bytes")
 
 
-def _upload_with_a_spoilt_header(scene: Scene, client: int, random: Random) -> RawCall | None:
-    header, *chunks = _parts(scene, client, random)
-    spoilt = [spoil_a_field(header, random) for _ in range(random.randint(1, 3))]
+def _upload_with_mutated_header(open_round: OpenRound, client: int, random: Random) -> RawCall | None:
+    header, *chunks = _parts(open_round, client, random)
+    mutated = [mutate_field(header, random) for _ in range(random.randint(1, 3))]
     if random.random() < 0.5:
-        _sign_again(header.header.manifest, b"".join(chunk.chunk.data for chunk in chunks))
+        _update_digest(header.header.manifest, b"".join(chunk.chunk.data for chunk in chunks))
     parts = serialised((header, *chunks))
-    if _says_the_same(scene, client, parts):
+    if _is_equivalent(open_round, client, parts):
         return None
-    return RawCall(method="Upload", messages=parts, what=f"spoilt {', '.join(spoilt)}")
+    return RawCall(method="Upload", messages=parts, what=f"mutated {', '.join(mutated)}")
 
 
-def _upload_out_of_order(scene: Scene, client: int, random: Random) -> RawCall:
-    header, *chunks = serialised(_parts(scene, client, random))
+def _upload_out_of_order(open_round: OpenRound, client: int, random: Random) -> RawCall:
+    header, *chunks = serialised(_parts(open_round, client, random))
     empty_chunk = pb.UploadPart(chunk=pb.Chunk()).SerializeToString()
     what, parts = random.choice(
         (
@@ -145,29 +145,29 @@ def _upload_out_of_order(scene: Scene, client: int, random: Random) -> RawCall:
     return RawCall(method="Upload", messages=parts, what=what)
 
 
-def _upload_of_poison(scene: Scene, client: int, random: Random) -> RawCall:
-    """Values that would spoil an average, under a digest that is right."""
-    honest = scene.contributions[client]
-    payload = decode(honest.manifest, honest.body())
+def _upload_of_bad_values(open_round: OpenRound, client: int, random: Random) -> RawCall:
+    """Values that would spoil an average, under a valid digest."""
+    valid = open_round.contributions[client]
+    payload = decode(valid.manifest, valid.body())
     assert payload.prototypes is not None
     assert isinstance(payload.fisher, FisherScores)
     vectors, scores = payload.prototypes.vectors.copy(), payload.fisher.scores.copy()
-    poisoned = vectors if random.random() < 0.5 else scores
-    row, column = random.randrange(poisoned.shape[0]), random.randrange(poisoned.shape[1])
-    poisons = [np.nan, np.inf, -np.inf]
-    poisons += [1e7, -1e30, 3e38] if poisoned is vectors else [-1e-30, -1.0]
-    poisoned[row, column] = random.choice(poisons)
+    changed = vectors if random.random() < 0.5 else scores
+    row, column = random.randrange(changed.shape[0]), random.randrange(changed.shape[1])
+    values = [np.nan, np.inf, -np.inf]
+    values += [1e7, -1e30, 3e38] if changed is vectors else [-1e-30, -1.0]
+    changed[row, column] = random.choice(values)
     prototypes = type(payload.prototypes)(
         class_ids=payload.prototypes.class_ids, counts=payload.prototypes.counts, vectors=vectors
     )
     encoded = encode(Payload(prototypes=prototypes, fisher=FisherScores(scores)))
-    parts = serialised(_parts_of(scene.sessions[client], scene.round, encoded, random.choice((64, 1000))))
-    return RawCall(method="Upload", messages=parts, what=f"a value of {poisoned[row, column]}")
+    parts = serialised(_parts_of(open_round.sessions[client], open_round.round, encoded, random.choice((64, 1000))))
+    return RawCall(method="Upload", messages=parts, what=f"a value of {changed[row, column]}")
 
 
-def _upload_too_large(scene: Scene, client: int, random: Random) -> RawCall:
-    """All of it consistent, and far more than anyone may send."""
-    header, *chunks = _parts(scene, client, random)
+def _upload_too_large(open_round: OpenRound, client: int, random: Random) -> RawCall:
+    """A consistent manifest, far over the limit."""
+    header, *chunks = _parts(open_round, client, random)
     manifest = header.header.manifest
     manifest.prototypes.matrix.shape[1] = random.choice((10**8, 2**32 - 1))
     manifest.total_bytes = sum(4 * rows * columns for rows, columns in _shapes(manifest))
@@ -180,25 +180,25 @@ def _shapes(manifest: pb.Manifest) -> Iterator[tuple[int, int]]:
         yield rows, columns
 
 
-def _message_over_the_limit(scene: Scene, client: int, random: Random) -> RawCall:
+def _message_over_the_limit(open_round: OpenRound, client: int, random: Random) -> RawCall:
     method = random.choice(("Join", "Report", "Upload", "Download", "Leave"))
     return RawCall(method=method, messages=[bytes(MESSAGE_LIMIT + random.randint(1, 1000))], what="over the limit")
 
 
-def _join(scene: Scene, client: int, random: Random) -> RawCall:
-    """Nobody gets in: every id is in use, and the session that would open it is nobody else's."""
+def _join(open_round: OpenRound, client: int, random: Random) -> RawCall:
+    """Must be refused: every id is in use, and the previous session is not the right one."""
     request = pb.JoinRequest(
-        run_id=scene.run_id,
+        run_id=open_round.run_id,
         client_id=client,
-        previous_session=random.choice(("", "guess", scene.sessions[client][::-1])),
-        data=pb.DataSummary(label_counts=[1] * scene.classes, test_samples=1),
+        previous_session=random.choice(("", "guess", open_round.sessions[client][::-1])),
+        data=pb.DataSummary(label_counts=[1] * open_round.classes, test_samples=1),
         capabilities=pb.Capabilities(architecture="light", parameters=7, device="none", software_version="1"),
     )
-    return _damaged("Join", request, random)
+    return _mutated("Join", request, random)
 
 
-def _report(scene: Scene, client: int, random: Random) -> RawCall:
-    request = pb.ReportRequest(session=scene.sessions[client], round=random.randint(0, scene.round))
+def _report(open_round: OpenRound, client: int, random: Random) -> RawCall:
+    request = pb.ReportRequest(session=open_round.sessions[client], round=random.randint(0, open_round.round))
     match random.randrange(4):
         case 0:
             request.progress.CopyFrom(pb.Progress(epochs_done=1, epochs=2))
@@ -216,42 +216,42 @@ def _report(scene: Scene, client: int, random: Random) -> RawCall:
                     bytes_up=20,
                 )
             )
-    return _damaged("Report", request, random)
+    return _mutated("Report", request, random)
 
 
-def _download(scene: Scene, client: int, random: Random) -> RawCall:
-    return _damaged("Download", pb.DownloadRequest(session=scene.sessions[client], round=scene.round), random)
+def _download(open_round: OpenRound, client: int, random: Random) -> RawCall:
+    return _mutated("Download", pb.DownloadRequest(session=open_round.sessions[client], round=open_round.round), random)
 
 
-def _follow(scene: Scene, client: int, random: Random) -> RawCall:
-    return _damaged("Follow", pb.FollowRequest(session=scene.sessions[client]), random)
+def _follow(open_round: OpenRound, client: int, random: Random) -> RawCall:
+    return _mutated("Follow", pb.FollowRequest(session=open_round.sessions[client]), random)
 
 
-def _leave(scene: Scene, client: int, random: Random) -> RawCall:
-    """Not with a session that is in force: that would be a goodbye like any other."""
-    return _damaged("Leave", pb.LeaveRequest(session=scene.sessions[client][::-1], reason="bored"), random)
+def _leave(open_round: OpenRound, client: int, random: Random) -> RawCall:
+    """Without a valid session, with which it would be a valid call."""
+    return _mutated("Leave", pb.LeaveRequest(session=open_round.sessions[client][::-1], reason="bored"), random)
 
 
-def _ask(scene: Scene, client: int, random: Random) -> RawCall:
-    return _damaged(
+def _ask(open_round: OpenRound, client: int, random: Random) -> RawCall:
+    return _mutated(
         random.choice(("GetRun", "GetStatus", "WatchStatus")), pb.GetRunRequest(software_version="1"), random
     )
 
 
-def _operate(scene: Scene, client: int, random: Random) -> RawCall | None:
-    """Only what is no message at all: the run belongs to whoever may operate it."""
+def _operate(open_round: OpenRound, client: int, random: Random) -> RawCall | None:
+    """Undecodable bytes only: any decodable message would be a valid order."""
     method = random.choice(("Pause", "Resume", "Stop"))
-    data = damaged_bytes(b"\x0a\x05hello", random)
+    data = mutated_bytes(b"\x0a\x05hello", random)
     if _decoded(getattr(pb, f"{method}Request"), data) is not None:
         return None
     return RawCall(method=method, messages=[data], what="bytes")
 
 
-_KINDS: Final[dict[Callable[[Scene, int, Random], RawCall | None], float]] = {
-    _upload_with_damaged_bytes: 18,
-    _upload_with_a_spoilt_header: 18,
+_KINDS: Final[dict[Callable[[OpenRound, int, Random], RawCall | None], float]] = {
+    _upload_with_mutated_bytes: 18,
+    _upload_with_mutated_header: 18,
     _upload_out_of_order: 8,
-    _upload_of_poison: 7,
+    _upload_of_bad_values: 7,
     _upload_too_large: 1,
     _join: 16,
     _report: 16,
@@ -264,23 +264,23 @@ _KINDS: Final[dict[Callable[[Scene, int, Random], RawCall | None], float]] = {
 }
 
 
-def _damaged(method: str, request: Message, random: Random) -> RawCall:
+def _mutated(method: str, request: Message, random: Random) -> RawCall:
     way = random.random()
     if way < 0.4:
-        return RawCall(method=method, messages=[damaged_bytes(request.SerializeToString(), random)], what="bytes")
+        return RawCall(method=method, messages=[mutated_bytes(request.SerializeToString(), random)], what="bytes")
     if way < 0.5:
-        data = with_foreign_field(request.SerializeToString(), range(1, 8), random)
-        return RawCall(method=method, messages=[data], what="a foreign field")
-    spoilt = [spoil_a_field(request, random) for _ in range(random.randint(1, 3))]
-    return RawCall(method=method, messages=[request.SerializeToString()], what=f"spoilt {', '.join(spoilt)}")
+        data = with_invalid_field(request.SerializeToString(), range(1, 8), random)
+        return RawCall(method=method, messages=[data], what="an invalid field")
+    mutated = [mutate_field(request, random) for _ in range(random.randint(1, 3))]
+    return RawCall(method=method, messages=[request.SerializeToString()], what=f"mutated {', '.join(mutated)}")
 
 
 # --- uploads ---
 
 
-def _parts(scene: Scene, client: int, random: Random) -> list[pb.UploadPart]:
+def _parts(open_round: OpenRound, client: int, random: Random) -> list[pb.UploadPart]:
     size = random.choice((1, 7, 64, 200, 1_000))
-    return _parts_of(scene.sessions[client], scene.round, scene.contributions[client], size)
+    return _parts_of(open_round.sessions[client], open_round.round, open_round.contributions[client], size)
 
 
 def _parts_of(session: str, round_number: int, encoded: Encoded, size: int) -> list[pb.UploadPart]:
@@ -291,17 +291,17 @@ def _parts_of(session: str, round_number: int, encoded: Encoded, size: int) -> l
     return [header, *(pb.UploadPart(chunk=pb.Chunk(data=chunk)) for chunk in chunks)]
 
 
-def _sign_again(manifest: pb.Manifest, body: bytes) -> None:
-    """Makes the digest right for what the manifest says now, so that it is not what the server stumbles over."""
-    with suppress(PayloadError):  # it may declare something that has no digest
+def _update_digest(manifest: pb.Manifest, body: bytes) -> None:
+    """Makes the digest valid for the mutated manifest, so that the server gets past it."""
+    with suppress(PayloadError):  # a mutated manifest may have no digest
         manifest.sha256 = digest_of(manifest, [body])
 
 
-def _says_the_same(scene: Scene, client: int, parts: Sequence[bytes]) -> bool:
-    """Whether the damage did not change the meaning: unknown fields are ignored, and some names are only labels."""
+def _is_equivalent(open_round: OpenRound, client: int, parts: Sequence[bytes]) -> bool:
+    """Whether a mutation left the meaning as it was: unknown fields are ignored, and some names are only labels."""
     decoded = [_decoded(pb.UploadPart, part) for part in parts]
-    honest = _parts_of(scene.sessions[client], scene.round, scene.contributions[client], 1_000)
-    return _meaning(decoded) == _meaning(honest)
+    valid = _parts_of(open_round.sessions[client], open_round.round, open_round.contributions[client], 1_000)
+    return _meaning(decoded) == _meaning(valid)
 
 
 def _meaning(parts: Sequence[pb.UploadPart | None]) -> object:
