@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from feddbp_client.inference.trained_client import Prediction, TrainedClient
     from feddbp_common.config.run import RunConfig
     from feddbp_common.errors import ConfigurationError, FedDBPError
-    from feddbp_lab.api.federation import Federation, FederationResult
+    from feddbp_lab.api.federation_run import Federation, FederationResult
     from feddbp_lab.api.run_control import RunControl, connect
     from feddbp_lab.api.run_status import ClientStatus, RunStatus
 
@@ -29,8 +29,8 @@ _SOURCES = {
     "ClientStatus": "feddbp_lab.api.run_status",
     "ConfigurationError": "feddbp_common.errors",
     "FedDBPError": "feddbp_common.errors",
-    "Federation": "feddbp_lab.api.federation",
-    "FederationResult": "feddbp_lab.api.federation",
+    "Federation": "feddbp_lab.api.federation_run",
+    "FederationResult": "feddbp_lab.api.federation_run",
     "Prediction": "feddbp_client.inference.trained_client",
     "RunConfig": "feddbp_common.config.run",
     "RunControl": "feddbp_lab.api.run_control",

@@ -19,6 +19,7 @@ class ClientStatus:
     architecture: str
     parameters: int
     device: str
+    software_version: str
     classes_held: int
     train_samples: int
     test_samples: int
@@ -42,6 +43,7 @@ class ClientStatus:
             architecture=client.capabilities.architecture,
             parameters=client.capabilities.parameters,
             device=client.capabilities.device,
+            software_version=client.capabilities.software_version,
             classes_held=client.classes_held,
             train_samples=client.train_samples,
             test_samples=client.test_samples,
@@ -79,6 +81,8 @@ class RunStatus:
     """A run at one moment, as its server sees it. The fields are those of `feddbp status --json`."""
 
     run_id: str
+    software_version: str
+    """Of the server; empty before 0.2.0."""
     method: str
     phase: str
     """waiting, collecting, aggregating, evaluating, paused, finished, failed or stopped."""
@@ -107,6 +111,7 @@ class RunStatus:
     def from_message(cls, status: pb.RunStatus) -> RunStatus:
         return cls(
             run_id=status.run_id,
+            software_version=status.software_version,
             method=status.method,
             phase=_word(pb.Phase.Name(status.phase), "PHASE_"),
             held_phase=_word(pb.Phase.Name(status.held_phase), "PHASE_") if status.held_phase else None,

@@ -63,8 +63,11 @@ class StatusView:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         status = self.status
-        run_id = Text(status.run_id)
-        yield Text.assemble((status.method, "bold"), ("  run ", "dim"), run_id, overflow="ellipsis", no_wrap=True)
+        heading = Text.assemble((status.method, "bold"), ("  run ", "dim"), status.run_id)
+        if status.software_version:
+            heading.append(f"  server {status.software_version}", style="dim")
+        heading.overflow, heading.no_wrap = "ellipsis", True
+        yield heading
         yield status_line(status)
         yield totals_text(status)
         if status.clients:
@@ -100,6 +103,9 @@ def _clients_table(status: pb.RunStatus, now: float, *, wide: bool) -> Table:
     table.add_column("architecture", no_wrap=True, overflow="ellipsis")
     if wide:
         table.add_column("device", no_wrap=True)
+    versions = _versions_differ(status)
+    if versions:
+        table.add_column("version", no_wrap=True)
     table.add_column("activity", no_wrap=True)
     table.add_column("last seen", justify="right", no_wrap=True)
     table.add_column("accuracy", justify="right", style="bold", no_wrap=True)
@@ -107,16 +113,24 @@ def _clients_table(status: pb.RunStatus, now: float, *, wide: bool) -> Table:
     for traffic in ("up", "down") if wide else ("bytes",):
         table.add_column(traffic, justify="right", no_wrap=True)
     for client in status.clients:
-        table.add_row(*_client_row(client, status, now, wide=wide))
+        table.add_row(*_client_row(client, status, now, wide=wide, versions=versions))
     return table
 
 
-def _client_row(client: pb.ClientStatus, status: pb.RunStatus, now: float, *, wide: bool) -> Iterable[Text | str]:
+def _versions_differ(status: pb.RunStatus) -> bool:
+    return any(client.capabilities.software_version != status.software_version for client in status.clients)
+
+
+def _client_row(
+    client: pb.ClientStatus, status: pb.RunStatus, now: float, *, wide: bool, versions: bool
+) -> Iterable[Text | str]:
     yield str(client.client_id)
     # as Text: what a client reports about itself must not be parsed as markup
     yield Text(client.capabilities.architecture or NO_VALUE)
     if wide:
         yield Text(client.capabilities.device or NO_VALUE)
+    if versions:
+        yield Text(client.capabilities.software_version or NO_VALUE)
     yield activity_text(client, status.phase)
     yield _ago(now - client.last_seen.ToNanoseconds() / 1e9)
     yield percent(trained_accuracy(client))

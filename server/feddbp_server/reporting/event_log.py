@@ -18,6 +18,7 @@ from typing import Any
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.artifacts import AUDIT_NAME
+from feddbp_common.version import VERSION
 from feddbp_server.run.limits import DEFAULT_LIMITS, Limits
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.sessions import Session
@@ -184,13 +185,15 @@ class EventLog:
         self._changed()
 
     def joined(self, session: Session) -> None:
+        version = session.capabilities.software_version
         if self.audit.record_client_event("joined", client=session.client_id, epoch=session.epoch):
             log.info(
-                "client %d joins with %s on %s (session %d)",
+                "client %d joins with %s on %s (session %d%s)",
                 session.client_id,
                 session.capabilities.architecture or "an unnamed model",
                 session.capabilities.device or "an unnamed device",
                 session.epoch,
+                "" if version == VERSION else f", feddbp {version or 'of an unknown version'}",
             )
 
     def left(self, session: Session, reason: str) -> None:
