@@ -19,6 +19,7 @@ from feddbp_common.config.types import field_extra
 from feddbp_common.errors import ConfigurationError
 from feddbp_server.cli import main
 from feddbp_server.config import ListenConfig, RoundsConfig, ServerConfig
+from feddbp_server.run.limits import DEFAULT_LIMITS
 
 
 @pytest.fixture(autouse=True)
@@ -103,6 +104,15 @@ def test_the_policy_is_what_was_asked_for() -> None:
     policy = config.policy
     assert (policy.rounds, policy.min_clients, policy.participation) == (9, 3, 0.5)
     assert (policy.max_extensions, policy.seed, policy.deadline) == (7, 11, timedelta(seconds=90))
+
+
+def test_limits_given_as_options_are_in_force_beside_the_fixed_ones() -> None:
+    options = {"max_upload_bytes": 1000, "max_bytes_in_flight": 3000, "header_wait": "2s", "chunk_wait": "7s"}
+    limits = ServerConfig.model_validate({"limits": options}).limits.in_force
+    assert (limits.upload_bytes, limits.bytes_in_flight) == (1000, 3000)
+    assert (limits.header_wait, limits.chunk_wait) == (timedelta(seconds=2), timedelta(seconds=7))
+    assert limits.streams_per_session == DEFAULT_LIMITS.streams_per_session
+    assert ServerConfig().limits.in_force == DEFAULT_LIMITS
 
 
 # --- errors ---

@@ -1,0 +1,85 @@
+"""Whose call is refused: the id that every refusal of the Federation service carries."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from coordinator_runs import Daemon, Server, join_all, join_request, parts, trained_upload
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.wire import Payload
+from feddbp_server.rpc.federation import FederationService
+from feddbp_server.run.refusals import RefusedError
+
+CONTEXT: Any = None  # without authentication, the context of a call is not used
+Call = Callable[[FederationService, Daemon], Awaitable[object]]
+
+
+class RefusingAuth:
+    """Authenticates no caller."""
+
+    def check_client(self, context: object, client_id: int) -> None:
+        raise RefusedError(pb.REFUSAL_REASON_NOT_AUTHORISED, f"not client {client_id}")
+
+    def check_operator(self, context: object) -> None: ...
+
+    def check_party(self, context: object) -> None: ...
+
+
+async def first_of(stream: AsyncIterator[object]) -> object:
+    return await anext(stream)
+
+
+async def refused_client(call: Awaitable[object]) -> int | None:
+    with pytest.raises(RefusedError) as refusal:
+        await call
+    return refusal.value.client_id
+
+
+CALLS: dict[str, Call] = {
+    "Follow": lambda service, daemon: first_of(service.Follow(pb.FollowRequest(session=daemon.secret), CONTEXT)),
+    "Download": lambda service, daemon: first_of(
+        service.Download(pb.DownloadRequest(session=daemon.secret, round=0), CONTEXT)
+    ),
+    "Upload": lambda service, daemon: service.Upload(
+        parts(daemon.secret, 0, trained_upload(daemon.client_id, 0, Payload())), CONTEXT
+    ),
+    "Report": lambda service, daemon: service.Report(pb.ReportRequest(session=daemon.secret), CONTEXT),
+    "Leave": lambda service, daemon: service.Leave(pb.LeaveRequest(session=daemon.secret), CONTEXT),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+async def test_the_refusal_of_an_unauthenticated_caller_names_the_client_it_acts_as(call: Call, server: Server) -> None:
+    daemon = (await join_all(server))[2]
+    service = FederationService(server.coordinator, identity=RefusingAuth(), uploads=server.uploads)
+    assert await refused_client(call(service, daemon)) == 2
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+async def test_the_refusal_of_an_unknown_session_names_no_client(call: Call, server: Server) -> None:
+    daemon = await Daemon.join(server, 2)
+    server.engine.sessions.leave(daemon.session)
+    assert await refused_client(call(server.federation, daemon)) is None
+
+
+async def test_the_refusal_of_a_join_names_the_client_that_asked(server: Server) -> None:
+    await Daemon.join(server, 1)
+    request = join_request(server.coordinator, 1)
+    assert await refused_client(server.federation.Join(request, CONTEXT)) == 1
+
+
+async def test_a_stream_that_ends_because_its_session_was_superseded_names_its_client(server: Server) -> None:
+    daemon = await Daemon.join(server, 1)
+    events = server.federation.Follow(pb.FollowRequest(session=daemon.secret), CONTEXT)
+    await anext(events)
+    await Daemon.join(server, 1, previous=daemon.secret)
+    assert await refused_client(first_of(events)) == 1
+
+
+async def test_a_report_without_content_names_its_client(server: Server) -> None:
+    daemon = await Daemon.join(server, 1)
+    report = server.federation.Report(pb.ReportRequest(session=daemon.secret), CONTEXT)
+    assert await refused_client(report) == 1
