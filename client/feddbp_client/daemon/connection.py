@@ -261,6 +261,12 @@ class Connection:
                 cause = describe_failure(error, with_certificate=self._credentials.certs is not None)
                 raise ServerUnavailableError(f"the server at {self.address} does not answer ({cause})") from None
             raise CallRefusedError(f"{error.code().name}: {error.details()}", pb.Refusal()) from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # not asked for: gRPC cancels a call whose connection is lost while it writes
+            raise ServerUnavailableError(f"the server at {self.address} closed the connection") from None
 
 
 @contextmanager

@@ -1,7 +1,8 @@
-"""Sizes of uploads and the decoding of downloads."""
+"""Sizes of uploads, the decoding of downloads, and errors of calls."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
-from feddbp_client.daemon.connection import Connection, upload_bytes, upload_parts
+from feddbp_client.daemon.connection import Connection, ServerUnavailableError, upload_bytes, upload_parts
 from feddbp_common.wire import CHUNK_BYTES, Encoded, Payload, PayloadRules, PrototypeRule, PrototypeSet, chunked, encode
 
 REAL_BYTES = 4
@@ -75,3 +76,34 @@ async def test_a_download_holds_the_decoded_payload_and_the_bytes_it_was_decoded
     np.testing.assert_array_equal(download.payload.prototypes.vectors, vectors)
     assert download.encoded.manifest == sent.manifest
     assert download.encoded.body() == sent.body()
+
+
+class CancellingStub:
+    """Calls that gRPC cancels, or that never answer."""
+
+    def __init__(self, *, hangs: bool = False) -> None:
+        self._hangs = hangs
+
+    async def GetRun(self, *_: object, **__: object) -> pb.GetRunResponse:
+        if self._hangs:
+            await asyncio.Event().wait()
+        raise asyncio.CancelledError
+
+
+async def test_a_call_that_grpc_cancels_is_a_lost_server() -> None:
+    connection = Connection("127.0.0.1:1")
+    connection._stub = CancellingStub()  # type: ignore[assignment]
+    with pytest.raises(ServerUnavailableError, match=r"the server at 127\.0\.0\.1:1 closed the connection"):
+        await connection.get_run()
+    await connection.close()
+
+
+async def test_a_cancelled_caller_stays_cancelled() -> None:
+    connection = Connection("127.0.0.1:1")
+    connection._stub = CancellingStub(hangs=True)  # type: ignore[assignment]
+    calling = asyncio.create_task(connection.get_run())
+    await asyncio.sleep(0)
+    calling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await calling
+    await connection.close()
