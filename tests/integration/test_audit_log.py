@@ -1,4 +1,4 @@
-"""The audit log and the counters of a real server: who came and went, what was taken or refused, and why."""
+"""The audit log and the counters of a server process: joins, leaves, failures, uploads, refusals and their reasons."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def refusals_of(running: Federation) -> dict[str, int]:
         return dict((await control.GetStatus(pb.GetStatusRequest())).refusals)
 
 
-async def test_a_run_is_told_from_its_first_join_to_its_end(running_federation: Federation) -> None:
+async def test_a_run_is_logged_from_the_first_join_to_the_end(running_federation: Federation) -> None:
     server = await start_server(running_federation, *RUN)
     async with Crowd(running_federation.address, range(2)) as crowd:
         await crowd.ended()
@@ -60,14 +60,14 @@ async def test_a_run_is_told_from_its_first_join_to_its_end(running_federation: 
     assert moments == sorted(moments)
     assert all(moment.tzinfo is not None for moment in moments)
     written = b"".join(path.read_bytes() for path in _files_of(running_federation))
-    assert not any(secret.encode() in written for secret in secrets)  # whoever reads along cannot act for a client
+    assert not any(secret.encode() in written for secret in secrets)  # a reader of the log cannot act for a client
 
 
 def _files_of(running: Federation) -> list[Path]:
     return [*running.state_dir.iterdir(), *running.directory.glob("*.log")]
 
 
-async def test_a_refusal_is_written_down_and_counted_with_who_asked_what_and_why(
+async def test_a_refusal_is_logged_with_call_client_and_reason_and_counted(
     running_federation: Federation,
 ) -> None:
     server = await start_server(running_federation, *RUN)
@@ -81,7 +81,7 @@ async def test_a_refusal_is_written_down_and_counted_with_who_asked_what_and_why
         pb.JoinRequest(run_id="another"),
         pb.JoinRequest(run_id=(await connection.get_run()).run_id, client_id=7),
         pb.ReportRequest(session=clients[1].session, round=1, metrics=pb.RoundMetrics()),
-        pb.ReportRequest(session="nobody's", round=0, metrics=pb.RoundMetrics()),
+        pb.ReportRequest(session="unknown", round=0, metrics=pb.RoundMetrics()),
         pb.UploadPart(header=pb.UploadHeader(session=clients[1].session, round=0, manifest=broken.manifest)),
     ]
     for call in calls:
@@ -105,19 +105,19 @@ async def test_a_refusal_is_written_down_and_counted_with_who_asked_what_and_why
     await exits(server, 0)
 
 
-async def test_who_leaves_and_who_fails_is_written_down_in_their_words(running_federation: Federation) -> None:
+async def test_leaves_and_failures_are_logged_with_the_clients_reason(running_federation: Federation) -> None:
     await start_server(running_federation, *RUN)
     connection = Connection(running_federation.address)
     client = LightClient(0, connection)
     await client.join()
     failure = pb.Failure(cause="out of memory\non the second\tline " + "x" * 1000)
     await connection.report(pb.ReportRequest(session=client.session, round=0, failure=failure))
-    await connection.leave(client.session, "lunch")
+    await connection.leave(client.session, "maintenance")
     (failed,), (left,) = audit(running_federation, "failed"), audit(running_federation, "left")
     assert (failed["client"], failed["round"]) == (0, 0)
     assert failed["cause"].startswith("out of memory on the second line xxx")
     assert len(failed["cause"]) == 500
-    assert (left["client"], left["reason"]) == (0, "lunch")
+    assert (left["client"], left["reason"]) == (0, "maintenance")
     await connection.close()
 
 
@@ -127,9 +127,9 @@ async def test_a_client_that_fails_in_a_loop_does_not_fill_the_disk(running_fede
     client = LightClient(0, connection)
     for _ in range(60):
         await client.join()
-        failure = pb.Failure(cause="once more")
+        failure = pb.Failure(cause="again")
         await connection.report(pb.ReportRequest(session=client.session, round=0, failure=failure))
-    await connection.leave(client.session, "enough")
+    await connection.leave(client.session, "done")
     await connection.close()
     server.terminate()
     await exits(server, 0)
@@ -142,7 +142,9 @@ async def test_a_client_that_fails_in_a_loop_does_not_fill_the_disk(running_fede
     assert len(audit(running_federation, "left")) == 1
 
 
-async def test_the_log_goes_on_after_a_restart_and_counters_begin_anew(running_federation: Federation) -> None:
+async def test_after_a_restart_the_log_is_continued_and_counters_are_zero(
+    running_federation: Federation,
+) -> None:
     for start in (1, 2):
         server = await start_server(running_federation, *RUN)
         channel = RawChannel(running_federation.address)
@@ -157,7 +159,7 @@ async def test_a_flood_of_refusals_is_counted_but_does_not_fill_the_disk(running
     server = await start_server(running_federation, *RUN)
     channel = RawChannel(running_federation.address)
     sent = 0
-    # the slower the machine, the more of them are within what may be written by the second
+    # the rate limit admits more of them on a slow machine
     while len(audit(running_federation, "refused")) == sent:
         await asyncio.gather(*(channel.ask(RawCall(method="Join", messages=[b""])) for _ in range(100)))
         sent += 100

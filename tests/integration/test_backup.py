@@ -1,4 +1,4 @@
-"""A copy of the database that was made while the run went on is as good as the database itself."""
+"""A backup of the database that is made during a run can take its place."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ RUN = (*LIGHT_RUN, "--rounds", 4)
 
 
 def back_up(database: Path, copy: Path) -> None:
-    """As `docs/operations.md` says."""
+    """Copies the database as `docs/operations.md` describes."""
     with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as run, closing(sqlite3.connect(copy)) as made:
         run.backup(made)
 
 
-async def test_a_server_goes_on_from_a_backup_that_is_rounds_old(
+async def test_a_server_resumes_from_a_backup_that_is_rounds_old(
     running_federation: Federation, tmp_path: Path
 ) -> None:
     database, copy = running_federation.state_dir / DATABASE_NAME, tmp_path / "backup.sqlite3"

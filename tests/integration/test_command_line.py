@@ -11,11 +11,11 @@ from processes import Command, Federation
 
 def expect_one_line(command: Command, code: int, *fragments: str) -> None:
     command.expect_exit(code)
-    complaint = [line for line in command.log.splitlines() if " error: " in line]
-    assert len(complaint) == 1, command.log
+    errors = [line for line in command.log.splitlines() if " error: " in line]
+    assert len(errors) == 1, command.log
     assert "Traceback" not in command.log
     for fragment in fragments:
-        assert fragment in complaint[0]
+        assert fragment in errors[0]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Experiments with clients that really train."""
+"""Experiments with real clients."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SAME_RUN = (
 
 
 class Experiments:
-    """`feddbp experiment run` on data sets that are there, or are not."""
+    """Runs `feddbp experiment run` on a grid of one cell."""
 
     def __init__(self, federation: Federation) -> None:
         self._federation = federation
@@ -58,7 +58,7 @@ def experiments(running_federation: Federation) -> Experiments:
     return Experiments(running_federation)
 
 
-async def test_a_runner_that_is_killed_goes_on_to_the_same_result_bit_by_bit(
+async def test_a_killed_runner_resumes_to_the_same_bits(
     experiments: Experiments, running_federation: Federation
 ) -> None:
     killed = experiments.run("disturbed", "digits")
@@ -69,7 +69,7 @@ async def test_a_runner_that_is_killed_goes_on_to_the_same_result_bit_by_bit(
     address = f"127.0.0.1:{json.loads(endpoint.read_text())['port']}"
     await status_when(address, lambda status: status.round == 1, "the second round")
     killed.kill()
-    # at once, while the processes of the killed one may still be on their way out
+    # at once, while processes of the killed runner may still be ending
     resumed = experiments.run("disturbed", "digits")
     await exits(resumed, 0)
     cell = experiments.cell("disturbed")
@@ -84,7 +84,7 @@ async def test_a_runner_that_is_killed_goes_on_to_the_same_result_bit_by_bit(
     assert (digest, lines) == running_federation.outcome()
 
 
-def test_a_cell_without_its_data_fails_and_is_done_once_they_are_there(experiments: Experiments) -> None:
+def test_a_cell_without_its_data_fails_and_is_run_again_with_them(experiments: Experiments) -> None:
     archive = experiments.data / "cifar10.npz"
     archive.write_bytes(b"not images")
     experiments.run("out", "cifar10", clients=1, rounds=1).expect_exit(5)

@@ -29,7 +29,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Federation:
         return running
 
 
-def test_a_run_leaves_its_results_behind(undisturbed: Federation) -> None:
+def test_a_run_writes_its_results(undisturbed: Federation) -> None:
     summary = undisturbed.summary()
     assert summary["outcome"] == "finished"
     assert summary["completed_rounds"] == 3
@@ -107,7 +107,7 @@ def test_a_second_live_client_with_the_same_id_is_refused(running_federation: Fe
     assert first.process.poll() is None
 
 
-async def test_ctrl_c_on_a_client_leaves_the_run_to_the_others(running_federation: Federation) -> None:
+async def test_ctrl_c_on_a_client_takes_it_out_of_the_run(running_federation: Federation) -> None:
     server = await start_server(running_federation, "--clients", 2, "--rounds", 3, "--local-epochs", 1)
     gate = Gate(at_round=1)
     leaver = await start_client(running_federation, "0")

@@ -1,4 +1,4 @@
-"""Every method, over the same wire: real processes, three rounds, and clients that know more afterwards."""
+"""Every method in real processes over the same protocol: three rounds improve the clients' accuracy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RUN = (
     *("--learning-rate", 0.03, "--momentum", 0.5, "--feature-dim", 128),
 )
 STATEFUL = ("fedtgp", "fedgen", "fedkd", "fedmrl")
-"""Methods whose server or clients keep more than prototypes from round to round."""
+"""Methods whose server or clients keep state beside prototypes from round to round."""
 
 
 def finish(running: Federation, *options: object) -> None:
@@ -27,7 +27,7 @@ def finish(running: Federation, *options: object) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_method_runs_and_learns(method: str, running_federation: Federation) -> None:
+def test_a_method_runs_and_improves_accuracy(method: str, running_federation: Federation) -> None:
     finish(running_federation, "--method", method)
     by_round = {
         number: fmean(line["accuracy"] for line in running_federation.metrics() if line["round"] == number)
@@ -43,11 +43,11 @@ def test_a_method_runs_and_learns(method: str, running_federation: Federation) -
 @pytest.mark.parametrize(
     ("side", "point"), [("server", "server.close.committed@2"), ("client", "client.work.saved@5")], ids=str
 )
-def test_what_a_method_keeps_survives_a_kill(
+def test_the_state_of_a_method_survives_a_kill(
     method: str, side: str, point: str, running_federation: Federation, tmp_path: Path
 ) -> None:
-    with federation(tmp_path / "untouched") as untouched:
-        finish(untouched, "--method", method)
+    with federation(tmp_path / "undisturbed") as undisturbed:
+        finish(undisturbed, "--method", method)
         fault = {VARIABLE: point}
         server = running_federation.server(*RUN, "--method", method, env=fault if side == "server" else None)
         client = running_federation.client("0-2", env=fault if side == "client" else None)
@@ -59,4 +59,4 @@ def test_what_a_method_keeps_survives_a_kill(
             client = running_federation.client("0-2")
         client.expect_exit(0)
         server.expect_exit(0)
-        assert running_federation.outcome() == untouched.outcome()
+        assert running_federation.outcome() == undisturbed.outcome()

@@ -1,4 +1,4 @@
-"""Metrics of a live server: what a scrape tells, what the documentation promises, and what happens on bad input."""
+"""Metrics of a live server: their values, their documentation, and their errors."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ async def scraped(running: Federation) -> Scraped:
 async def scraped_when(running: Federation, value: float, name: str, **labels: str) -> Scraped:
     """The first scrape in which a metric has this value."""
 
-    def found() -> Scraped | None:
-        told = scrape(running.state_dir)
-        return told if told.value(name, **labels) == value else None
+    def matching() -> Scraped | None:
+        newest = scrape(running.state_dir)
+        return newest if newest.value(name, **labels) == value else None
 
-    told: Scraped = await asyncio.to_thread(wait_until, found, f"{name} of {value}")
-    return told
+    found: Scraped = await asyncio.to_thread(wait_until, matching, f"{name} of {value}")
+    return found
 
 
-async def test_a_run_is_told_in_numbers_and_every_metric_is_documented(running_federation: Federation) -> None:
+async def test_metrics_follow_a_run_and_every_metric_is_documented(running_federation: Federation) -> None:
     server = await start_server(running_federation, *RUN)
     before = await scraped(running_federation)
     assert before.value("feddbp_phase", phase="waiting") == 1
@@ -45,55 +45,55 @@ async def test_a_run_is_told_in_numbers_and_every_metric_is_documented(running_f
     gate = Gate(at_round=2)
     async with Crowd(running_federation.address, range(CLIENTS), on_event={0: gate}) as crowd:
         await gate.reached.wait()
-        told = await scraped_when(running_federation, 2, "feddbp_clients", state="uploaded")
+        found = await scraped_when(running_federation, 2, "feddbp_clients", state="uploaded")
         gate.opened.set()
         await crowd.ended()
     await exits(server, 0)
-    assert told.kinds() == documented()
-    assert told.value("feddbp_run_info", method="feddbp") == 1
-    assert (told.value("feddbp_round"), told.value("feddbp_rounds")) == (2, ROUNDS)
-    assert told.value("feddbp_phase", phase="collecting") == 1
-    assert sum(told.value("feddbp_phase", **labels) or 0 for labels in told.labels("feddbp_phase")) == 1
-    assert told.value("feddbp_clients", state="training") == 1
-    assert told.value("feddbp_clients_missing") == 1
-    assert told.value("feddbp_mean_accuracy") == 0
-    assert told.value("feddbp_uploads_accepted_total") == 2 * CLIENTS + 2
+    assert found.kinds() == documented()
+    assert found.value("feddbp_run_info", method="feddbp") == 1
+    assert (found.value("feddbp_round"), found.value("feddbp_rounds")) == (2, ROUNDS)
+    assert found.value("feddbp_phase", phase="collecting") == 1
+    assert sum(found.value("feddbp_phase", **labels) or 0 for labels in found.labels("feddbp_phase")) == 1
+    assert found.value("feddbp_clients", state="training") == 1
+    assert found.value("feddbp_clients_missing") == 1
+    assert found.value("feddbp_mean_accuracy") == 0
+    assert found.value("feddbp_uploads_accepted_total") == 2 * CLIENTS + 2
     reported = [line for line in running_federation.metrics() if line["round"] < 2 or line["client"] != 0]
     reported = [line for line in reported if line["round"] < ROUNDS]
     for way in ("bytes_up", "bytes_down"):
-        assert told.value(f"feddbp_{way}_total") == sum(line[way] for line in reported)
-    assert told.value("feddbp_storage_trouble") == 0
+        assert found.value(f"feddbp_{way}_total") == sum(line[way] for line in reported)
+    assert found.value("feddbp_storage_trouble") == 0
     for phase in ("collecting", "aggregating"):
-        assert told.value("feddbp_phase_seconds_count", phase=phase) == 2
-    assert told.value("feddbp_aggregation_seconds_count") == 2
-    assert told.value("feddbp_aggregation_seconds_bucket", le="+Inf") == 2
+        assert found.value("feddbp_phase_seconds_count", phase=phase) == 2
+    assert found.value("feddbp_aggregation_seconds_count") == 2
+    assert found.value("feddbp_aggregation_seconds_bucket", le="+Inf") == 2
     uploads = {"service": FEDERATION, "method": "Upload"}
-    assert told.value("feddbp_grpc_calls_handled_total", code="OK", **uploads) == 2 * CLIENTS + 2
-    assert told.value("feddbp_grpc_call_seconds_count", **uploads) == 2 * CLIENTS + 2
-    assert (told.value("feddbp_grpc_messages_received_total", **uploads) or 0) >= 2 * (2 * CLIENTS + 2)
+    assert found.value("feddbp_grpc_calls_handled_total", code="OK", **uploads) == 2 * CLIENTS + 2
+    assert found.value("feddbp_grpc_call_seconds_count", **uploads) == 2 * CLIENTS + 2
+    assert (found.value("feddbp_grpc_messages_received_total", **uploads) or 0) >= 2 * (2 * CLIENTS + 2)
     follows = {"service": FEDERATION, "method": "Follow"}
-    assert told.value("feddbp_grpc_calls_started_total", **follows) == CLIENTS
-    assert told.value("feddbp_grpc_calls_handled_total", **follows) is None  # they go on
+    assert found.value("feddbp_grpc_calls_started_total", **follows) == CLIENTS
+    assert found.value("feddbp_grpc_calls_handled_total", **follows) is None  # still open
 
 
 async def test_refusals_are_counted_by_method_and_reason(running_federation: Federation) -> None:
     await start_server(running_federation, *RUN)
-    header = pb.UploadPart(header=pb.UploadHeader(session="nobody's"))
+    header = pb.UploadPart(header=pb.UploadHeader(session="unknown"))
     async with federation_of(running_federation.address) as stub:
-        for call in (stub.Upload(iter([header])), stub.Leave(pb.LeaveRequest(session="nobody's"))):
+        for call in (stub.Upload(iter([header])), stub.Leave(pb.LeaveRequest(session="unknown"))):
             with pytest.raises(Exception, match="this session is unknown"):
                 await call
-    for method in ("Upload", "Leave"):  # over only a moment after its caller has the answer
+    for method in ("Upload", "Leave"):  # handled only a moment after its caller has the answer
         labels = {"method": method, "code": "UNAUTHENTICATED"}
-        told = await scraped_when(running_federation, 1, "feddbp_grpc_calls_handled_total", **labels)
-    assert told.value("feddbp_calls_refused_total", method="Upload", reason="stale_session") == 1
-    assert told.value("feddbp_calls_refused_total", method="Upload", reason="invalid_payload") == 0
-    assert told.value("feddbp_calls_refused_total", method="Leave", reason="stale_session") == 1
+        found = await scraped_when(running_federation, 1, "feddbp_grpc_calls_handled_total", **labels)
+    assert found.value("feddbp_calls_refused_total", method="Upload", reason="stale_session") == 1
+    assert found.value("feddbp_calls_refused_total", method="Upload", reason="invalid_payload") == 0
+    assert found.value("feddbp_calls_refused_total", method="Leave", reason="stale_session") == 1
 
 
-async def test_trouble_with_the_disk_shows(running_federation: Federation) -> None:
+async def test_storage_trouble_is_exported(running_federation: Federation) -> None:
     server = await start_server(running_federation, *RUN)
-    # the kernel refuses to write any file of the server beyond its first kilobytes, as a full disk would
+    # writes beyond a file's first kilobytes fail, as on a full disk
     resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (64 << 10, resource.RLIM_INFINITY))
     async with Crowd(running_federation.address, range(CLIENTS)):
         await scraped_when(running_federation, 1, "feddbp_storage_trouble")
@@ -105,7 +105,7 @@ def test_without_a_port_there_are_no_metrics(running_federation: Federation) -> 
     assert "metrics_port" not in json.loads((running_federation.state_dir / ENDPOINT_NAME).read_text())
 
 
-def test_a_server_without_metrics_does_not_load_what_they_need() -> None:
+def test_a_server_without_metrics_does_not_import_their_packages() -> None:
     script = (
         "import asyncio, sys, tempfile, pathlib\n"
         "from feddbp_server.app import Server\n"
@@ -119,7 +119,7 @@ def test_a_server_without_metrics_does_not_load_what_they_need() -> None:
     assert done.stdout.strip() == "set()"
 
 
-def test_the_port_of_another_program_is_one_line_and_exit_code_2(running_federation: Federation) -> None:
+def test_a_metrics_port_in_use_is_one_line_and_exit_code_2(running_federation: Federation) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

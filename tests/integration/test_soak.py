@@ -1,4 +1,4 @@
-"""The short form of `make soak`: many rounds of light clients leave no errors, and no files or memory that grow."""
+"""The short form of `make soak`: many rounds of light clients without errors or growth of memory and files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MOST_GROWTH = 16e6
 """Bytes; a server that kept every upload would grow by 34 MB of tensors alone."""
 
 
-def test_a_short_soak_leaves_no_errors_and_nothing_that_grows() -> None:
+def test_a_short_soak_has_no_errors_and_no_growth() -> None:
     outcome = soak(PLAN)
     assert outcome.errors == []
     assert outcome.all_errors == 0

@@ -1,4 +1,4 @@
-"""From training to use: a demo's clients, brought back by the commands a person would type."""
+"""Clients trained by a demo, used for prediction."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CLIENTS, ALPHA = 2, 5.0
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished demo, run where the commands of the tests run."""
+    """The working directory of a finished demo."""
     where = tmp_path_factory.mktemp("demo")
     with federation(where) as running:
         run = ("--clients", CLIENTS, "--rounds", 1, "--alpha", ALPHA, "--local-epochs", 2)
@@ -40,7 +40,7 @@ def data_of(client_id: int) -> ClientData:
     return shard_of(digits, clients=CLIENTS, alpha=ALPHA, seed=0, client_id=client_id, batch_size=32)
 
 
-def test_a_trained_client_names_the_digit_on_a_png(
+def test_a_trained_client_classifies_png_files(
     demo: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digits = load_dataset("digits", Path())
@@ -57,7 +57,7 @@ def test_a_trained_client_names_the_digit_on_a_png(
 
 
 @pytest.mark.parametrize("client_id", range(CLIENTS))
-def test_it_is_as_often_right_as_it_was_in_its_last_evaluation(client_id: int, demo: Path) -> None:
+def test_predictions_are_as_accurate_as_in_the_last_evaluation(client_id: int, demo: Path) -> None:
     directory = directory_of(demo, client_id)
     metrics = Checkpoint.load(directory / CHECKPOINT_NAME).metrics
     (counted,) = (each.correct for each in metrics.accuracies if each.rule == metrics.inference)

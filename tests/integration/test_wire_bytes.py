@@ -1,4 +1,4 @@
-"""The benchmark of bytes on the wire: what it measures, and that it ends when its server does."""
+"""The benchmark of bytes on the wire: its result, and its end when the server dies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from feddbp_client.daemon.connection import ServerUnavailableError
 from feddbp_common.fault_injection import VARIABLE
 
 
-def test_messages_are_hardly_larger_than_the_tensors_in_them() -> None:
+def test_messages_have_little_overhead_over_their_tensors() -> None:
     assert [measurement.holds for measurement in measure()] == [True, True]
 
 

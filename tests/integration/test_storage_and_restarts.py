@@ -1,4 +1,4 @@
-"""Bad days on the server: its disk, its files, its operators. Whatever was accepted is still there afterwards."""
+"""Full disks, unusable files, shutdowns and restarts of the server: what it has accepted is never lost."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ async def health_of(address: str, service: str) -> Any:
 
 
 def accepted(state_dir: Path) -> set[tuple[int, int, str]]:
-    """What was accepted according to the audit log: client, round, digest."""
+    """Accepted uploads according to the audit log: client, round, digest."""
     lines = map(json.loads, (state_dir / AUDIT_NAME).read_text().splitlines())
     return {(line["client"], line["round"], line["sha256"]) for line in lines if line["what"] == "accepted"}
 
 
-# --- a disk with no room ---
+# --- a full disk ---
 
 
 @asynccontextmanager
 async def stalled_run(running: Federation) -> AsyncIterator[tuple[Command, Crowd, Gate]]:
-    """A run in which client 0 stops at the beginning of round 1 until it is let go."""
+    """A run in which client 0 waits at the beginning of round 1 until the gate is opened."""
     server = await start_server(running, *RUN)
     gate = Gate(at_round=1)
     async with Crowd(running.address, range(CLIENTS), on_event={0: gate}) as crowd:
@@ -62,8 +62,8 @@ async def stalled_run(running: Federation) -> AsyncIterator[tuple[Command, Crowd
         yield server, crowd, gate
 
 
-async def expect_trouble(running: Federation, server: Command, words: str) -> None:
-    """The server is there, says what is wrong, and takes nothing it could not keep."""
+async def expect_storage_trouble(running: Federation, server: Command, words: str) -> None:
+    """The server runs, reports the cause, and does not serve clients."""
     status = await status_when(running.address, lambda status: words in status.reason, "trouble with the disk")
     assert status.phase in (pb.PHASE_COLLECTING, pb.PHASE_AGGREGATING)
     assert any(words in incident.message for incident in status.incidents)
@@ -73,7 +73,7 @@ async def expect_trouble(running: Federation, server: Command, words: str) -> No
 
 
 @needs_mounts
-async def test_a_full_disk_stops_the_run_and_room_on_it_lets_it_go_on(
+async def test_a_run_on_a_full_disk_resumes_when_there_is_room(
     running_federation: Federation, undisturbed: Outcome
 ) -> None:
     with small_disk(running_federation.state_dir, 24) as disk:
@@ -81,7 +81,7 @@ async def test_a_full_disk_stops_the_run_and_room_on_it_lets_it_go_on(
         async with stalled_run(running_federation) as (server, crowd, gate):
             disk.fill()
             gate.opened.set()
-            await expect_trouble(running_federation, server, "database or disk is full")
+            await expect_storage_trouble(running_federation, server, "database or disk is full")
             before = accepted(disk.seen)
             disk.make_room()
             await crowd.ended()
@@ -92,15 +92,15 @@ async def test_a_full_disk_stops_the_run_and_room_on_it_lets_it_go_on(
         assert running_federation.outcome() == undisturbed
 
 
-async def test_a_disk_that_fails_stops_the_run_and_a_better_day_lets_it_go_on(
+async def test_a_run_on_a_failing_disk_resumes_when_it_can_be_written(
     running_federation: Federation, undisturbed: Outcome
 ) -> None:
-    """Without mounts: the kernel refuses to write any file of the server beyond its first kilobytes."""
+    """Needs no mounts: RLIMIT_FSIZE makes writes beyond a file's first kilobytes fail."""
     async with stalled_run(running_federation) as (server, crowd, gate):
         pid = server.process.pid
         no_limit = resource.prlimit(pid, resource.RLIMIT_FSIZE, (64 << 10, resource.RLIM_INFINITY))
         gate.opened.set()
-        await expect_trouble(running_federation, server, "disk I/O error")
+        await expect_storage_trouble(running_federation, server, "disk I/O error")
         resource.prlimit(pid, resource.RLIMIT_FSIZE, no_limit)
         await crowd.ended()
         await exits(server, 0)
@@ -110,7 +110,7 @@ async def test_a_disk_that_fails_stops_the_run_and_a_better_day_lets_it_go_on(
 
 
 @needs_mounts
-async def test_a_server_that_is_killed_while_its_disk_is_full_has_lost_nothing(
+async def test_a_server_killed_while_its_disk_is_full_loses_nothing(
     running_federation: Federation, undisturbed: Outcome
 ) -> None:
     with small_disk(running_federation.state_dir, 24) as disk:
@@ -118,7 +118,7 @@ async def test_a_server_that_is_killed_while_its_disk_is_full_has_lost_nothing(
         async with stalled_run(running_federation) as (server, crowd, gate):
             disk.fill()
             gate.opened.set()
-            await expect_trouble(running_federation, server, "database or disk is full")
+            await expect_storage_trouble(running_federation, server, "database or disk is full")
             server.kill()
             disk.make_room()
             server = await start_server(running_federation, *RUN)
@@ -135,11 +135,11 @@ def test_a_server_does_not_start_on_a_full_disk(running_federation: Federation) 
         assert "disk is full" in refused_start(running_federation)
 
 
-# --- a directory that cannot be used ---
+# --- an unusable state directory ---
 
 
 def refused_start(running: Federation, *options: object, code: int = 1) -> str:
-    """Why the server did not start, in one line."""
+    """The error message of a server that did not start, which is one line."""
     with pytest.raises(GaveUpError):
         running.server(*RUN, *options)
     server = running.commands[-1]
@@ -163,9 +163,9 @@ def _nowhere(place: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [_a_file, _below_a_file, _nowhere])
-def test_a_state_directory_that_is_none_is_named(make: Callable[[Path], None], running_federation: Federation) -> None:
+def test_an_unusable_state_directory_is_named(make: Callable[[Path], None], running_federation: Federation) -> None:
     make(running_federation.state_dir)
-    running_federation.state_dir = running_federation.directory  # where a test looks for what the server wrote
+    running_federation.state_dir = running_federation.directory  # where the test expects the endpoint
     assert f"the state directory {running_federation.directory / 'server'} cannot be used" in refused_start(
         running_federation
     )
@@ -190,31 +190,31 @@ async def test_a_read_only_state_directory_is_refused(used_before: bool, running
         assert "Read-only file system" in refused_start(running_federation)
 
 
-def test_a_missing_state_directory_is_made(running_federation: Federation) -> None:
+def test_a_missing_state_directory_is_created(running_federation: Federation) -> None:
     running_federation.server(*RUN)
     assert (running_federation.state_dir / DATABASE_NAME).exists()
 
 
-# --- a database that is not ours, or not whole ---
+# --- a foreign or damaged database ---
 
 
 @pytest.fixture
 def used(running_federation: Federation) -> Federation:
-    """A state directory with a run in it that has not ended."""
+    """A state directory with an unfinished run."""
     server = running_federation.server(*RUN)
     server.terminate()
     server.expect_exit(0)
     return running_federation
 
 
-def test_a_file_that_is_no_database_is_left_alone(used: Federation) -> None:
+def test_a_file_that_is_no_database_is_not_overwritten(used: Federation) -> None:
     database = used.state_dir / DATABASE_NAME
-    database.write_bytes(b"Dear diary, " * 10_000)
+    database.write_bytes(b"not a database, " * 10_000)
     assert "file is not a database" in refused_start(used)
-    assert database.read_bytes().startswith(b"Dear diary")
+    assert database.read_bytes().startswith(b"not a database")
 
 
-def test_the_database_of_another_program_is_left_alone(running_federation: Federation) -> None:
+def test_the_database_of_another_program_is_not_changed(running_federation: Federation) -> None:
     running_federation.state_dir.mkdir()
     database = running_federation.state_dir / DATABASE_NAME
     with sqlite3.connect(database) as foreign:
@@ -237,10 +237,10 @@ def test_a_changed_configuration_is_refused_with_the_difference(used: Federation
     reason = refused_start(used, "--rounds", 7, "--alpha", 0.7, code=2)
     assert "rounds is 4 there and 7 here" in reason
     assert "data.alpha is 0.1 there and 0.7 here" in reason
-    assert used.server(*RUN).process.poll() is None  # and under the old one it goes on
+    assert used.server(*RUN).process.poll() is None  # the stored one still works
 
 
-def test_two_servers_on_one_directory_are_one_too_many(running_federation: Federation) -> None:
+def test_a_second_server_on_the_same_state_directory_is_refused(running_federation: Federation) -> None:
     first = running_federation.server(*RUN)
     (running_federation.state_dir / ENDPOINT_NAME).unlink()
     running_federation.port = 0
@@ -255,34 +255,34 @@ def test_a_second_server_on_the_same_port_is_refused(running_federation: Federat
     assert "cannot listen on" in refused_start(second, code=2)
 
 
-# --- an operator who stops the server ---
+# --- shutdown and restart ---
 
 
 class SlowUpload:
-    """An upload whose end the test decides about."""
+    """An upload that sends its chunks when the test lets it."""
 
     def __init__(self, channel: RawChannel, client: LightClient, contribution: Encoded) -> None:
         self._parts = serialised(upload_parts(client.session, 0, contribution))
-        self._go_on = asyncio.Event()
+        self._resumed = asyncio.Event()
         self.call = channel.upload_of(self._sent())
 
     async def _sent(self) -> AsyncIterator[bytes]:
         yield self._parts[0]
-        await self._go_on.wait()
+        await self._resumed.wait()
         for part in self._parts[1:]:
             yield part
 
-    def go_on(self) -> None:
-        self._go_on.set()
+    def resume(self) -> None:
+        self._resumed.set()
 
 
 def uploads_begun(running: Federation) -> float | None:
-    """As the server sees it: a call that is only on its way to it when it is told to stop is turned away."""
+    """Uploads that have reached the server: it refuses those that arrive after the signal."""
     return scrape(running.state_dir).value("feddbp_grpc_calls_started_total", method="Upload")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
-async def test_a_server_that_is_told_to_stop_accepts_an_upload_whole_or_not_at_all(
+async def test_a_server_that_shuts_down_accepts_an_upload_whole_or_not_at_all(
     number: signal.Signals, running_federation: Federation, undisturbed: Outcome
 ) -> None:
     server = await start_server(running_federation, *RUN, "--metrics-port", 0)
@@ -290,13 +290,13 @@ async def test_a_server_that_is_told_to_stop_accepts_an_upload_whole_or_not_at_a
     clients = [LightClient(client_id, connection) for client_id in range(CLIENTS)]
     for client in clients:
         await client.join()
-    finishes, stays_behind = (SlowUpload(channel, client, client.encoded_upload(0)) for client in clients[:2])
+    finished, stalled = (SlowUpload(channel, client, client.encoded_upload(0)) for client in clients[:2])
     await asyncio.to_thread(wait_until, lambda: uploads_begun(running_federation) == 2, "the beginning of two uploads")
     server.process.send_signal(number)
-    finishes.go_on()
-    receipt = pb.UploadReceipt.FromString(await finishes.call)
+    finished.resume()
+    receipt = pb.UploadReceipt.FromString(await finished.call)
     with pytest.raises(grpc.aio.AioRpcError):
-        await stays_behind.call
+        await stalled.call
     await exits(server, 0 if number == signal.SIGTERM else 130)
     assert accepted(running_federation.state_dir) == {(0, 0, receipt.sha256.hex())}
     await channel.close()
@@ -308,7 +308,7 @@ async def test_a_server_that_is_told_to_stop_accepts_an_upload_whole_or_not_at_a
     await connection.close()
 
 
-async def test_clients_find_the_next_server_by_themselves(running_federation: Federation, undisturbed: Outcome) -> None:
+async def test_clients_reconnect_to_a_restarted_server(running_federation: Federation, undisturbed: Outcome) -> None:
     async with stalled_run(running_federation) as (server, crowd, gate):
         for _ in range(3):
             server.terminate()
@@ -320,7 +320,7 @@ async def test_clients_find_the_next_server_by_themselves(running_federation: Fe
     assert running_federation.outcome() == undisturbed
 
 
-async def test_a_real_client_finds_the_next_server_by_itself(running_federation: Federation) -> None:
+async def test_a_real_client_reconnects_to_a_restarted_server(running_federation: Federation) -> None:
     run = ("--clients", 2, "--rounds", 3, "--alpha", 1.0, "--local-epochs", 1, "--min-clients", 2)
     server = await start_server(running_federation, *run)
     client = await start_client(running_federation, "0")
@@ -339,7 +339,7 @@ async def test_a_real_client_finds_the_next_server_by_itself(running_federation:
     assert "Traceback" not in client.log + server.log
 
 
-async def test_a_server_that_goes_away_says_so(running_federation: Federation) -> None:
+async def test_a_server_that_shuts_down_notifies_its_clients(running_federation: Federation) -> None:
     server = await start_server(running_federation, *RUN)
     connection = Connection(running_federation.address)
     client = LightClient(0, connection)

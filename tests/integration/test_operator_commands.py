@@ -29,7 +29,7 @@ TOKENS = {OPERATOR: "of-the-operator", client_subject(0): "of-client-0"}
 
 
 class Operator:
-    """Gives commands to a server."""
+    """Runs commands against a server."""
 
     def __init__(self, running: Federation, *access: object) -> None:
         self._where = ["--server", running.address, *map(str, access)]
@@ -54,8 +54,8 @@ def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def as_somebody(certs: Path, directory: Path, subject: str | None) -> Path:
-    """A directory in which the operator's certificate is that of another, or missing."""
+def with_operator_of(certs: Path, directory: Path, subject: str | None) -> Path:
+    """A directory whose operator certificate is that of another subject, or missing."""
     directory.mkdir()
     shutil.copy(certs / "ca.pem", directory)
     for kind in ("pem", "key"):
@@ -67,14 +67,14 @@ def as_somebody(certs: Path, directory: Path, subject: str | None) -> Path:
 # --- without credentials ---
 
 
-def test_a_run_is_held_and_goes_on_and_ends_as_it_is_told(
+def test_a_run_is_paused_resumed_and_stopped(
     running_federation: Federation, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = running_federation.server(*WAITING_RUN)
     operator = Operator(running_federation)
     assert operator("pause") == 0
     assert capsys.readouterr().out == "paused before round 1/5\n"
-    assert operator("pause") == 0  # it is what was asked for
+    assert operator("pause") == 0  # idempotent
     assert operator("resume") == 0
     assert capsys.readouterr().out == "paused before round 1/5\nwaiting for clients 0/3\n"
     assert operator("stop", "--yes", "--reason", "the wrong data") == 0
@@ -87,15 +87,15 @@ def test_a_run_is_held_and_goes_on_and_ends_as_it_is_told(
     assert [json.loads(line)["what"] for line in audit] == ["paused", "resumed", "ended"]
 
 
-def test_orders_that_come_too_late_say_so(running_federation: Federation, capsys: pytest.CaptureFixture[str]) -> None:
-    # over, but there for a while: somebody who had joined has not heard of it
+def test_commands_after_the_end_fail(running_federation: Federation, capsys: pytest.CaptureFixture[str]) -> None:
+    # it lingers: a client that had joined was not notified of the end
     running_federation.server(*WAITING_RUN, "--linger", "60s")
     asyncio.run(joined(running_federation))
     operator = Operator(running_federation)
     assert operator("stop", "--yes") == 0
     for late in ("pause", "resume"):
         assert operator(late) == 1
-    assert operator("stop", "--yes") == 0  # it is
+    assert operator("stop", "--yes") == 0  # idempotent
     assert capsys.readouterr().out == 4 * "stopped after 0/5 rounds   stopped by an operator\n"
 
 
@@ -104,11 +104,11 @@ async def joined(running: Federation) -> None:
         await status_when(running.address, lambda status: len(status.clients) == 1, "the join")
 
 
-def test_the_answer_as_json(running_federation: Federation, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_status_after_a_command_as_json(running_federation: Federation, capsys: pytest.CaptureFixture[str]) -> None:
     running_federation.server(*WAITING_RUN)
     assert Operator(running_federation)("pause", "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["phase"], told["held_phase"], told["round"], told["rounds"]) == ("paused", "waiting", 0, 5)
+    status = json.loads(capsys.readouterr().out)
+    assert (status["phase"], status["held_phase"], status["round"], status["rounds"]) == ("paused", "waiting", 0, 5)
 
 
 def test_no_server_is_one_line_and_exit_code_3(capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,12 +118,12 @@ def test_no_server_is_one_line_and_exit_code_3(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err == 3 * "feddbp: error: no server answers at 127.0.0.1:1: connection refused\n"
 
 
-# --- asking before a run is stopped ---
+# --- confirmation of a stop ---
 
 
 @contextmanager
 def typed(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A terminal at which somebody types."""
+    """A terminal with this input."""
     ours, theirs = pty.openpty()
     with (
         os.fdopen(ours, "wb", buffering=0) as keyboard,
@@ -135,7 +135,7 @@ def typed(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def test_on_a_terminal_a_stop_has_to_be_meant(
+def test_on_a_terminal_a_stop_asks_for_confirmation(
     running_federation: Federation, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running_federation.server(*WAITING_RUN)
@@ -150,7 +150,7 @@ def test_on_a_terminal_a_stop_has_to_be_meant(
     assert capsys.readouterr() == ("stopped after 0/5 rounds   stopped by an operator\n", question)
 
 
-def test_where_nobody_can_be_asked_a_stop_needs_a_yes(
+def test_without_a_terminal_a_stop_needs_the_flag_yes(
     running_federation: Federation, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running_federation.server(*WAITING_RUN)
@@ -175,56 +175,56 @@ def with_certificates(certs: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=" ".join)
-def test_a_clients_certificate_gives_no_orders(
+def test_a_client_certificate_is_refused(
     order: tuple[str, ...],
     with_certificates: Federation,
     certs: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    impostor = as_somebody(certs, tmp_path / "impostor", client_subject(0))
+    impostor = with_operator_of(certs, tmp_path / "impostor", client_subject(0))
     assert Operator(with_certificates, "--certs", impostor)(*order) == 4
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err == (
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == (
         f"feddbp: error: the server at {with_certificates.address} refuses the request: "
         "the certificate of 'client-0' may not act as 'operator'\n"
     )
 
 
-def test_without_a_certificate_nobody_gets_as_far_as_an_order(
+def test_a_missing_certificate_or_plaintext_reaches_no_server(
     with_certificates: Federation, certs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    nobody = as_somebody(certs, tmp_path / "nobody", None)
-    assert Operator(with_certificates, "--certs", nobody)("pause") == 2
+    without = with_operator_of(certs, tmp_path / "without", None)
+    assert Operator(with_certificates, "--certs", without)("pause") == 2
     assert "cannot read operator.key: No such file or directory; `feddbp certs operator` makes it" in (
         capsys.readouterr().err
     )
-    assert Operator(with_certificates)("pause") == 3  # in the clear, to a server that speaks TLS
+    assert Operator(with_certificates)("pause") == 3  # plaintext to a TLS port
     assert "no server answers" in capsys.readouterr().err
 
 
-def test_a_certificate_of_another_authority_is_told_as_what_it_is(
+def test_certificates_of_another_authority_are_reported_as_such(
     with_certificates: Federation, certs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = tmp_path / "other"
     Authority.create(other).issue_party(OPERATOR)
     address = with_certificates.address
-    assert Operator(with_certificates, "--certs", other)("pause") == 3  # it does not trust the server
+    assert Operator(with_certificates, "--certs", other)("pause") == 3  # the operator does not trust the server
     assert f"no server answers at {address}: certificate " in capsys.readouterr().err
     shutil.copy(certs / "ca.pem", other)
-    assert Operator(with_certificates, "--certs", other)("pause") == 3  # the server does not trust it
+    assert Operator(with_certificates, "--certs", other)("pause") == 3  # the server does not trust the operator
     assert f"no server answers at {address}: it closes the connection, perhaps" in capsys.readouterr().err
 
 
-def test_a_server_whose_certificate_has_expired_meanwhile(
+def test_an_expired_server_certificate_is_reported(
     certs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     expired = tmp_path / "expired"
     shutil.copytree(certs, expired)
     Authority.load(expired).issue_server(["127.0.0.1"], lifetime=-timedelta(hours=1))
     pair = (expired / f"{SERVER}.key").read_bytes(), (expired / f"{SERVER}.pem").read_bytes()
-    server = grpc.server(ThreadPoolExecutor(1))  # ours would not start with it
+    server = grpc.server(ThreadPoolExecutor(1))  # feddbp-server does not start with it
     port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
     server.start()
     try:
@@ -235,7 +235,7 @@ def test_a_server_whose_certificate_has_expired_meanwhile(
     assert capsys.readouterr().err == expected
 
 
-def test_the_operators_certificate_is_obeyed(
+def test_the_operator_certificate_is_accepted(
     with_certificates: Federation, certs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     operator = Operator(with_certificates, "--certs", certs)
@@ -243,9 +243,9 @@ def test_the_operators_certificate_is_obeyed(
     assert operator("resume") == 0
     assert operator("status") == 0
     assert capsys.readouterr().out.startswith("paused before round 1/5\nwaiting for clients 0/3\n")
-    refused = with_certificates.state_dir / AUDIT_NAME
-    whose = {line["call"] for line in map(json.loads, refused.read_text().splitlines()) if line["what"] == "refused"}
-    assert whose <= {"GetStatus", "Pause", "Resume", "Stop"}
+    audit = with_certificates.state_dir / AUDIT_NAME
+    refused = {line["call"] for line in map(json.loads, audit.read_text().splitlines()) if line["what"] == "refused"}
+    assert refused <= {"GetStatus", "Pause", "Resume", "Stop"}
 
 
 @pytest.fixture(scope="module")
@@ -260,7 +260,7 @@ def with_tokens(certs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.mark.parametrize("token", [TOKENS[client_subject(0)], "made-up", None])
 @pytest.mark.parametrize("order", ORDERS, ids=" ".join)
-def test_any_token_but_the_operators_gives_no_orders(
+def test_other_tokens_than_the_operators_are_refused(
     order: tuple[str, ...],
     token: str | None,
     with_tokens: Federation,
@@ -276,7 +276,7 @@ def test_any_token_but_the_operators_gives_no_orders(
     assert "refuses the request: the token is not that of 'operator'\n" in capsys.readouterr().err
 
 
-def test_the_operators_token_is_obeyed(
+def test_the_operator_token_is_accepted(
     with_tokens: Federation, certs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "token").write_text(TOKENS[OPERATOR])
