@@ -21,8 +21,8 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## a whole federation on this machine: one server, eight clients, ten rounds
 	$(BIN)/feddbp demo
 
-test: $(STAMP)  ## every test
-	$(BIN)/python -m pytest -n auto --dist loadfile
+test: $(STAMP)  ## every test, and the twenty slowest
+	$(BIN)/python -m pytest -n auto --dist loadfile --durations=20
 
 lint: $(STAMP)  ## ruff and mypy --strict
 	$(BIN)/ruff check .

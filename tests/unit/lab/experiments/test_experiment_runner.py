@@ -139,7 +139,7 @@ def test_a_second_runner_is_refused_and_an_interrupted_one_stops_every_process(
 
 
 def test_watching_an_experiment_ends_with_its_runner(run: Run, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    running = run("40", FAKE_EPOCH_SECONDS="0.05")
+    running = run("6", FAKE_EPOCH_SECONDS="0.05")
     wait_until(lambda: training(out), "training")
     capsys.readouterr()
     assert main(["experiment", "status", str(out), "--watch"]) == 0
