@@ -6,7 +6,7 @@ The one call that is not here is the upload, which has a module of its own, `rpc
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import suppress
 from datetime import timedelta
 
@@ -100,7 +100,7 @@ class Coordinator:
             session, _ = await joining
             self.sessions.leave(session)
 
-    async def follow(self, session: Session) -> AsyncIterator[pb.RoundEvent]:
+    async def follow(self, session: Session) -> AsyncGenerator[pb.RoundEvent, None]:
         """The run as this client sees it, and then every change of that."""
         if session.streams >= self._limits.streams_per_session:
             raise RefusedError(pb.REFUSAL_REASON_BUSY, "this session has too many event streams open")
