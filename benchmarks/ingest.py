@@ -35,7 +35,7 @@ class _BareService(pb_grpc.FederationServicer):
 
 async def _serve_bare() -> None:
     server = grpc.aio.server()
-    pb_grpc.add_FederationServicer_to_server(_BareService(), server)
+    pb_grpc.add_FederationServicer_to_server(_BareService(), server)  # type: ignore[abstract]  # in the stub only
     print(server.add_insecure_port("127.0.0.1:0"), flush=True)
     await server.start()
     await server.wait_for_termination()

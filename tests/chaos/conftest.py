@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from light_runs import LIGHT_RUN, Outcome, undisturbed_outcome
+from light_runs import LIGHT_RUN, undisturbed_outcome
+from processes import Outcome
 
 from feddbp_common.rpc.credentials import OPERATOR, ClientCredentials, client_subject
 from feddbp_lab.pki.certificates import Authority

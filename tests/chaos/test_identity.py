@@ -17,8 +17,8 @@ import pytest
 from benchmarks.light_client import LightClient
 from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
-from light_runs import LIGHT_RUN, Crowd, Outcome, control_of, exits, federation_of, is_killed, start_server, status_when
-from processes import Federation, GaveUpError, federation
+from light_runs import LIGHT_RUN, Crowd, control_of, exits, federation_of, is_killed, start_server, status_when
+from processes import Federation, GaveUpError, Outcome, federation
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
@@ -193,7 +193,8 @@ async def test_the_probe_certificate_is_valid_for_the_health_service_only(
     Authority.load(probing).issue_party(PROBE)
     access = ClientCredentials(certs=probing)
     async with access.channel(secured.address, PROBE) as channel:
-        healthy = await health_pb2_grpc.HealthStub(channel).Check(HealthCheckRequest(), timeout=SECONDS)
+        stub: Any = health_pb2_grpc.HealthStub(channel)  # its type stubs leave the methods out
+        healthy = await stub.Check(HealthCheckRequest(), timeout=SECONDS)
         assert healthy.status == HealthCheckResponse.SERVING
         await not_authorised(pb_grpc.ControlStub(channel).GetStatus(pb.GetStatusRequest(), timeout=SECONDS))
     async with caller(secured.address, PROBE, access) as party:

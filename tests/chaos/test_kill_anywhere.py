@@ -14,7 +14,6 @@ from light_runs import (
     LIGHT_RUN,
     Crowd,
     Gate,
-    Outcome,
     control_of,
     exits,
     finish,
@@ -23,7 +22,7 @@ from light_runs import (
     start_server,
     status_when,
 )
-from processes import PATIENCE, Command, Federation, GaveUpError, federation, wait_until
+from processes import PATIENCE, Command, Federation, GaveUpError, Outcome, federation, wait_until
 
 import feddbp_client
 import feddbp_server

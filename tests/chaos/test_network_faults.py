@@ -14,8 +14,8 @@ from pathlib import Path
 import grpc
 import pytest
 from benchmarks.light_client import LightClient
-from light_runs import LIGHT_RUN, Crowd, Outcome, exits, start_server, status_when
-from processes import Command, Federation, federation
+from light_runs import LIGHT_RUN, Crowd, exits, start_server, status_when
+from processes import Command, Federation, Outcome, federation
 from tcp_proxy import Direction, Fault, TcpProxy
 
 from feddbp.v1 import federation_pb2 as pb
@@ -254,7 +254,7 @@ class Hanging(pb_grpc.FederationServicer):
 
 
 async def test_a_hung_server_is_distinguished_from_an_idle_one() -> None:
-    hanging = Hanging(answers=4)  # type: ignore[abstract] - nothing else is called
+    hanging = Hanging(answers=4)  # type: ignore[abstract]  # in the stub only
     server = grpc.aio.server()
     pb_grpc.add_FederationServicer_to_server(hanging, server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -16,7 +16,7 @@ from small_federations import prototype_set, upload_of
 
 from feddbp_common.methods import ExchangeShape
 from feddbp_common.wire import Payload
-from feddbp_server.strategies import RunFacts
+from feddbp_server.strategies import RunFacts, Upload
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 COMMANDS = Path(sys.executable).parent
@@ -113,13 +113,13 @@ def test_clients_count_by_their_confidence(
     monkeypatch.syspath_prepend(EXAMPLES / "own_method")
     from confmean.contract import CONFMEAN
 
-    def upload(client_id: int, vectors: list[list[float]], confidence: list[float]) -> object:
+    def upload(client_id: int, vectors: list[list[float]], confidence: list[float]) -> Upload:
         tensors = {"confidence": np.array(confidence, dtype=np.float32)}
         sent = prototype_set(range(len(vectors)), vectors)
         return upload_of(client_id, Payload(prototypes=sent, tensors=tensors))
 
     facts = RunFacts(shape=ExchangeShape(classes=4, feature_dim=8), seed=0, rounds=10)
-    strategy = CONFMEAN.load_strategy()(CONFMEAN.settings(sharpness=sharpness), facts)
+    strategy = CONFMEAN.load_strategy()(CONFMEAN.settings.model_validate({"sharpness": sharpness}), facts)
     uploads = [
         upload(0, [[1.0] * 8, [5.0] * 8], [0.25, 0.5, 0.0, 0.0]),
         upload(1, [[5.0] * 8], [0.75, 0.0, 0.0, 0.0]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
+from google.protobuf.message import Message
 from malformed_calls import OpenRound
 from raw_calls import RawCall, serialised
 
@@ -125,12 +126,13 @@ def invalid_calls(open_round: OpenRound) -> Iterator[InvalidCall]:
     for round_number in (0, 2, 2**32 - 1):
         download = pb.DownloadRequest(session=open_round.sessions[0], round=round_number)
         yield _changed("Download", "another round", download), pb.REFUSAL_REASON_WRONG_ROUND, "round"
-    for method, request in (
+    without_session: tuple[tuple[str, Message], ...] = (
         ("Follow", pb.FollowRequest()),
         ("Leave", pb.LeaveRequest()),
         ("Download", pb.DownloadRequest()),
-    ):
-        yield _changed(method, "no session", request), pb.REFUSAL_REASON_STALE_SESSION, "session"
+    )
+    for method, message in without_session:
+        yield _changed(method, "no session", message), pb.REFUSAL_REASON_STALE_SESSION, "session"
     for method in ("Join", "Follow", "Download", "Upload", "Report", "Leave", "GetRun", "Pause", "Resume", "Stop"):
         yield RawCall(method=method, messages=[b"\x08\x96\xff"], what="no message"), _REQUEST, "request"
 

@@ -11,7 +11,7 @@ from typing import Final
 import grpc
 import numpy as np
 from google.protobuf.message import DecodeError, Message
-from mutations import mutate_field, mutated_bytes, with_invalid_field
+from mutations import MessageT, mutate_field, mutated_bytes, with_invalid_field
 from raw_calls import RawAnswer, RawCall, serialised
 
 from feddbp.v1 import federation_pb2 as pb
@@ -319,7 +319,7 @@ def _meaning(parts: Sequence[pb.UploadPart | None]) -> object:
     return header.SerializeToString(deterministic=True), b"".join(part.chunk.data for part in rest)
 
 
-def _decoded(kind: type[Message], data: bytes) -> Message | None:
+def _decoded(kind: type[MessageT], data: bytes) -> MessageT | None:
     try:
         return kind.FromString(data)
     except DecodeError:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
-from mutations import ENUM_NUMBERS, REAL_NUMBERS, TEXTS, WHOLE_NUMBERS
-
-MessageT = TypeVar("MessageT", bound=Message)
+from mutations import ENUM_NUMBERS, REAL_NUMBERS, TEXTS, WHOLE_NUMBERS, MessageT, fields_of_type
 
 
 def any_message(kind: type[MessageT], **chosen: SearchStrategy[Any]) -> SearchStrategy[MessageT]:
     """Messages of a type; `chosen` gives the strategies of single fields."""
-    optional = {field.name: chosen.get(field.name, _of_field(field)) for field in kind.DESCRIPTOR.fields}
+    optional = {field.name: chosen.get(field.name, _of_field(field)) for field in fields_of_type(kind)}
     return st.fixed_dictionaries({}, optional=optional).map(lambda fields: kind(**fields))
 
 
 def _of_field(field: FieldDescriptor) -> SearchStrategy[Any]:
-    one = any_message(field.message_type._concrete_class) if field.message_type is not None else _scalar(field)
+    one = any_message(GetMessageClass(field.message_type)) if field.message_type is not None else _scalar(field)
     return st.lists(one, max_size=8) if field.is_repeated else one
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from random import Random
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.internal.encoder import _VarintBytes  # type: ignore[attr-defined]
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+MessageT = TypeVar("MessageT", bound=Message)
 
 WHOLE_NUMBERS = (0, 1, 2, 127, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**64 - 1)
 REAL_NUMBERS = (float("nan"), float("inf"), float("-inf"), -1.0, -0.0, 5e-324, 1e-310, 1e308, 2.0**64)
@@ -104,8 +107,13 @@ def mutate_field(message: Message, random: Random) -> str:
     return str(field.full_name)
 
 
+def fields_of_type(kind: type[Message]) -> list[FieldDescriptor]:
+    # The type stubs have a second class for the descriptors of protobuf's C implementation, with the same attributes.
+    return cast(list[FieldDescriptor], list(kind.DESCRIPTOR.fields))
+
+
 def _fields_of(message: Message) -> Iterator[tuple[Message, FieldDescriptor]]:
-    for field in message.DESCRIPTOR.fields:
+    for field in fields_of_type(type(message)):
         yield message, field
         if field.message_type is None:
             continue
@@ -145,7 +153,7 @@ def _mutate_message(holder: Message, field: FieldDescriptor, random: Random) -> 
 
 def _new_entry(field: FieldDescriptor, random: Random) -> Any:
     if field.message_type is not None:
-        return field.message_type._concrete_class()
+        return GetMessageClass(field.message_type)()
     return _odd_value(field, random)
 
 
@@ -170,22 +178,27 @@ def _odd_value(field: FieldDescriptor, random: Random) -> Any:
 # --- invalid encodings ---
 
 
+def _varint(number: int) -> bytes:
+    encoded: bytes = _VarintBytes(number)
+    return encoded
+
+
 def with_invalid_field(data: bytes, numbers: range, random: Random) -> bytes:
     """Appends a field with an invalid encoding; of fields that occur twice, the last counts."""
     number = random.choice(numbers)
     kind = random.choice(("negative", "overlong", "wrong type", "not text", "group", "too long", "unknown"))
     if kind == "negative":  # minus one in a field of unsigned numbers
-        return data + _VarintBytes(number << 3) + b"\xff" * 9 + b"\x01"
+        return data + _varint(number << 3) + b"\xff" * 9 + b"\x01"
     if kind == "overlong":
-        return data + _VarintBytes(number << 3) + b"\x80" * random.randint(9, 12) + b"\x01"
+        return data + _varint(number << 3) + b"\x80" * random.randint(9, 12) + b"\x01"
     if kind == "wrong type":
         wire_type, body = random.choice(((1, random.randbytes(8)), (5, random.randbytes(4)), (2, b"\x03abc")))
-        return data + _VarintBytes(number << 3 | wire_type) + body
+        return data + _varint(number << 3 | wire_type) + body
     if kind == "not text":
         text = random.choice(NOT_TEXT)
-        return data + _VarintBytes(number << 3 | 2) + _VarintBytes(len(text)) + text
+        return data + _varint(number << 3 | 2) + _varint(len(text)) + text
     if kind == "group":
-        return data + _VarintBytes(number << 3 | 3) * random.choice((1, 200))
+        return data + _varint(number << 3 | 3) * random.choice((1, 200))
     if kind == "too long":  # a length beyond the end of the message
-        return data + _VarintBytes(number << 3 | 2) + _VarintBytes(random.choice((10**6, 2**31, 2**40)))
-    return data + _VarintBytes(random.randint(100, 2**29 - 1) << 3) + b"\x01"
+        return data + _varint(number << 3 | 2) + _varint(random.choice((10**6, 2**31, 2**40)))
+    return data + _varint(random.randint(100, 2**29 - 1) << 3) + b"\x01"

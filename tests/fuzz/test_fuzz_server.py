@@ -16,10 +16,10 @@ from fuzzed_server import CLIENTS, RUN, FuzzedServer, fuzzed_server, send_malfor
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from invalid_calls import invalid_calls
-from light_runs import Outcome, control_of, exits, start_server, undisturbed_outcome
+from light_runs import control_of, exits, start_server, undisturbed_outcome
 from malformed_calls import violation
 from message_strategies import any_message
-from processes import Federation, federation
+from processes import Federation, Outcome, federation
 from raw_calls import METHODS, RawAnswer, RawCall, RawChannel, serialised
 from server_state import resident_bytes
 

@@ -32,12 +32,11 @@ SAMPLES = 3
 
 def upload_of(classes: int) -> Encoded:
     random = np.random.default_rng(classes)
-    ids = np.arange(classes)
     return encode(
         Payload(
             prototypes=PrototypeSet(
-                class_ids=ids,
-                counts=np.full(classes, SAMPLES, dtype=np.int64),
+                class_ids=np.arange(classes, dtype=np.int32),
+                counts=np.full(classes, SAMPLES, dtype=np.int32),
                 vectors=random.standard_normal((classes, 512), dtype=np.float32),
             ),
             fisher=FisherScores(scores=random.random((classes, 512), dtype=np.float32)),

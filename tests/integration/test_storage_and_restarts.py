@@ -16,10 +16,10 @@ import grpc
 import pytest
 from benchmarks.light_client import LightClient
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from light_runs import Crowd, Gate, Outcome, exits, start_client, start_server, status_when, undisturbed_outcome
+from light_runs import Crowd, Gate, exits, start_client, start_server, status_when, undisturbed_outcome
 from metrics import scrape
 from private_disks import needs_mounts, read_only_disk, small_disk
-from processes import Command, Federation, GaveUpError, wait_until
+from processes import Command, Federation, GaveUpError, Outcome, wait_until
 from raw_calls import RawChannel, serialised
 
 from feddbp.v1 import federation_pb2 as pb
@@ -39,7 +39,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 async def health_of(address: str, service: str) -> Any:
     async with grpc.aio.insecure_channel(address) as channel:
-        answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service))
+        stub: Any = health_pb2_grpc.HealthStub(channel)  # its type stubs leave the methods out
+        answer = await stub.Check(health_pb2.HealthCheckRequest(service=service))
         return answer.status
 
 

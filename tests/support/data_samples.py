@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 
@@ -67,7 +67,11 @@ def zipped(members: Mapping[str, bytes]) -> bytes:
 class _Python2Pickler(pickle._Pickler):
     """Writes byte strings as Python 2 did, which is what the CIFAR archives hold."""
 
-    dispatch: ClassVar = dict(pickle._Pickler.dispatch)
+    # what the standard library's stubs leave out
+    write: Callable[[bytes], object]
+    memoize: Callable[[object], None]
+
+    dispatch: ClassVar[dict[type, Callable[[Any, Any], None]]] = dict(pickle._Pickler.dispatch)
 
     def save_byte_string(self, value: bytes) -> None:
         self.write(pickle.BINSTRING + struct.pack("<i", len(value)) + value)

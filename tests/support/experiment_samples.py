@@ -17,7 +17,7 @@ from feddbp_lab.experiments.spec import ExperimentSpec
 Accuracy = Callable[[Cell, int], float]
 """The accuracy of a cell after a number of rounds, between 0 and 1."""
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "name": "small",
     "title": "A small grid",
     "base": {"clients": 2, "rounds": 2},

@@ -150,7 +150,7 @@ def _supervise(status: int) -> bool:
     return True
 
 
-def _run(request: dict[str, Any]) -> object:
+def _run(request: dict[str, Any]) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(request["env"])
@@ -160,10 +160,11 @@ def _run(request: dict[str, Any]) -> object:
     sys.argv = [request["module"], *request["arguments"]]
     if _READS_THE_ENVIRONMENT in sys.modules:
         importlib.reload(sys.modules[_READS_THE_ENVIRONMENT])
-    return importlib.import_module(request["module"]).main()
+    status: int = importlib.import_module(request["module"]).main()
+    return status
 
 
-def _main() -> object:
+def _main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a Ctrl-C the test process decides what becomes of the others
     descriptor, *modules = sys.argv[1:]
     for module in modules:

@@ -40,6 +40,11 @@ def sample_payload(*, top_channels: bool = False) -> Payload:
     )
 
 
+def prototypes_of(payload: Payload) -> PrototypeSet:
+    assert payload.prototypes is not None
+    return payload.prototypes
+
+
 def arrays(dtype: Any, *, max_dims: int = 4) -> st.SearchStrategy[np.ndarray]:
     shapes = hnp.array_shapes(min_dims=0, max_dims=max_dims, min_side=0, max_side=4)
     return hnp.arrays(dtype, shapes, elements=_elements(dtype))
@@ -51,7 +56,8 @@ def payloads(draw: st.DrawFn) -> Payload:
     width = draw(st.integers(1, 5))
     class_ids = sorted(draw(st.sets(st.integers(0, 65_535), max_size=5)))
     rows = len(class_ids)
-    prototypes, fisher = None, None
+    prototypes: PrototypeSet | None = None
+    fisher: FisherScores | TopChannels | None = None
     if draw(st.booleans()):
         counts = draw(st.none() | st.lists(st.integers(1, 2**31 - 1), min_size=rows, max_size=rows))
         prototypes = PrototypeSet(

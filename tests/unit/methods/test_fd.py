@@ -119,7 +119,8 @@ def trained_alone(name: str, **settings: Any) -> dict[str, Tensor]:
         upload = run.train(strategy.reply(known, None), number, lambda *_: None).upload
         assert upload is not None
         known = strategy.aggregate(known, [upload_of(0, upload)], round_number=number)
-    return client.state_dict()
+    trained: dict[str, Tensor] = client.state_dict()
+    return trained
 
 
 @pytest.mark.parametrize("collect", ["post", "running", "last_epoch"])

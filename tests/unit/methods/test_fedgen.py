@@ -107,6 +107,11 @@ def batch(size: int = 10, seed: int = 0) -> tuple[Any, Any]:
     return random.random((size, NOISE)), random.integers(0, CLASSES, size)
 
 
+def grad_of(tensor: Tensor) -> Tensor:
+    assert tensor.grad is not None
+    return tensor.grad
+
+
 # --- settings
 
 
@@ -135,7 +140,7 @@ def test_gradients_are_those_of_torch() -> None:
     theirs = torch_generator(ours.tensors()).train()
     weighting = torch.randn(10, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     (theirs(torch_inputs(noise, labels)) * weighting).sum().backward()
-    expected = {name: parameter.grad for name, parameter in theirs.named_parameters()}
+    expected = {name: grad_of(parameter) for name, parameter in theirs.named_parameters()}
     found = ours.gradients(ours.make(noise, labels), weighting.numpy())
     assert len(found) == len(expected)
     for here, gradient in found.items():
@@ -188,7 +193,7 @@ def test_one_teacher_is_the_cross_entropy_of_the_weighted_mean_logits() -> None:
     z = torch.tensor(features, requires_grad=True)
     logits = z @ torch.tensor(mean["head.weight"]).double().T + torch.tensor(mean["head.bias"])
     F.cross_entropy(logits, torch.tensor(labels)).backward()
-    np.testing.assert_allclose(slope, z.grad, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(slope, grad_of(z), rtol=1e-4, atol=1e-6)
 
 
 def test_many_teachers_are_weighted_by_their_share_of_a_label() -> None:
@@ -204,7 +209,7 @@ def test_many_teachers_are_weighted_by_their_share_of_a_label() -> None:
             total = total - counts[label] / together * logits.log_softmax(0)[label] / len(labels)
     total.backward()
     assert loss == pytest.approx(total.item(), rel=1e-5)
-    np.testing.assert_allclose(slope, z.grad, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(slope, grad_of(z), rtol=1e-4, atol=1e-6)
 
 
 def test_the_diversity_reward_and_its_gradient_agree_with_slow_loops() -> None:
@@ -219,7 +224,7 @@ def test_the_diversity_reward_and_its_gradient_agree_with_slow_loops() -> None:
     expected.backward()
     loss, slope = diversity_loss(noise, z.detach().numpy())
     assert loss == pytest.approx(expected.item(), rel=1e-12)
-    np.testing.assert_allclose(slope, z.grad, rtol=1e-10)
+    np.testing.assert_allclose(slope, grad_of(z), rtol=1e-10)
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -356,13 +361,12 @@ def test_the_server_trains_without_torch() -> None:
     ],
 )
 def test_payloads_have_their_documented_size(classes: int, noise: int, up: int, down: int) -> None:
-    settings = {"noise_dim": noise, "server_steps": 1}
-    shape = {"classes": classes, "width": 512}
-    strategy = small_strategy("fedgen", **settings, **shape)
-    sent = over_the_wire(strategy.initial(), upload_rules("fedgen", **shape))
+    strategy = small_strategy("fedgen", classes=classes, width=512, noise_dim=noise, server_steps=1)
+    sent = over_the_wire(strategy.initial(), upload_rules("fedgen", classes=classes, width=512))
     assert encode(sent).manifest.total_bytes == up
     known = strategy.aggregate(strategy.initial(), [upload_of(0, sent, [1] * classes)], round_number=0)
-    reply = over_the_wire(strategy.reply(known, None), download_rules("fedgen", **settings, **shape))
+    rules = download_rules("fedgen", classes=classes, width=512, noise_dim=noise, server_steps=1)
+    reply = over_the_wire(strategy.reply(known, None), rules)
     # plus the frequency of each label
     assert encode(reply).manifest.total_bytes == down + 4 * classes
 
@@ -414,8 +418,9 @@ def test_generated_features_train_only_the_head() -> None:
     images, labels = small_batch()
     torch.manual_seed(2)
     parameters = dict(client.named_parameters())
-    with_generator = torch.autograd.grad(client.objective(images, labels).total, parameters.values())
-    alone = torch.autograd.grad(F.cross_entropy(client.logits(images), labels), parameters.values())
+    weights = tuple(parameters.values())
+    with_generator = torch.autograd.grad(client.objective(images, labels).total, weights)
+    alone = torch.autograd.grad(F.cross_entropy(client.logits(images), labels), weights)
     for name, one, other in zip(parameters, with_generator, alone, strict=True):
         assert torch.allclose(one, other, rtol=1e-4, atol=1e-7) != name.startswith("head."), name
 

@@ -22,6 +22,7 @@ from small_federations import (
     upload_of,
     upload_rules,
 )
+from wire_samples import prototypes_of
 
 from feddbp_common.errors import PayloadError
 from feddbp_common.wire import Payload, PrototypeSet, encode
@@ -171,8 +172,10 @@ def test_both_directions_pass_their_own_rules_unchanged() -> None:
     upload = small_trainer("fedproc").collect(images, labels, batch_size=8)
     label_counts = torch.bincount(labels, minlength=CLASSES).tolist()
     arrived = over_the_wire(upload, upload_rules("fedproc"), label_counts=label_counts)
-    assert np.array_equal(arrived.prototypes.vectors, upload.prototypes.vectors)
-    assert np.array_equal(arrived.prototypes.counts, upload.prototypes.counts)
+    prototypes = prototypes_of(arrived)
+    assert np.array_equal(prototypes.vectors, upload.prototypes.vectors)
+    assert prototypes.counts is not None
+    assert np.array_equal(prototypes.counts, upload.prototypes.counts)
     strategy = small_strategy("fedproc")
     known = strategy.aggregate(Payload(), iter([upload_of(0, arrived)]), round_number=0)
     for payload in (strategy.initial(), known):

@@ -21,6 +21,7 @@ from small_federations import (
     upload_of,
     upload_rules,
 )
+from wire_samples import prototypes_of
 
 from feddbp_client.methods.scores import NO_CLASS
 from feddbp_common.wire import Payload, PrototypeSet, encode
@@ -160,7 +161,7 @@ def test_prototypes_are_plain_means_over_the_clients_that_have_the_class() -> No
     known = small_strategy("fedproto").aggregate(Payload(), iter(UPLOADS), round_number=0).prototypes
     assert known.class_ids.tolist() == [0, 1, 2, 4]
     for class_id, vector in zip(known.class_ids, known.vectors, strict=True):
-        sets = [upload.payload.prototypes for upload in UPLOADS]
+        sets = [prototypes_of(upload.payload) for upload in UPLOADS]
         own = [s.vectors[s.class_ids == class_id][0].astype(np.float64) for s in sets if class_id in s.class_ids]
         assert vector.tolist() == (sum(own) / len(own)).astype(np.float32).tolist()
 
@@ -196,15 +197,16 @@ def test_an_exchange_has_the_size_of_its_prototypes(classes: int, expected: int)
 def test_both_directions_pass_their_own_rules_unchanged() -> None:
     images, labels = small_batch()
     upload = small_trainer("fedproto").collect(images, labels, batch_size=8)
-    arrived = over_the_wire(upload, upload_rules("fedproto"), label_counts=torch.bincount(labels, minlength=CLASSES))
-    assert np.array_equal(arrived.prototypes.vectors, upload.prototypes.vectors)
+    arrived = over_the_wire(
+        upload, upload_rules("fedproto"), label_counts=torch.bincount(labels, minlength=CLASSES).tolist()
+    )
+    assert np.array_equal(prototypes_of(arrived).vectors, upload.prototypes.vectors)
     strategy = small_strategy("fedproto")
     rules = download_rules("fedproto")
     assert over_the_wire(strategy.reply(strategy.initial(), None), rules).prototypes is None
     known = strategy.aggregate(Payload(), iter(UPLOADS), round_number=0)
-    assert np.array_equal(
-        over_the_wire(strategy.reply(known, None), rules).prototypes.vectors, known.prototypes.vectors
-    )
+    reply = over_the_wire(strategy.reply(known, None), rules)
+    assert np.array_equal(prototypes_of(reply).vectors, known.prototypes.vectors)
 
 
 def test_a_federation_learns() -> None:

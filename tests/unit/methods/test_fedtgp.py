@@ -25,6 +25,7 @@ from small_federations import (
     upload_rules,
 )
 from torch import Tensor, nn
+from wire_samples import prototypes_of
 
 from feddbp_common.config.run import TrainingConfig
 from feddbp_common.errors import FedDBPError
@@ -150,7 +151,7 @@ def test_the_margin_never_exceeds_tau(tau: float) -> None:
 def test_the_margin_comes_from_the_means_of_the_classes_that_were_sent(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="feddbp.server"):
         strategy().aggregate(Payload(), iter(UPLOADS), round_number=0)
-    sets = [upload.payload.prototypes for upload in UPLOADS]
+    sets = [prototypes_of(upload.payload) for upload in UPLOADS]
     means = [np.mean([s.vectors[s.class_ids == c][0] for s in sets if c in s.class_ids], axis=0) for c in (0, 1, 2, 4)]
     expected = margin_between(np.array(means, dtype=np.float32), tau=100.0)
     assert f"margin of {expected:.4g}" in caplog.text
@@ -180,7 +181,7 @@ def test_a_round_follows_the_definition() -> None:
     one = strategy(server_epochs=1, server_batch_size=100, server_learning_rate=0.5)
     before = strategy(server_epochs=1, server_learning_rate=1e-30).aggregate(Payload(), iter(UPLOADS), round_number=0)
     theirs = TorchNetwork(PrototypeNetwork.from_tensors(before.tensors))
-    sets = [upload.payload.prototypes for upload in UPLOADS]
+    sets = [prototypes_of(upload.payload) for upload in UPLOADS]
     vectors, labels = np.concatenate([s.vectors for s in sets]), np.concatenate([s.class_ids for s in sets])
     means = [vectors[labels == c].mean(axis=0) for c in (0, 1, 2, 4)]
     optimiser = torch.optim.SGD(theirs.parameters(), lr=0.5)
@@ -243,7 +244,7 @@ def test_a_restart_between_rounds_changes_no_bit() -> None:
 
 
 def test_global_random_generators_are_not_used() -> None:
-    before = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index, union-attr]
+    before = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index]
     strategy().aggregate(Payload(), iter(UPLOADS), round_number=0)
     assert torch.equal(before[0], torch.random.get_rng_state())
     assert np.array_equal(before[1], np.random.get_state()[1])  # type: ignore[index]
@@ -333,13 +334,15 @@ def test_an_exchange_has_the_size_of_its_prototypes(classes: int, expected: int)
 def test_both_directions_pass_their_own_rules_unchanged() -> None:
     images, labels = small_batch()
     upload = small_trainer("fedtgp").collect(images, labels, batch_size=8)
-    arrived = over_the_wire(upload, upload_rules("fedtgp"), label_counts=torch.bincount(labels, minlength=CLASSES))
-    assert np.array_equal(arrived.prototypes.vectors, upload.prototypes.vectors)
+    arrived = over_the_wire(
+        upload, upload_rules("fedtgp"), label_counts=torch.bincount(labels, minlength=CLASSES).tolist()
+    )
+    assert np.array_equal(prototypes_of(arrived).vectors, upload.prototypes.vectors)
     ours = strategy()
     assert over_the_wire(ours.reply(ours.initial(), None), download_rules("fedtgp")).prototypes is None
     known = ours.aggregate(Payload(), iter([upload_of(0, arrived)]), round_number=0)
     reply = over_the_wire(ours.reply(known, None), download_rules("fedtgp"))
-    assert np.array_equal(reply.prototypes.vectors, known.prototypes.vectors)
+    assert np.array_equal(prototypes_of(reply).vectors, known.prototypes.vectors)
 
 
 def test_a_federation_learns() -> None:

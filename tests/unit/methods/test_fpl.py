@@ -23,6 +23,7 @@ from small_federations import (
     upload_of,
     upload_rules,
 )
+from wire_samples import prototypes_of
 
 from feddbp_client.methods.scores import NO_CLASS
 from feddbp_common.errors import PayloadError
@@ -191,7 +192,7 @@ def test_classes_are_clustered_separately_and_ordered() -> None:
     classes = known.tensors[CLUSTER_CLASSES].tolist()
     assert classes == sorted(classes)
     assert classes.count(0) == 2
-    apart = [upload_of(i, prototype_set([0], u.payload.prototypes.vectors[:1])) for i, u in enumerate(uploads)]
+    apart = [upload_of(i, prototype_set([0], prototypes_of(u.payload).vectors[:1])) for i, u in enumerate(uploads)]
     np.testing.assert_array_equal(aggregated(apart).tensors[CLUSTER_PROTOTYPES], known.tensors[CLUSTER_PROTOTYPES][:2])
 
 
@@ -231,8 +232,10 @@ def test_an_exchange_has_the_size_of_its_prototypes(classes: int, per_class: int
 def test_both_directions_pass_their_own_rules_unchanged() -> None:
     images, labels = small_batch()
     upload = small_trainer("fpl").collect(images, labels, batch_size=8)
-    arrived = over_the_wire(upload, upload_rules("fpl"), label_counts=torch.bincount(labels, minlength=CLASSES))
-    assert np.array_equal(arrived.prototypes.vectors, upload.prototypes.vectors)
+    arrived = over_the_wire(
+        upload, upload_rules("fpl"), label_counts=torch.bincount(labels, minlength=CLASSES).tolist()
+    )
+    assert np.array_equal(prototypes_of(arrived).vectors, upload.prototypes.vectors)
     rules = download_rules("fpl", clients=6)
     assert not over_the_wire(small_strategy("fpl").initial(), rules).tensors
     reply = over_the_wire(clusters(), rules)

@@ -40,7 +40,7 @@ def test_two_groups_far_apart_are_found_from_any_start() -> None:
     rows = [[0, 0], [0, 2], [100, 0], [100, 4]]
     for first in [(0, 1), (2, 3), (0, 3), (3, 1)]:
         found = cluster(rows, [1, 3, 1, 1], clusters=2, random=GivenStart(*first))
-        np.testing.assert_allclose(sorted(found.tolist()), [[0, 1.5], [100, 2]])
+        np.testing.assert_allclose(sorted(found.tolist()), [[0.0, 1.5], [100.0, 2.0]])
 
 
 def test_as_many_clusters_as_rows_keep_every_row() -> None:
@@ -51,7 +51,7 @@ def test_as_many_clusters_as_rows_keep_every_row() -> None:
 def test_a_step_assigns_to_the_nearest_and_moves_to_the_mean() -> None:
     # from 0 and 10: the rows 1 and 4 go to 0, the row 6 to 10
     found = cluster([[0], [1], [4], [6], [10]], [1, 1, 2, 1, 1], clusters=2, random=GivenStart(0, 4), iterations=1)
-    np.testing.assert_allclose(found, [[(0 + 1 + 2 * 4) / 4], [8]])
+    np.testing.assert_allclose(found, [[(0 + 1 + 2 * 4) / 4], [8.0]])
 
 
 def test_iterations_end_when_nothing_changes() -> None:
@@ -64,7 +64,7 @@ def test_iterations_end_when_nothing_changes() -> None:
 def test_an_empty_cluster_restarts_at_the_row_with_the_largest_cost() -> None:
     # both start at the same row, so the second is empty; the row 9 is farther away, but the heavy row 5 costs more
     found = cluster([[0], [0], [5], [9]], [1, 1, 10, 1], clusters=2, random=GivenStart(0, 1), iterations=1)
-    np.testing.assert_allclose(found, [[9 / 3], [5]])
+    np.testing.assert_allclose(found, [[9 / 3], [5.0]])
 
 
 def test_several_empty_clusters_take_different_rows() -> None:

@@ -64,7 +64,7 @@ async def test_a_download_holds_the_decoded_payload_and_the_bytes_it_was_decoded
     vectors = np.arange(6, dtype=np.float32).reshape(2, 3)
     sent = encode(Payload(prototypes=PrototypeSet(class_ids=np.array([0, 4], dtype=np.int32), vectors=vectors)))
     server = grpc.aio.server()
-    pb_grpc.add_FederationServicer_to_server(OneDownload(sent), server)
+    pb_grpc.add_FederationServicer_to_server(OneDownload(sent), server)  # type: ignore[abstract]  # in the stub only
     connection = Connection(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
     await server.start()
     try:

@@ -28,7 +28,7 @@ from feddbp_client.data.datasets import SOURCES, PublishedFile
 from feddbp_common.config.catalog import DATASETS
 
 if TYPE_CHECKING:
-    from conftest import FileServer
+    from file_server import FileServer
 
 IMAGES = pixels(12, side=32)
 LABELS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
@@ -109,8 +109,8 @@ def test_cifar10_is_not_mistaken_for_cifar100(tmp_path: Path) -> None:
 
 def test_of_tiny_imagenet_only_the_training_part_is_used(tmp_path: Path) -> None:
     file = encoded(flat((1, 2, 3), 64, 64), "JPEG")
-    train, test = jpeg_keys([file, file], "train"), jpeg_keys([file], "test")
-    np.savez(tmp_path / "tinyimagenet200_12k_jpeg.npz", **train, **test, y_train=[7, 199], y_test=[0])
+    images: dict[str, Any] = {**jpeg_keys([file, file], "train"), **jpeg_keys([file], "test")}
+    np.savez(tmp_path / "tinyimagenet200_12k_jpeg.npz", **images, y_train=[7, 199], y_test=[0])
     data = load_dataset("tiny-imagenet", tmp_path, download=False)
     assert data.labels.tolist() == [7, 199]
 

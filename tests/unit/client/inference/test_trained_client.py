@@ -102,7 +102,8 @@ def test_predictions_are_in_the_order_of_the_images(monkeypatch: pytest.MonkeyPa
     client, images = client_of(), as_arrays(random_pixels(10))
     one_by_one = [client.predict([image])[0].best for image in images]
     for found, alone in zip(client.predict(iter(images)), one_by_one, strict=True):
-        assert (found.best.class_id, found.best.value) == (alone.class_id, pytest.approx(alone.value, abs=1e-5))
+        assert found.best.class_id == alone.class_id
+        assert found.best.value == pytest.approx(alone.value, abs=1e-5)
     assert client.predict([]) == []
 
 

@@ -60,7 +60,7 @@ def test_an_unavailable_device_is_an_error(gpu: int | None, device: str, message
 class OnApple(Tensor):
     """Scores on an Apple GPU."""
 
-    def double(self) -> Tensor:  # type: ignore[override]
+    def double(self) -> Tensor:
         raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
 
     def cpu(self) -> Tensor:  # type: ignore[override]

@@ -123,9 +123,10 @@ def _unmatched(model: type[BaseModel], message: Descriptor) -> set[str]:
     names = {proto_name(name, field): field for name, field in model.model_fields.items() if not is_added(field)}
     unmatched = names.keys() ^ (set(message.fields_by_name) - {ADDED_SETTINGS})
     for name in names.keys() & set(message.fields_by_name):
-        nested = names[name].annotation
+        nested, nested_message = names[name].annotation, message.fields_by_name[name].message_type
         if isinstance(nested, type) and issubclass(nested, BaseModel):
-            unmatched |= {f"{name}.{field}" for field in _unmatched(nested, message.fields_by_name[name].message_type)}
+            assert nested_message is not None, name
+            unmatched |= {f"{name}.{field}" for field in _unmatched(nested, nested_message)}
     return unmatched
 
 
@@ -146,7 +147,9 @@ def fault_in(message: pb.RunConfig) -> str:
     return text.removeprefix(prefix)
 
 
-WIRE = {"dtype": pb.DTYPE_FLOAT32, "fisher": pb.FISHER_FORM_SCORES}
+def wire_config(*, dtype: int = pb.DTYPE_FLOAT32, fisher: int = pb.FISHER_FORM_SCORES) -> pb.WireConfig:
+    """Takes any number, as a received message may hold any."""
+    return pb.WireConfig(dtype=pb.DType.ValueType(dtype), fisher=pb.FisherForm.ValueType(fisher))
 
 
 @pytest.mark.parametrize(
@@ -158,11 +161,11 @@ WIRE = {"dtype": pb.DTYPE_FLOAT32, "fisher": pb.FISHER_FORM_SCORES}
         ({"clients": 100_001}, "clients: input should be less than or equal to 100000"),
         ({"seed": 2**32}, "seed: input should be less than 4294967296"),
         ({"participation": float("nan")}, "participation: input should be a finite number"),
-        ({"wire": pb.WireConfig(**{**WIRE, "fisher": 0})}, "wire.fisher: is not set"),
-        ({"wire": pb.WireConfig(**{**WIRE, "dtype": 0})}, "wire.wire_dtype: is not set"),
-        ({"wire": pb.WireConfig(**{**WIRE, "dtype": 77})}, "wire.wire_dtype: value 77 is not known to feddbp "),
+        ({"wire": wire_config(fisher=0)}, "wire.fisher: is not set"),
+        ({"wire": wire_config(dtype=0)}, "wire.wire_dtype: is not set"),
+        ({"wire": wire_config(dtype=77)}, "wire.wire_dtype: value 77 is not known to feddbp "),
         (
-            {"wire": pb.WireConfig(**{**WIRE, "dtype": pb.DTYPE_INT32})},
+            {"wire": wire_config(dtype=pb.DTYPE_INT32)},
             "wire.wire_dtype: input should be 'float32', 'float16' or 'bfloat16'",
         ),
         ({"data": pb.DataConfig()}, "data.alpha: input should be greater than 0"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from datetime import timedelta
 from enum import StrEnum
 from itertools import product
@@ -264,7 +265,7 @@ def test_help_shows_choices_defaults_and_variables(monkeypatch: pytest.MonkeyPat
 # --- commands ---
 
 
-def command(argv: list[str]) -> int:
+def command(argv: Sequence[str]) -> int:
     parser = settings_parser("brew", "Makes coffee.", Machine)
     print(settings_from(Machine, parser.parse_args(argv)).beans.grams)
     return 0

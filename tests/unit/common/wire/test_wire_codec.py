@@ -248,7 +248,7 @@ def test_undeclared_bytes_are_refused() -> None:
 
 
 @pytest.mark.parametrize("dtype", [pb.DTYPE_UNSPECIFIED, 99])
-def test_an_unknown_element_type_is_refused(dtype: int) -> None:
+def test_an_unknown_element_type_is_refused(dtype: pb.DType.ValueType) -> None:
     manifest = pb.Manifest(tensors=[pb.Tensor(name="x", dtype=dtype, shape=[1])])
     with pytest.raises(PayloadError) as refusal:
         decode(manifest, b"1234")
@@ -299,7 +299,7 @@ def variations() -> dict[str, Payload]:
         "the shape": replace(base, tensors={**base.tensors, "head": head.reshape(3, 2)}),
         "another dimension": replace(base, tensors={**base.tensors, "head": head.reshape(1, 2, 3)}),
         "the type": replace(base, tensors={**base.tensors, "head": head.view(np.int32)}),
-        "the order": replace(base, tensors=dict(reversed(base.tensors.items()))),
+        "the order": replace(base, tensors=dict(reversed(list(base.tensors.items())))),
         "one tensor fewer": replace(base, tensors={"head": head}),
         "an empty tensor more": replace(base, tensors={**base.tensors, "none": np.zeros(0, np.float32)}),
         "no prototypes": Payload(tensors=base.tensors),

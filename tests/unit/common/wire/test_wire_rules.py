@@ -280,9 +280,12 @@ def test_a_manifest_is_refused_for(fault: str) -> None:
 
 def _without(part: str) -> Payload:
     payload = sample_payload()
-    if part == "head":
-        return replace(payload, tensors={"steps": payload.tensors["steps"]})
-    return replace(payload, **{part: None})
+    match part:
+        case "prototypes":
+            return replace(payload, prototypes=None)
+        case "fisher":
+            return replace(payload, fisher=None)
+    return replace(payload, tensors={"steps": payload.tensors["steps"]})
 
 
 @pytest.mark.parametrize("part", ["prototypes", "fisher", "head"])
@@ -337,8 +340,8 @@ ROWS = PayloadRules(
 
 
 def rows_of(**counts: int) -> pb.Manifest:
-    made = {"labels": lambda n: np.zeros(n, np.int32), "logits": lambda n: np.zeros((n, 2), np.float32)}
-    return manifest_of(Payload(tensors={name: made[name](count) for name, count in counts.items()}))
+    made = {"labels": np.zeros(5, np.int32), "logits": np.zeros((5, 2), np.float32)}
+    return manifest_of(Payload(tensors={name: made[name][:count] for name, count in counts.items()}))
 
 
 def test_tensors_with_corresponding_rows_need_the_same_number_of_rows() -> None:
@@ -388,7 +391,7 @@ def test_an_empty_dimension_does_not_hide_a_wrong_shape() -> None:
 
 
 @pytest.mark.parametrize("dtype", [pb.DTYPE_FLOAT32, 99])
-def test_a_received_name_is_shortened_and_escaped_in_messages(dtype: int) -> None:
+def test_a_received_name_is_shortened_and_escaped_in_messages(dtype: pb.DType.ValueType) -> None:
     name = "head\nERROR forged line " + "x" * 10_000
     manifest = pb.Manifest(tensors=[pb.Tensor(name=name, dtype=dtype, shape=[0])], sha256=bytes(32))
     text = str(refusal_of(manifest))

@@ -153,7 +153,7 @@ def test_json_output_has_words_for_enums_and_numbers() -> None:
 
 async def test_a_broken_stream_is_reconnected_until_the_run_has_ended() -> None:
     running, ended = run_status(client(0), round=1), run_status(client(0), round=10, phase=pb.PHASE_FINISHED)
-    control = ScriptedControl([[running], [], [running, ended]])
+    control = ScriptedControl([[running], [], [running, ended]])  # type: ignore[abstract]  # in the stub only
     async with serving(control) as address:
         seen = [status.phase async for status in watch_status(address, patience=timedelta(seconds=10))]
     assert seen == [pb.PHASE_COLLECTING, pb.PHASE_COLLECTING, pb.PHASE_FINISHED]
@@ -167,13 +167,15 @@ async def test_watching_ends_after_the_patience_with_an_unreachable_server() -> 
 
 async def test_a_transient_refusal_is_not_reported_as_an_unreachable_server() -> None:
     class Refusing(pb_grpc.ControlServicer):
-        async def Pause(self, request: pb.PauseRequest, context: Any) -> pb.RunStatus:
+        async def Pause(
+            self, request: pb.PauseRequest, context: grpc.aio.ServicerContext[pb.PauseRequest, pb.RunStatus]
+        ) -> pb.RunStatus:
             refusal = pb.Refusal(reason=pb.REFUSAL_REASON_STORAGE).SerializeToString()
             await context.abort(
                 grpc.StatusCode.UNAVAILABLE, "the disk is full", trailing_metadata=((REFUSAL_METADATA_KEY, refusal),)
             )
 
-    async with serving(Refusing()) as address:
+    async with serving(Refusing()) as address:  # type: ignore[abstract]  # in the stub only
         with pytest.raises(RequestRefusedError, match="refuses the request: the disk is full"):
             await call_control(pb.PauseRequest(), address)
 
@@ -191,7 +193,7 @@ async def test_watching_continues_after_a_transient_refusal() -> None:
                 )
             yield run_status(client(0), round=10, phase=pb.PHASE_FINISHED)
 
-    async with serving(Busy()) as address:
+    async with serving(Busy()) as address:  # type: ignore[abstract]  # in the stub only
         seen = [status.phase async for status in watch_status(address, patience=timedelta(seconds=10))]
     assert seen == [pb.PHASE_FINISHED]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from wire_samples import prototypes_of
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.run import DataConfig, RealType, RunConfig, TrainingConfig, WireConfig
@@ -78,8 +79,8 @@ async def test_the_order_of_arrival_does_not_change_a_bit(thread: StoreWriter) -
 
 
 def test_the_order_of_summation_would_have_shown() -> None:
-    vectors = [trained_upload(client).prototypes.vectors.astype(np.float64) for client in range(CLIENTS)]
-    forward, backward = sum(vectors), sum(vectors[::-1])
+    vectors = [prototypes_of(trained_upload(client)).vectors.astype(np.float64) for client in range(CLIENTS)]
+    forward, backward = sum(vectors, np.zeros((2, 6))), sum(vectors[::-1], np.zeros((2, 6)))
     assert (forward != backward).any()
 
 
@@ -120,9 +121,7 @@ async def test_a_client_is_personalised_with_its_newest_upload_before_the_round(
     await save(thread, 0, trained_upload(0, scale=100.0), 1)
 
     def own_values(reply: Payload, sent: Payload) -> int:
-        assert reply.prototypes is not None
-        assert sent.prototypes is not None
-        return int((reply.prototypes.vectors == sent.prototypes.vectors).sum())
+        return int((prototypes_of(reply).vectors == prototypes_of(sent).vectors).sum())
 
     in_round_1 = await aggregator.download(0, 1)
     assert (
@@ -202,8 +201,7 @@ async def test_a_round_is_closed_without_reading_cached_uploads(thread: StoreWri
     await save(thread, 0, trained_upload(0, scale=100.0))  # shows where the values come from
     aggregator.cache(0, 0, trained_upload(0))
     encoded = (await aggregator.close_round(0, label_counts)).payload
-    assert encoded.prototypes is not None
-    assert (encoded.prototypes.vectors == trained_upload(0).prototypes.vectors).all()
+    assert (prototypes_of(encoded).vectors == prototypes_of(trained_upload(0)).vectors).all()
 
 
 async def test_a_reply_that_is_the_same_for_all_is_made_once_a_round(thread: StoreWriter) -> None:

@@ -40,7 +40,7 @@ class Handlers(grpc.GenericRpcHandler):
         context.set_code(grpc.StatusCode.DATA_LOSS)
         return b""
 
-    async def abort(self, request: Any, context: Any) -> bytes:
+    async def abort(self, request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         await context.abort(grpc.StatusCode.NOT_FOUND, "not here")
 
     async def fail(self, request: Any, context: Any) -> bytes:
@@ -95,7 +95,22 @@ class Metered:
 
     async def unary(self, method: str, **options: Any) -> None:
         with suppress(grpc.aio.AioRpcError):
-            await self.channel.unary_unary(f"/t/{method}")(b"", **options)
+            bound: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self.channel.unary_unary(f"/t/{method}")
+            await bound(b"", **options)
+
+    def unary_stream(self, method: str) -> grpc.aio.UnaryStreamCall[bytes, bytes]:
+        bound: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self.channel.unary_stream(f"/t/{method}")
+        return bound(b"")
+
+    def stream_unary(
+        self, method: str, requests: AsyncIterator[bytes] | None = None
+    ) -> grpc.aio.StreamUnaryCall[bytes, bytes]:
+        bound: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = self.channel.stream_unary(f"/t/{method}")
+        return bound(requests)
+
+    def stream_stream(self, method: str, requests: AsyncIterator[bytes]) -> grpc.aio.StreamStreamCall[bytes, bytes]:
+        bound: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = self.channel.stream_stream(f"/t/{method}")
+        return bound(requests)
 
     async def over(self, method: str) -> dict[str, int]:
         """The calls of a method by code, once none is running: the server may see an end later than its caller."""
@@ -151,7 +166,7 @@ async def test_a_call_that_times_out_at_the_caller_is_cancelled() -> None:
 
 async def test_a_response_stream_is_timed_to_its_last_response() -> None:
     async with metered() as server:
-        call = server.channel.unary_stream("/t/us.three")(b"")
+        call = server.unary_stream("us.three")
         received = [await call.read() for _ in range(3)]
         assert received == [b"part"] * 3
         calls = server.calls("us.three")
@@ -164,7 +179,7 @@ async def test_a_response_stream_is_timed_to_its_last_response() -> None:
 
 async def test_a_stream_that_is_aborted_after_its_first_response() -> None:
     async with metered() as server:
-        call = server.channel.unary_stream("/t/us.abort_later")(b"")
+        call = server.unary_stream("us.abort_later")
         assert await call.read() == b"part"
         assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert await server.over("us.abort_later") == {"RESOURCE_EXHAUSTED": 1}
@@ -173,7 +188,7 @@ async def test_a_stream_that_is_aborted_after_its_first_response() -> None:
 @pytest.mark.parametrize("method", ["us.three", "us.flood"])
 async def test_a_stream_its_caller_cancels_ends_even_while_a_response_is_being_sent(method: str) -> None:
     async with metered() as server:
-        call = server.channel.unary_stream(f"/t/{method}")(b"")
+        call = server.unary_stream(method)
         await call.read()
         call.cancel()
         assert await server.over(method) == {"CANCELLED": 1}
@@ -181,14 +196,14 @@ async def test_a_stream_its_caller_cancels_ends_even_while_a_response_is_being_s
 
 async def test_every_message_of_a_stream_of_requests_is_counted() -> None:
     async with metered() as server:
-        assert await server.channel.stream_unary("/t/su.gather")(pieces(5)) == b"xxxxx"
+        assert await server.stream_unary("su.gather", pieces(5)) == b"xxxxx"
         assert await server.over("su.gather") == {"OK": 1}
         assert server.calls("su.gather").messages == {RECEIVED: 5, SENT: 1}
 
 
 async def test_a_request_stream_that_breaks_off_is_cancelled() -> None:
     async with metered() as server:
-        call = server.channel.stream_unary("/t/su.gather_and_wait")()
+        call = server.stream_unary("su.gather_and_wait")
         await call.write(b"x")
         await server.handlers.received.wait()
         call.cancel()
@@ -198,7 +213,7 @@ async def test_a_request_stream_that_breaks_off_is_cancelled() -> None:
 @pytest.mark.parametrize("method", ["echo", "write_back"])
 async def test_streams_both_ways_whether_answers_are_yielded_or_written(method: str) -> None:
     async with metered() as server:
-        call = server.channel.stream_stream(f"/t/ss.{method}")(pieces(4))
+        call = server.stream_stream(f"ss.{method}", pieces(4))
         assert [answer async for answer in call] == [b"x"] * 4
         assert await server.over(f"ss.{method}") == {"OK": 1}
         assert server.calls(f"ss.{method}").messages == {RECEIVED: 4, SENT: 4}

@@ -48,7 +48,7 @@ class Trace:
             yield
         finally:
             sys.setprofile(None)
-            threading.setprofile(None)  # type: ignore[arg-type] - None is how it is taken out
+            threading.setprofile(None)
 
     @contextmanager
     def recording(self) -> Iterator[None]:

@@ -18,7 +18,7 @@ from run_machine import ids
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.wire import Payload
 from feddbp_server.run.refusals import RefusedError
-from feddbp_server.store import MemoryStore, SqliteStore
+from feddbp_server.store import MemoryStore, SqliteStore, Store
 
 
 async def test_the_same_upload_again_gets_the_same_receipt(server: Server) -> None:
@@ -72,12 +72,18 @@ async def test_of_two_uploads_at_once_one_is_stored_and_only_it_has_a_receipt(tm
     assert other.details.reason == pb.REFUSAL_REASON_ALREADY_UPLOADED
 
 
+def lose_upload(store: Store) -> None:
+    """Makes the store that of a server which the upload of client 0 to round 0 never reached."""
+    assert isinstance(store, MemoryStore)
+    del store._uploads[0, 0]
+
+
 async def test_an_upload_to_a_closed_round_is_refused_with_the_open_one(server: Server) -> None:
     daemons = await join_all(server)
     for daemon in daemons:
         await daemon.work(0)
     await server.until_round(1)
     late = trained_upload(0, 0, Payload(), salt=5)
-    await server.thread.run(lambda store: store._uploads.pop((0, 0)))  # it never arrived
+    await server.thread.run(lose_upload)
     refusal = await refusal_of(daemons[0].send(0, late))
     assert (refusal.reason, refusal.current_round) == (pb.REFUSAL_REASON_WRONG_ROUND, 1)

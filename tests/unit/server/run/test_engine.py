@@ -23,6 +23,7 @@ from coordinator_runs import (
     whole_run,
 )
 from run_machine import ids
+from wire_samples import prototypes_of
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.wire import Payload
@@ -107,10 +108,9 @@ async def test_the_first_download_is_empty_and_later_ones_are_personal(server: S
     for daemon in daemons:
         await daemon.work(0)
     await server.until_round(1)
-    received = [await daemon.download(1) for daemon in daemons]
-    vectors = {payload.prototypes.vectors.tobytes() for payload in received if payload.prototypes is not None}
-    assert len(vectors) == CLIENTS
-    assert all(payload.prototypes.class_ids.tolist() == [0, 1, 2, 3] for payload in received)
+    prototypes = [prototypes_of(await daemon.download(1)) for daemon in daemons]
+    assert len({each.vectors.tobytes() for each in prototypes}) == CLIENTS
+    assert all(each.class_ids.tolist() == [0, 1, 2, 3] for each in prototypes)
 
 
 # --- deadlines ---

@@ -541,7 +541,7 @@ def test_a_run_aggregated_while_paused_waits_with_too_few_members() -> None:
 def test_all_clients_may_leave_a_paused_round() -> None:
     run = in_phase(Phase.COLLECTING)
     run(PauseRequested(), Left(0), Left(1))
-    assert run.phase is Phase.PAUSED
+    assert (run.phase, run.state.held_phase) == (Phase.PAUSED, Phase.WAITING)
     run(ResumeRequested())
     assert run.phase is Phase.WAITING
 
@@ -554,7 +554,9 @@ def test_all_clients_may_leave_a_paused_round() -> None:
 @pytest.mark.parametrize(
     ("event", "outcome"), [(StopRequested("enough"), Phase.STOPPED), (RunFailed("no disk"), Phase.FAILED)]
 )
-def test_any_phase_can_be_stopped_or_fail(phase: Phase, paused: bool, event: Event, outcome: Phase) -> None:
+def test_any_phase_can_be_stopped_or_fail(
+    phase: Phase, paused: bool, event: StopRequested | RunFailed, outcome: Phase
+) -> None:
     run = in_phase(phase)
     if paused:
         run(PauseRequested())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from datetime import timedelta
 
@@ -140,7 +140,11 @@ def test_a_client_that_was_not_selected_must_not_upload(client: int) -> None:
 
 @pytest.mark.parametrize("phase", ENDED)
 def test_after_the_end_every_round_is_refused_as_over(phase: Phase) -> None:
-    for refuse in (lambda: check_upload(0, 4, state(phase)), lambda: check_download(4, state(phase))):
+    refusals: tuple[Callable[[], object], ...] = (
+        lambda: check_upload(0, 4, state(phase)),
+        lambda: check_download(4, state(phase)),
+    )
+    for refuse in refusals:
         with pytest.raises(RefusedError) as refusal:
             refuse()
         assert refusal.value.details.reason == pb.REFUSAL_REASON_RUN_ENDED

@@ -37,8 +37,8 @@ class Disk:
         self._store._db.execute(f"PRAGMA max_page_count = {pages}").fetchone()
 
 
-def save(client_id: int) -> Callable[[Store], None]:
-    return lambda store: store.save_upload(upload_record(client_id), bytes(200_000))
+def save(client_id: int, *, round_number: int = 0, size: int = 200_000) -> Callable[[Store], None]:
+    return lambda store: store.save_upload(upload_record(client_id, round_number), bytes(size))
 
 
 class Watched:
@@ -119,8 +119,7 @@ async def test_tasks_waiting_for_a_writable_store_are_woken_when_watching_stops(
 
 async def fill_the_last_page(server: Server) -> None:
     for number in range(1000, 1100):
-        record = upload_record(0, number)
-        await server.engine.store.run(lambda kept, record=record: kept.save_upload(record, bytes(20_000)))
+        await server.engine.store.run(save(0, round_number=number, size=20_000))
 
 
 async def test_a_run_survives_a_full_disk(tmp_path: Path) -> None:

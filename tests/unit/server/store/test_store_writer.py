@@ -56,6 +56,10 @@ def save(client_id: int, body: bytes = b"body") -> Work:
     return lambda store: store.save_upload(upload_record(client_id), body)
 
 
+def appending(number: int, *, to: list[int]) -> Work:
+    return lambda _: to.append(number)
+
+
 def fail_after(work: Work) -> Work:
     def job(store: Store) -> None:
         work(store)
@@ -91,7 +95,7 @@ async def test_all_jobs_run_in_one_thread_that_is_not_the_loops(thread: StoreWri
 
 async def test_jobs_run_in_the_order_in_which_they_are_given(thread: StoreWriter) -> None:
     done: list[int] = []
-    await as_one_group(thread, [lambda _, number=number: done.append(number) for number in range(200)])
+    await as_one_group(thread, [appending(number, to=done) for number in range(200)])
     assert done == list(range(200))
 
 

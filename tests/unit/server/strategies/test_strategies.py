@@ -56,10 +56,10 @@ def as_dict(payload: Payload) -> Vectors:
 
 
 def aggregate(strategy: FedDBPStrategy, known: Payload, uploads: Sequence[Payload]) -> Payload:
-    uploads = [
+    received = (
         Upload(client_id=client, payload=payload, label_counts=[1] * CLASSES) for client, payload in enumerate(uploads)
-    ]
-    return strategy.aggregate(known, iter(uploads), round_number=0)
+    )
+    return strategy.aggregate(known, received, round_number=0)
 
 
 # --- the slow references ---
@@ -231,10 +231,10 @@ def test_a_share_of_nothing_is_the_plain_average() -> None:
     assert as_dict(reply) == shared
 
 
-@pytest.mark.parametrize("changed", [{"without_personalisation": True}, {"k_top": 0}])
-def test_without_personalisation_every_client_receives_the_plain_averages(changed: dict[str, object]) -> None:
+@pytest.mark.parametrize("strategy", [feddbp(without_personalisation=True), feddbp(k_top=0)], ids=["off", "k_top=0"])
+def test_without_personalisation_every_client_receives_the_plain_averages(strategy: FedDBPStrategy) -> None:
     shared = {0: [1.0] * 5, 3: [2.0] * 5}
-    reply = feddbp(**changed).reply(Payload(prototypes=prototypes(shared)), upload({0: [9.0] * 5}))
+    reply = strategy.reply(Payload(prototypes=prototypes(shared)), upload({0: [9.0] * 5}))
     assert as_dict(reply) == shared
 
 

@@ -14,7 +14,7 @@ from feddbp_client.data import DataError, download
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from conftest import FileServer
+    from file_server import FileServer
 
 CONTENT = os.urandom(300_000)
 
