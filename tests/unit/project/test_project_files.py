@@ -99,6 +99,11 @@ def test_the_source_archive_lists_all_that_is_under_version_control() -> None:
     assert tops - always - set(SDIST) == set(), "add them to only-include in pyproject.toml"
 
 
+def test_mypy_checks_every_folder_with_python_files() -> None:
+    with_python = {name for name in SDIST if any((CHECKOUT / name).rglob("*.py"))}
+    assert with_python == set(PYPROJECT["tool"]["mypy"]["files"])
+
+
 def test_everything_make_installs_has_its_version_in_the_constraints() -> None:
     lines = (CHECKOUT / "constraints.txt").read_text().splitlines()
     pinned = {canonicalize_name(line.partition("==")[0]) for line in lines if not line.startswith("#")}
