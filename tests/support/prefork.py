@@ -6,6 +6,7 @@ exit code. It is spared the imports only: seconds of CPU time for every client t
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import json
@@ -25,7 +26,7 @@ _REQUEST_BYTES: Final = 1 << 17
 _END_SECONDS: Final = 60.0
 _NUMBER: Final = struct.Struct("=i")
 _READS_THE_ENVIRONMENT: Final = "feddbp_common.fault_injection"
-"""The module that reads its variable when it is imported, which a forked process inherits."""
+"""Reads its variable when it is imported, so a forked process has to load it again."""
 
 
 class ForkedProcess:
@@ -160,12 +161,21 @@ def _run(request: dict[str, Any]) -> int:
     sys.argv = [request["module"], *request["arguments"]]
     if _READS_THE_ENVIRONMENT in sys.modules:
         importlib.reload(sys.modules[_READS_THE_ENVIRONMENT])
-    status: int = importlib.import_module(request["module"]).main()
-    return status
+    return int(importlib.import_module(request["module"]).main())
+
+
+def _exit_without_teardown(code: list[int]) -> None:
+    """Ends a process whose `main` has returned before its modules are torn down: that would copy most of its memory."""
+    if code:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code[0])
 
 
 def _main() -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a Ctrl-C the test process decides what becomes of the others
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the test process, which ends all others
+    code: list[int] = []
+    atexit.register(_exit_without_teardown, code)  # called last, because registered first
     descriptor, *modules = sys.argv[1:]
     for module in modules:
         importlib.import_module(module)
@@ -173,7 +183,10 @@ def _main() -> int:
     assert threads == 1, f"{modules} have started threads, which a forked process would not have"
     gc.freeze()
     request = _serve(socket.socket(fileno=int(descriptor)))
-    return 0 if request is None else _run(request)
+    if request is None:
+        return 0
+    code.append(_run(request))
+    return code[0]
 
 
 if __name__ == "__main__":
