@@ -36,7 +36,7 @@ async def _run(config: ClientConfig) -> int:
     import torch
 
     from feddbp_client.daemon.connection import Connection
-    from feddbp_client.daemon.daemon import ClientDaemon, DaemonOptions
+    from feddbp_client.daemon.session_loop import ClientDaemon, DaemonOptions
     from feddbp_client.data import SharedDatasetCache
     from feddbp_client.process import run_daemons
     from feddbp_client.training.devices import choose_device, releasing_gpu_memory

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Sequence
 from typing import Final
 
-from feddbp_client.daemon.daemon import ClientDaemon
+from feddbp_client.daemon.session_loop import ClientDaemon
 from feddbp_common.errors import ExitCode, FedDBPError
 
 log = logging.getLogger("feddbp.client")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_lab.terminal.status_text import mean_accuracy, trained_accuracy
+from feddbp_lab.terminal.status_words import mean_accuracy, trained_accuracy
 
 
 @dataclass(frozen=True, kw_only=True)

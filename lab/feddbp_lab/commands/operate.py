@@ -16,7 +16,7 @@ from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_lab.commands.options import OperatorConfig
 from feddbp_lab.commands.status import as_dict, console
 from feddbp_lab.control_client import FINAL_PHASES, Request, call_control, get_status
-from feddbp_lab.terminal.status_table import status_line
+from feddbp_lab.terminal.status_view import status_line
 
 
 class RequestConfig(OperatorConfig):

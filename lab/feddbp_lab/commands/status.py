@@ -22,7 +22,7 @@ from feddbp_common.errors import ExitCode, FedDBPError
 from feddbp_lab.api.run_status import RunStatus
 from feddbp_lab.commands.options import StatusConfig, StatusViewConfig
 from feddbp_lab.control_client import get_status, watch_status
-from feddbp_lab.terminal.status_table import LiveStatusView, StatusView
+from feddbp_lab.terminal.status_view import LiveStatusView, StatusView
 
 PROG: Final = "feddbp status"
 _PATIENCE: Final = timedelta(seconds=30)

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_lab.terminal.format import NO_VALUE, human_seconds, percent, plain_table, sparkline
-from feddbp_lab.terminal.status_text import (
+from feddbp_lab.terminal.status_words import (
     activity,
     activity_text,
     phase_text,

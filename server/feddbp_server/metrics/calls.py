@@ -13,7 +13,7 @@ import grpc
 
 from feddbp_server.rpc.auth import Context
 from feddbp_server.rpc.interceptors import Handler
-from feddbp_server.run.timing import Durations
+from feddbp_server.run.durations import Durations
 
 BOUNDS: Final = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),

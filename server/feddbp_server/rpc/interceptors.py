@@ -12,7 +12,7 @@ import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -22,29 +22,12 @@ from feddbp_common.errors import PayloadError
 from feddbp_common.rpc.failures import REFUSAL_METADATA_KEY
 from feddbp_server.reporting.event_log import EventLog
 from feddbp_server.rpc.auth import Context
+from feddbp_server.rpc.status_codes import STATUS_OF
 from feddbp_server.run.refusals import RefusedError, as_refusal
 from feddbp_server.store import StoreError
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
-STATUS_OF: Final = {
-    pb.REFUSAL_REASON_OTHER_RUN: grpc.StatusCode.FAILED_PRECONDITION,
-    pb.REFUSAL_REASON_UNKNOWN_CLIENT: grpc.StatusCode.INVALID_ARGUMENT,
-    pb.REFUSAL_REASON_ID_IN_USE: grpc.StatusCode.ALREADY_EXISTS,
-    pb.REFUSAL_REASON_STALE_SESSION: grpc.StatusCode.UNAUTHENTICATED,
-    pb.REFUSAL_REASON_WRONG_ROUND: grpc.StatusCode.FAILED_PRECONDITION,
-    pb.REFUSAL_REASON_NOT_SELECTED: grpc.StatusCode.FAILED_PRECONDITION,
-    pb.REFUSAL_REASON_ALREADY_UPLOADED: grpc.StatusCode.ALREADY_EXISTS,
-    pb.REFUSAL_REASON_INVALID_PAYLOAD: grpc.StatusCode.INVALID_ARGUMENT,
-    pb.REFUSAL_REASON_TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    pb.REFUSAL_REASON_BUSY: grpc.StatusCode.UNAVAILABLE,
-    pb.REFUSAL_REASON_RUN_ENDED: grpc.StatusCode.FAILED_PRECONDITION,
-    pb.REFUSAL_REASON_INVALID_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
-    pb.REFUSAL_REASON_NOT_AUTHORISED: grpc.StatusCode.PERMISSION_DENIED,
-    pb.REFUSAL_REASON_STORAGE: grpc.StatusCode.UNAVAILABLE,
-    pb.REFUSAL_REASON_MISSING_FEATURE: grpc.StatusCode.FAILED_PRECONDITION,
-}
-"""The one table from refusals to status codes."""
 
 log = logging.getLogger("feddbp.server")
 

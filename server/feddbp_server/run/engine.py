@@ -23,6 +23,7 @@ from feddbp_server.aggregation.aggregator import Aggregator, GlobalState
 from feddbp_server.reporting.event_log import Audit, EventLog
 from feddbp_server.reporting.metrics_log import MetricsLog, reports_in
 from feddbp_server.reporting.summary import RunOutcome, write_summary
+from feddbp_server.run.durations import AGGREGATION_BOUNDS, Durations, PhaseTimes
 from feddbp_server.run.limits import Limits
 from feddbp_server.run.sessions import Sessions
 from feddbp_server.run.snapshot import RunSnapshot
@@ -39,7 +40,6 @@ from feddbp_server.run.state_machine import (
     Tick,
     step,
 )
-from feddbp_server.run.timing import AGGREGATION_BOUNDS, Durations, PhaseTimes
 from feddbp_server.store import AggregateRecord, MonitoredStore, Store, StoreError, StoreWriter
 
 log = logging.getLogger("feddbp.server")

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_server.reporting.event_log import Incident
 from feddbp_server.reporting.metrics_log import Report, Traffic
+from feddbp_server.run.durations import Durations, PhaseTimes
 from feddbp_server.run.engine import RunEngine
 from feddbp_server.run.sessions import Session
 from feddbp_server.run.state_machine import Phase, RoundPolicy, RunState
-from feddbp_server.run.timing import Durations, PhaseTimes
 
 
 class RunView:

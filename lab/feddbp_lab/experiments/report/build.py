@@ -11,8 +11,8 @@ from feddbp_lab.experiments.report.captions import caption_of, description_of, w
 from feddbp_lab.experiments.report.figures import draw_panels, panels_of
 from feddbp_lab.experiments.report.outcomes import Outcomes
 from feddbp_lab.experiments.report.page import PageFigure, PagePart, PageSection, render_page
-from feddbp_lab.experiments.report.render import as_csv, as_latex, as_markdown
 from feddbp_lab.experiments.report.tables import format_table, table_of
+from feddbp_lab.experiments.report.text_formats import as_csv, as_latex, as_markdown
 from feddbp_lab.experiments.run.output_dir import OutputDir
 
 

@@ -17,7 +17,7 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp_lab.experiments.cell import Cell
 from feddbp_lab.experiments.run.cell_dir import Failure
 from feddbp_lab.terminal.format import human_seconds, percent
-from feddbp_lab.terminal.status_text import rounds_done
+from feddbp_lab.terminal.status_words import rounds_done
 
 _SHARE_FOR_ESTIMATE: Final = 0.01
 """Share of the work that must be done before the time left is estimated from its pace."""

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_client.daemon import daemon as daemon_module
+from feddbp_client.daemon import session_loop as daemon_module
 from feddbp_client.daemon.connection import CallRefusedError, Download, ServerUnavailableError
-from feddbp_client.daemon.daemon import ClientDaemon, DaemonOptions
+from feddbp_client.daemon.session_loop import ClientDaemon, DaemonOptions
 from feddbp_client.training.checkpoint import Checkpoint, ClientDirectory
 from feddbp_client.training.setup import LocalOptions
 from feddbp_client.training.trainer import RoundResult, TrainingError

@@ -24,7 +24,7 @@ from feddbp_lab.control_client import (
     get_status,
     watch_status,
 )
-from feddbp_lab.terminal.status_table import LiveStatusView, StatusView
+from feddbp_lab.terminal.status_view import LiveStatusView, StatusView
 
 NOW = 1_000_090.0
 

@@ -21,7 +21,7 @@ from feddbp_lab.experiments.report.build import write_report
 from feddbp_lab.experiments.report.figures import panels_of, spread_out
 from feddbp_lab.experiments.report.outcomes import Outcomes
 from feddbp_lab.experiments.report.paper import PAPER
-from feddbp_lab.experiments.report.render import tex_escaped
+from feddbp_lab.experiments.report.text_formats import tex_escaped
 from feddbp_lab.experiments.run.cell_dir import Failure
 from feddbp_lab.experiments.run.output_dir import OutputDir
 from feddbp_lab.experiments.spec import load_experiment

@@ -17,7 +17,7 @@ from run_machine import ids, policy
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.run import DataConfig, RunConfig
 from feddbp_common.errors import PayloadError, PayloadTooLargeError
-from feddbp_server.rpc.interceptors import STATUS_OF
+from feddbp_server.rpc.status_codes import STATUS_OF
 from feddbp_server.rpc.upload import check_upload
 from feddbp_server.run.client_events import event_for
 from feddbp_server.run.limits import DEFAULT_LIMITS

@@ -15,7 +15,7 @@ from rich.text import Text
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.errors import FedDBPError
 from feddbp_lab.terminal.format import NO_VALUE, human_bytes, human_seconds, id_ranges, percent, plain_table
-from feddbp_lab.terminal.status_text import activity_text, phase_text, totals_text, trained_accuracy
+from feddbp_lab.terminal.status_words import activity_text, phase_text, totals_text, trained_accuracy
 
 _SHOWN_INCIDENTS: Final = 5
 _WIDE: Final = 110

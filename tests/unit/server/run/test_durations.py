@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from feddbp_server.metrics.calls import BOUNDS
+from feddbp_server.run.durations import AGGREGATION_BOUNDS, PHASE_BOUNDS, Durations, PhaseTimes
 from feddbp_server.run.state_machine import Phase
-from feddbp_server.run.timing import AGGREGATION_BOUNDS, PHASE_BOUNDS, Durations, PhaseTimes
 
 
 class Clock:

@@ -1,0 +1,27 @@
+"""The one table from reasons of refusals to status codes of gRPC."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import grpc
+
+from feddbp.v1 import federation_pb2 as pb
+
+STATUS_OF: Final = {
+    pb.REFUSAL_REASON_OTHER_RUN: grpc.StatusCode.FAILED_PRECONDITION,
+    pb.REFUSAL_REASON_UNKNOWN_CLIENT: grpc.StatusCode.INVALID_ARGUMENT,
+    pb.REFUSAL_REASON_ID_IN_USE: grpc.StatusCode.ALREADY_EXISTS,
+    pb.REFUSAL_REASON_STALE_SESSION: grpc.StatusCode.UNAUTHENTICATED,
+    pb.REFUSAL_REASON_WRONG_ROUND: grpc.StatusCode.FAILED_PRECONDITION,
+    pb.REFUSAL_REASON_NOT_SELECTED: grpc.StatusCode.FAILED_PRECONDITION,
+    pb.REFUSAL_REASON_ALREADY_UPLOADED: grpc.StatusCode.ALREADY_EXISTS,
+    pb.REFUSAL_REASON_INVALID_PAYLOAD: grpc.StatusCode.INVALID_ARGUMENT,
+    pb.REFUSAL_REASON_TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    pb.REFUSAL_REASON_BUSY: grpc.StatusCode.UNAVAILABLE,
+    pb.REFUSAL_REASON_RUN_ENDED: grpc.StatusCode.FAILED_PRECONDITION,
+    pb.REFUSAL_REASON_INVALID_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
+    pb.REFUSAL_REASON_NOT_AUTHORISED: grpc.StatusCode.PERMISSION_DENIED,
+    pb.REFUSAL_REASON_STORAGE: grpc.StatusCode.UNAVAILABLE,
+    pb.REFUSAL_REASON_MISSING_FEATURE: grpc.StatusCode.FAILED_PRECONDITION,
+}
