@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import Sequence
 from typing import Final
 
 from feddbp_client.config import ClientConfig
 from feddbp_common.config.command_line import import_from_working_directory, run_command, settings_from, settings_parser
+from feddbp_common.config.identity import visible
 from feddbp_common.errors import ExitCode
 from feddbp_common.logs import configure_logging
 
@@ -23,7 +25,7 @@ def _start(argv: Sequence[str]) -> int:
     parser = settings_parser(PROG, "Trains one client (or several) of a federation on private data.", ClientConfig)
     config = settings_from(ClientConfig, parser.parse_args(argv))
     if config.identity.dry_run:
-        print(config.model_dump_json(indent=2))
+        print(json.dumps(visible(config), indent=2))
         return ExitCode.OK
     configure_logging(as_json=config.identity.json_output, level=config.identity.log_level)
     return asyncio.run(_run(config))

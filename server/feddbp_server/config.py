@@ -8,6 +8,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from feddbp_common.config.identity import added_in
 from feddbp_common.config.run import RunConfig
 from feddbp_common.config.types import Duration, FrozenModel, format_duration
 from feddbp_common.errors import ConfigurationError
@@ -74,7 +75,7 @@ class RoundsConfig(FrozenModel):
         timedelta(0),
         ge=timedelta(0),
         description="wait since the last join before a run begins without the missing",
-        json_schema_extra={"planned": True},
+        json_schema_extra=added_in("0.2.0", planned=True),
     )
 
     @model_validator(mode="after")

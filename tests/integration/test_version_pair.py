@@ -89,10 +89,10 @@ from feddbp_server.rpc import federation
 from feddbp_server.run import validation
 from feddbp_server.cli import main
 
-federation.required_features = validation.required_features = lambda run: ["training.augment", "training.mixing"]
+federation.required_features = validation.required_features = lambda run: ["training.blur", "training.mixing"]
 sys.exit(main())
 """
-"""A server whose run needs one feature that this version has, and one that no version has yet."""
+"""A server whose run needs features of a later version."""
 
 
 def test_a_client_that_lacks_a_feature_is_refused_with_its_name_and_both_versions(
@@ -104,7 +104,7 @@ def test_a_client_that_lacks_a_feature_is_refused_with_its_name_and_both_version
     new = running_federation.client(1)
     old.expect_exit(4)
     new.expect_exit(4)
-    assert "the run needs training.augment, training.mixing, which this client (feddbp 0.1.0) does not have" in old.log
-    assert "the run needs training.mixing, which this client (feddbp" in new.log
+    assert "the run needs training.blur, training.mixing, which this client (feddbp 0.1.0) does not have" in old.log
+    assert "the run needs training.blur, training.mixing, which this client (feddbp 0.2" in new.log
     assert "the server is feddbp" in old.log
     assert "the server is feddbp" in new.log

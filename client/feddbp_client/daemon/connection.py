@@ -192,15 +192,18 @@ class Connection:
         parts = upload_parts(session, round_number, encoded, awaits_admission=awaits_admission)
         with self._translating_errors():
             call = self._stub.Upload(timeout=self._timeouts.transfer.total_seconds(), metadata=self._metadata)
-            with _ended_by_server(call):
-                await call.write(next(parts))
-                fault_point("client.upload.sending")
-                if awaits_admission and ADMITTED_METADATA_KEY not in dict(await call.initial_metadata()):
-                    return await call  # the receipt of an earlier upload, or the refusal
-                for part in parts:
-                    await call.write(part)
-                await call.done_writing()
-            return await call
+            try:
+                with _ended_by_server(call):
+                    await call.write(next(parts))
+                    fault_point("client.upload.sending")
+                    if awaits_admission and ADMITTED_METADATA_KEY not in dict(await call.initial_metadata()):
+                        return await call  # the receipt of an earlier upload, or the refusal
+                    for part in parts:
+                        await call.write(part)
+                    await call.done_writing()
+                return await call
+            finally:
+                call.cancel()  # of a caller that was cancelled: the server holds room for the upload
 
     async def report(self, request: pb.ReportRequest) -> None:
         with self._translating_errors():

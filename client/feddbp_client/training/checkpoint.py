@@ -140,12 +140,15 @@ class ClientDirectory:
         try:
             found = json.loads(mark.read_text()) if mark.exists() else {}
             written, writer = int(found.get("format", 1)), str(found.get("software_version", "0.1.0"))
-        except (OSError, ValueError, AttributeError) as error:
+        except (OSError, ValueError, TypeError, AttributeError) as error:
             raise ConfigurationError(f"{mark} cannot be read: {error}; restore it from a backup") from None
         if written > _DIRECTORY_FORMAT:
             raise ConfigurationError(_newer(self.path, f"format {written}", writer, f"format {_DIRECTORY_FORMAT}"))
         if (written, writer) != (_DIRECTORY_FORMAT, VERSION) or not found:
-            replace_text(mark, json.dumps({"format": _DIRECTORY_FORMAT, "software_version": VERSION}) + "\n")
+            try:
+                replace_text(mark, json.dumps({"format": _DIRECTORY_FORMAT, "software_version": VERSION}) + "\n")
+            except OSError as error:
+                raise ConfigurationError(f"the state directory {self.path} cannot be used: {error.strerror}") from None
 
     @property
     def checkpoint(self) -> Path:

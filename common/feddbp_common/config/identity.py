@@ -2,7 +2,8 @@
 
 Settings of version 0.1.0 are always part of it. A setting that was added later says so in its declaration, by
 `added_in`, and is left out at its default, which has to mean "as before": a new setting therefore changes no
-fingerprint, and so orphans no state directory, no checkpoint and no cell of an experiment.
+fingerprint, and so orphans no state directory, no checkpoint and no cell of an experiment. Settings of a group that was
+added are added with it.
 """
 
 from __future__ import annotations
@@ -31,38 +32,59 @@ def is_added(field: FieldInfo) -> bool:
 
 def canonical(config: BaseModel) -> dict[str, Any]:
     """Returns the configuration as JSON values, without added settings at their default."""
+    return _canonical(config, added=False)
+
+
+def visible(config: BaseModel) -> dict[str, Any]:
+    """Returns the configuration as JSON values, without settings that are only planned."""
     values = config.model_dump(mode="json")
     for name, field in type(config).model_fields.items():
         part = getattr(config, name)
         if isinstance(part, BaseModel):
-            values[name] = canonical(part)
-        if is_added(field) and (values[name] == {} or part == field.get_default(call_default_factory=True)):
+            values[name] = visible(part)
+        if field_extra(field).get("planned") or (isinstance(part, BaseModel) and not values[name]):
             del values[name]
     return values
 
 
 def added_settings(config: BaseModel) -> dict[str, Any]:
     """Returns added settings that are not at their default, as JSON values by dotted name."""
-    return {".".join(location): value for location, value in _changed(config, canonical(config), ())}
+    return {".".join(location): value for location, value in _changed(config, canonical(config), (), added=False)}
 
 
 def added_names(model: type[BaseModel]) -> frozenset[str]:
-    """Returns the dotted names of all settings that were added to a model."""
-    return frozenset(".".join(location) for location in _declared(model, ()))
+    """Returns the dotted names of all settings that were added to a model and are not only planned."""
+    return frozenset(".".join(location) for location in _declared(model, (), added=False))
 
 
-def _changed(config: BaseModel, values: dict[str, Any], location: Location) -> Iterator[tuple[Location, Any]]:
+def _canonical(config: BaseModel, *, added: bool) -> dict[str, Any]:
+    values = config.model_dump(mode="json")
     for name, field in type(config).model_fields.items():
-        part = getattr(config, name)
+        part, counts = getattr(config, name), added or is_added(field)
         if isinstance(part, BaseModel):
-            yield from _changed(part, values.get(name, {}), (*location, name))
-        elif is_added(field) and name in values:
+            values[name] = _canonical(part, added=counts)
+            if counts and not values[name]:
+                del values[name]
+        elif counts and part == field.get_default(call_default_factory=True):
+            del values[name]
+    return values
+
+
+def _changed(
+    config: BaseModel, values: dict[str, Any], location: Location, *, added: bool
+) -> Iterator[tuple[Location, Any]]:
+    for name, field in type(config).model_fields.items():
+        part, counts = getattr(config, name), added or is_added(field)
+        if isinstance(part, BaseModel):
+            yield from _changed(part, values.get(name, {}), (*location, name), added=counts)
+        elif counts and name in values:
             yield (*location, name), values[name]
 
 
-def _declared(model: type[BaseModel], location: Location) -> Iterator[Location]:
+def _declared(model: type[BaseModel], location: Location, *, added: bool) -> Iterator[Location]:
     for name, field in model.model_fields.items():
+        counts = added or is_added(field)
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from _declared(field.annotation, (*location, name))
-        elif is_added(field):
+            yield from _declared(field.annotation, (*location, name), added=counts)
+        elif counts and not field_extra(field).get("planned"):
             yield (*location, name)

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from feddbp_common.artifacts import CURVES_NAME, METRICS_NAME, SUMMARY_NAME
 from feddbp_common.config.command_line import settings_from, settings_parser
+from feddbp_common.config.identity import visible
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_lab.commands.options import DemoConfig
 from feddbp_lab.processes.local_federation import FederationOptions, LocalFederation, ProcessFailedError, require_lab
@@ -37,7 +38,7 @@ def command(argv: Sequence[str]) -> int:
     )
     config = settings_from(DemoConfig, parser.parse_args(argv))
     if config.here.dry_run:
-        print(config.model_dump_json(indent=2))
+        print(json.dumps(visible(config), indent=2))
         return ExitCode.OK
     require_lab("the demo")
     options = FederationOptions(

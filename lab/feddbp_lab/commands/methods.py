@@ -15,6 +15,7 @@ from rich.text import Text
 from feddbp_common.config.catalog import FEATURE_DIM
 from feddbp_common.config.command_line import Parser
 from feddbp_common.config.run import MAX_CLASSES, MAX_CLIENTS
+from feddbp_common.config.types import field_extra
 from feddbp_common.errors import ExitCode
 from feddbp_common.methods import METHODS, PRESET_MARK, ExchangeShape, Method, method_named
 from feddbp_common.methods.payload_size import ImageShape, PayloadSize
@@ -100,10 +101,11 @@ def methods_table(scale: Scale) -> RenderableType:
 
 def settings_table(method: Method, scale: Scale) -> RenderableType:
     heading = Group(Text.assemble((method.title, "bold"), f"  {method.reference}"), *_traffic(method, scale))
-    if not method.settings.model_fields:
+    settings = _available(method)
+    if not settings:
         return Group(heading, "No settings.")
     table = plain_table("setting", "default", "description")
-    for name, field in method.settings.model_fields.items():
+    for name, field in settings.items():
         description = Text(field.description or "")
         choices = _choices(field)
         if choices:
@@ -147,7 +149,7 @@ def _choices(field: FieldInfo) -> list[str]:
 
 
 def _example(method: Method) -> str:
-    name, field = next(iter(method.settings.model_fields.items()))
+    name, field = next(iter(_available(method).items()))
     return f"{name}={field.get_default()}"
 
 
@@ -176,6 +178,11 @@ def _as_dict(method: Method, scale: Scale) -> dict[str, Any]:
                 "description": field.description or "",
                 **({"choices": _choices(field)} if _choices(field) else {}),
             }
-            for name, field in method.settings.model_fields.items()
+            for name, field in _available(method).items()
         ],
     }
+
+
+def _available(method: Method) -> dict[str, FieldInfo]:
+    fields = method.settings.model_fields
+    return {name: field for name, field in fields.items() if not field_extra(field).get("planned")}

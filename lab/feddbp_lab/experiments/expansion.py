@@ -183,10 +183,10 @@ class _Expander:
         """The settings the profile changes, with the defaults they replace; empty if there are none."""
         notes: dict[str, None] = {}
         for run in (cell.run for cell in self.cells.values()):
-            defaults = run.method_spec.settings().model_dump(mode="json")
+            defaults, settings = (each.model_dump(mode="json") for each in (run.method_spec.settings(), run.settings))
             changed = self._profile.method_settings.get(run.method, {}) if self._profile else {}
             for name, value in changed.items():
-                if run.method_settings[name] == value != defaults[name]:
+                if settings[name] == value != defaults[name]:
                     default = "its default" if defaults[name] is None else defaults[name]
                     notes[f"{run.method_spec.title} runs with {name} = {value} instead of {default}."] = None
         return " ".join(notes)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 from typing import Any
 
+from feddbp_common.config.identity import canonical
 from feddbp_common.config.run import RunConfig
 from feddbp_common.fault_injection import fault_point
 from feddbp_server.reporting.metrics_log import MetricsLog, Report, reports_in
@@ -139,7 +140,7 @@ def summarise(outcome: RunOutcome, reports: Iterable[Report]) -> dict[str, Any]:
         "run_id": outcome.run_id,
         "per_client": [_client_entry(session, tally) for session in outcome.sessions],
         "curve": [point.as_dict() for point in curve],
-        "config": config.model_dump(mode="json"),
+        "config": canonical(config),
     }
 
 

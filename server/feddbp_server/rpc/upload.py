@@ -27,8 +27,6 @@ Admit = Callable[[], Awaitable[None]]
 
 _CHECK_INLINE_BYTES: Final = 1 << 20
 """Bodies up to this size are checked on the event loop: a thread would cost more than the check."""
-_CHUNK_COST: Final = 1 << 10
-"""Bytes that a part counts for beside its data, so that empty ones are not dropped for ever."""
 _LOSS_SECONDS: Final = 0.02
 """A lost connection ends a stream, too; this long after, gRPC cancels the call and the client is not to blame."""
 
@@ -58,12 +56,12 @@ class PartStream:
         gRPC may replace the status of a call by an internal error if the call ends while the client is sending.
         """
         received = 0
-        with suppress(TimeoutError):
-            while self._sending and received <= limits.upload_bytes:
-                async with asyncio.timeout(limits.discard_wait.total_seconds()):
-                    with suppress(RefusedError):  # it cannot be decoded, either
+        with suppress(TimeoutError, RefusedError):  # of a part that cannot be decoded: the rest is not waited for
+            async with asyncio.timeout(limits.discard_total.total_seconds()):
+                while self._sending and received <= limits.upload_bytes:
+                    async with asyncio.timeout(limits.discard_wait.total_seconds()):
                         part = await self.next()
-                        received += _CHUNK_COST if part is None else _CHUNK_COST + len(part.chunk.data)
+                        received += 0 if part is None else len(part.chunk.data)
 
 
 class _Incoming:

@@ -48,6 +48,10 @@ def check_join(request: pb.JoinRequest, run_id: str, config: RunConfig, state: R
     if request.data.test_samples > limits.samples:
         raise _invalid("test_samples", f"is {request.data.test_samples}, at most {limits.samples} are admitted")
     capabilities = request.capabilities
+    _check_text("previous_session", request.previous_session, limits)
+    _check_text("architecture", capabilities.architecture, limits)
+    _check_text("device", capabilities.device, limits)
+    _check_text("software_version", capabilities.software_version, limits)
     lacking = missing_features(required_features(config), request.features)
     if lacking:
         raise RefusedError(
@@ -55,10 +59,6 @@ def check_join(request: pb.JoinRequest, run_id: str, config: RunConfig, state: R
             describe_missing(lacking, client=capabilities.software_version, server=VERSION),
             field="features",
         )
-    _check_text("previous_session", request.previous_session, limits)
-    _check_text("architecture", capabilities.architecture, limits)
-    _check_text("device", capabilities.device, limits)
-    _check_text("software_version", capabilities.software_version, limits)
 
 
 def check_download(round_number: int, state: RunState) -> None:

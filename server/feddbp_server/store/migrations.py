@@ -1,4 +1,4 @@
-"""Upgrades of the database's format, one function a step, each in the transaction that opens the database."""
+"""Upgrades of the database's format, one function a step, in the transaction that opens the run."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def upgrade(database: sqlite3.Connection, found: int) -> None:
     """Brings a database of an earlier format to ours; to be called inside a transaction."""
     for step in range(found, FORMAT):
         STEPS[step](database)
-    database.execute(f"PRAGMA user_version = {FORMAT}")
+        database.execute(f"PRAGMA user_version = {step + 1}")
 
 
 def describe_newer(database: sqlite3.Connection, found: int) -> str:
-    """Says which versions meet in a database that a later version has written."""
+    """Describes a database that a later version has written: both versions, and what to do."""
     try:
         (writer,) = database.execute("SELECT software_version FROM run").fetchone()
     except (sqlite3.Error, TypeError):

@@ -90,9 +90,6 @@ class SqliteStore(Store):
                     self._db.execute(statement.removesuffix(";"))
                 self._db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
                 self._db.execute(f"PRAGMA user_version = {FORMAT}")
-        elif self._pragma("user_version") < FORMAT:
-            with self.transaction():
-                upgrade(self._db, self._pragma("user_version"))
 
     def _check_format(self) -> None:
         if self._pragma("application_id") != _APPLICATION_ID:
@@ -103,12 +100,15 @@ class SqliteStore(Store):
 
     def open_run(self, run_id: str, config_json: str) -> str:
         row = self._db.execute("SELECT run_id, config FROM run").fetchone()
-        if row is None:
-            self._db.execute("INSERT INTO run VALUES (0, ?, ?, NULL, ?)", (run_id, config_json, VERSION))
-            return run_id
-        if row[1] != config_json:
+        if row is not None and row[1] != config_json:
             refuse_other_run(stored=row[1], given=config_json)
-        self._db.execute("UPDATE run SET software_version = ?", (VERSION,))
+        with self.transaction():
+            # only now: a start that is refused leaves the database to the version that wrote it
+            upgrade(self._db, self._pragma("user_version"))
+            if row is None:
+                self._db.execute("INSERT INTO run VALUES (0, ?, ?, NULL, ?)", (run_id, config_json, VERSION))
+                return run_id
+            self._db.execute("UPDATE run SET software_version = ?", (VERSION,))
         return str(row[0])
 
     @contextmanager

@@ -27,6 +27,7 @@ from feddbp_common.artifacts import (
     SUMMARY_NAME,
 )
 from feddbp_common.atomic_files import replace_text
+from feddbp_common.config.identity import canonical
 from feddbp_common.config.nested import dotted
 from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import FedDBPError
@@ -117,7 +118,7 @@ class CellDir:
     def prepare(self, run: RunConfig) -> None:
         """Checks that the state in the directory is of this run, and removes that of a run that cannot be resumed."""
         config = self.path / CELL_CONFIG_NAME
-        content = run.model_dump(mode="json")
+        content = canonical(run)  # what cells of earlier versions hold, too
         if config.exists():
             _check_same(self._config(), content, config)
         else:

@@ -52,7 +52,7 @@ def test_a_directory_of_a_later_version_is_refused_and_left_as_it_is(tmp_path: P
     assert mark_of(tmp_path).read_text() == later
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"format": "x"}', "\x00"])
+@pytest.mark.parametrize("content", ["", "[]", '{"format": "x"}', '{"format": null}', "\x00"])
 def test_a_damaged_mark_is_refused(tmp_path: Path, content: str) -> None:
     ClientDirectory(tmp_path, RUN, 0).close()
     mark_of(tmp_path).write_text(content)

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.features import missing_features, required_features, supported_features
-from feddbp_common.config.identity import added_in, added_names, added_settings, canonical
+from feddbp_common.config.identity import added_in, added_names, added_settings, canonical, visible
 from feddbp_common.config.protobuf import to_message, values_in
 from feddbp_common.config.run import RunConfig, TrainingConfig, run_from_proto, run_to_proto
 from feddbp_common.config.sources import options_of
@@ -96,10 +96,34 @@ def test_a_run_needs_the_features_it_uses() -> None:
     assert missing_features(["training.blur"], supported_features("feddbp")) == ["training.blur"]
 
 
-def test_every_setting_of_this_version_is_a_feature_it_supports() -> None:
+def test_a_setting_that_is_only_planned_is_no_feature_yet() -> None:
     supported = supported_features("feddbp")
-    assert "training.augment" in supported
-    assert "method_settings.warmup_rounds" in supported
+    assert "training.augment" not in supported
+    assert "method_settings.warmup_rounds" not in supported
+
+
+def test_a_setting_of_an_added_group_needs_no_mark_of_its_own() -> None:
+    class Plain(FrozenModel):
+        """Plain: a group whose settings are not marked."""
+
+        level: float = 0.0
+        labels: dict[str, str] = Field({"a": "b"})
+
+    class Grown(RunConfig):
+        """Run: with the group."""
+
+        plain: Plain = Field(Plain(), json_schema_extra=ADDED)
+
+    assert Grown().fingerprint == RunConfig().fingerprint
+    assert added_settings(Grown(plain=Plain(level=1.0, labels={}))) == {"plain.level": 1.0, "plain.labels": {}}
+    assert {"plain.level", "plain.labels"} <= added_names(Grown)
+
+
+def test_planned_settings_are_not_shown() -> None:
+    shown = visible(RunConfig())
+    assert "augment" not in shown["training"]
+    assert "privacy" not in shown
+    assert shown["training"]["local_epochs"] == 10
 
 
 PLANNED = [

@@ -179,7 +179,7 @@ class FailureRecorder:
 async def test_a_cell_directory_with_another_run_is_not_changed(tmp_path: Path) -> None:
     output_dir, expanded = planned(tmp_path, axes={"method": ["fd"]}, report={})
     (cell,) = expanded.cells.values()
-    config = cell.run.model_dump(mode="json")
+    config = json.loads(cell.run.canonical_json())
     config["training"]["learning_rate"] = 0.5
     directory = output_dir.cell_dir(cell.id)
     directory.path.mkdir(parents=True)

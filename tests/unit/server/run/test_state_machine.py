@@ -541,7 +541,7 @@ def test_a_run_aggregated_while_paused_waits_with_too_few_members() -> None:
 def test_all_clients_may_leave_a_paused_round() -> None:
     run = in_phase(Phase.COLLECTING)
     run(PauseRequested(), Left(0), Left(1))
-    assert (run.phase, run.state.held_phase) == (Phase.PAUSED, Phase.WAITING)
+    assert (run.phase, run.state.held_phase) == (Phase.PAUSED, Phase.COLLECTING)
     run(ResumeRequested())
     assert run.phase is Phase.WAITING
 

@@ -24,7 +24,7 @@ from store_records import (
 from feddbp_common.artifacts import DATABASE_NAME
 from feddbp_common.errors import ExitCode
 from feddbp_common.version import VERSION
-from feddbp_server.store import SqliteStore, StoreError
+from feddbp_server.store import RunMismatchError, SqliteStore, StoreError
 from feddbp_server.store.migrations import FORMAT, STEPS
 
 
@@ -235,6 +235,17 @@ def test_a_database_of_version_0_1_0_is_upgraded_in_place(tmp_path: Path) -> Non
         assert database.execute("PRAGMA user_version").fetchone() == (FORMAT,)
         assert database.execute("SELECT software_version FROM run").fetchone() == (VERSION,)
         assert database.execute("SELECT round, client_id, sha256 FROM upload ORDER BY id").fetchall() == uploads
+    database.close()
+
+
+def test_a_database_of_version_0_1_0_stays_as_it_is_if_the_run_is_another(tmp_path: Path) -> None:
+    restore(VERSION_0_1_0 / "state" / "server", tmp_path)
+    store = SqliteStore(tmp_path)
+    with pytest.raises(RunMismatchError):
+        store.open_run("another", "{}")
+    store.close()
+    with sqlite3.connect(tmp_path / DATABASE_NAME) as database:
+        assert database.execute("PRAGMA user_version").fetchone() == (1,)
     database.close()
 
 
