@@ -1,4 +1,4 @@
-"""Small files in the formats the client reads, made on the spot."""
+"""Small files in the formats the client reads, generated for a test."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def cifar100_members(images: np.ndarray, labels: Sequence[int], cut: int) -> dic
 
 
 def tiny_imagenet_members(classes: int = 200) -> dict[str, bytes]:
-    """One flat grey image a class, its grey the class number; wnids fall while words rise, to tell them apart."""
+    """One flat grey image a class, its grey the class number; wnids fall while words rise, so that mix-ups show."""
     members = {"tiny-imagenet-200/words.txt": b"", "tiny-imagenet-200/val/images/val_0.JPEG": b"not looked at"}
     words = []
     for number in reversed(range(classes)):

@@ -1,4 +1,4 @@
-"""Code on the pages of the documentation, to be run as it stands there."""
+"""Code blocks of the documentation, for tests that run them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients of methods that share a small network: tiny images, and what all of those methods have to be asked."""
+"""Clients of methods that share a small network, with tiny images, and helpers for tests of those methods."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from feddbp_common.methods.small_model import SMALL_MODEL
 from feddbp_common.wire import Payload, encode
 
 IMAGE = (1, 16, 16)
-"""The smallest the shared network takes."""
+"""The smallest image that the shared network takes."""
 
 ROUNDS = 4
 
@@ -34,7 +34,7 @@ def sharing_trainer(
     feature_dim: int = WIDTH,
     **settings: Any,
 ) -> Any:
-    """The client's half of a method; its own weights depend on the client, as they do in a run."""
+    """The trainer of a method; its own weights depend on the client, as in a run."""
     method = method_named(name)
     torch.manual_seed(1000 + client_id)
     return method.load_trainer()(
@@ -61,7 +61,7 @@ def train_steps(method: Any, *, seed: int = 0, steps: int = 2, learning_rate: fl
 
 
 def do_round(method: Any, received: Payload, number: int) -> Payload:
-    """A client's round: take in, train, hand over."""
+    """One round of a client: receive, train, collect the upload."""
     method.receive(received, completed_rounds=number)
     train_steps(method, seed=10 * number)
     payload: Payload = method.collect(*tiny_batch(), batch_size=8)

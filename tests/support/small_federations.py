@@ -1,6 +1,6 @@
-"""Methods without sockets: single halves with tiny networks, and a whole federation in one process.
+"""Methods without sockets: trainers and strategies with tiny networks, and a whole federation in one process.
 
-Whatever passes between the halves goes through the wire's codec and the method's own rules, as it would over a socket.
+What they exchange passes through the wire codec and the method's rules, as over a socket.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ CLASSES, WIDTH, SAMPLES = 5, 8, 24
 
 
 def small_backbone() -> nn.Module:
-    """With batch normalisation and dropout, so that a forgotten eval mode shows."""
+    """Has batch normalisation and dropout, so that a missing eval mode changes results."""
     return nn.Sequential(
         nn.Flatten(), nn.Linear(12, WIDTH), nn.BatchNorm1d(WIDTH), nn.Dropout(0.3), nn.Linear(WIDTH, WIDTH)
     )
 
 
 def small_trainer(name: str, *, rounds: int = 10, seed: int = 0, **settings: Any) -> Any:
-    """The client's half of a method around a tiny network."""
+    """The trainer of a method around a tiny network."""
     method = method_named(name)
     torch.manual_seed(seed)
     return method.load_trainer()(
@@ -62,7 +62,7 @@ def small_strategy(
     wire_type: WireType = WireType.FLOAT32,
     **settings: Any,
 ) -> Any:
-    """The server's half of a method."""
+    """The strategy of a method."""
     method = method_named(name)
     shape = ExchangeShape(classes=classes, feature_dim=width, clients=clients)
     facts = RunFacts(shape=shape, seed=seed, rounds=10, wire_type=wire_type)
@@ -70,7 +70,7 @@ def small_strategy(
 
 
 def small_batch(seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Every class but the last occurs."""
+    """A batch with every class but the last."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(SAMPLES, 3, 2, 2, generator=generator), torch.arange(SAMPLES) % (CLASSES - 1)
 
@@ -94,7 +94,7 @@ def upload_of(client_id: int, payload: Payload | PrototypeSet, label_counts: Seq
 
 
 def over_the_wire(payload: Payload, rules: PayloadRules, *, label_counts: Sequence[int] | None = None) -> Payload:
-    """What the other side makes of a payload, having looked at it as closely as it looks at any."""
+    """The payload as the other side decodes it, after all its checks."""
     encoded = encode(payload)
     check_manifest(encoded.manifest, rules, max_bytes=64 << 20, label_counts=label_counts)
     arrived = decode(encoded.manifest, encoded.body())
@@ -116,12 +116,12 @@ def download_rules(name: str, *, clients: int = 3, classes: int = CLASSES, width
 
 @dataclass(frozen=True, kw_only=True)
 class RunOutcome:
-    """What a run in one process came to."""
+    """Results of a run in one process."""
 
     accuracies: list[dict[str, float]]
-    """By evaluation, the share of all clients' test samples each rule got right; the first before any training."""
+    """By evaluation, the accuracy of each rule over all clients' test samples; the first before any training."""
     digests: list[str]
-    """Of what the server knew after every round."""
+    """Digests of the server's state after every round."""
 
     def of(self, rule: str) -> list[float]:
         return [evaluation[rule] for evaluation in self.accuracies]

@@ -1,4 +1,4 @@
-"""Checkpoints of clients that took part in a round, made in a moment and without a server."""
+"""Checkpoints of clients that took part in a round, made without a server."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig, run_
 from feddbp_common.wire import Payload, decode, encode
 from feddbp_server.strategies import RunFacts
 
-# As in a client. Tests run on every core at once, where threads of one test would wait for those of another.
+# as in a client
 torch.set_num_threads(1)
 
 NAMES = ("cat", "dog", "emu", "fox")
 GREY = (1, 16, 16)
-"""The least that the networks shared by FedKD and FedMRL take."""
+"""The smallest images that the networks shared by FedKD and FedMRL take."""
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "fedmrl": {"small_dim": 8},
     "fedtgp": {"server_epochs": 2},
     "fedgen": {"server_steps": 1},
 }
-"""Of methods whose defaults are made for larger features, or let the server work for long."""
+"""Settings of methods whose defaults need larger features, or much work of the server."""
 
 
 def run_of(method: str, **settings: Any) -> RunConfig:
@@ -49,7 +49,7 @@ def checkpoint_of(
     rounds: int = 1,
     **settings: Any,
 ) -> Checkpoint:
-    """Of client 0 after so many rounds, in which the weights stayed as they were drawn; nobody has class 3, fox."""
+    """A checkpoint of client 0 after so many rounds without training; no client has class 3, fox."""
     config = run_of(method, **settings)
     local = build_method(config, 0, architecture, "linear", image_shape)
     strategy = config.method_spec.load_strategy()(config.settings, RunFacts.of(config))
@@ -88,5 +88,5 @@ def random_pixels(count: int, image_shape: tuple[int, int, int] = GREY, *, seed:
 
 
 def as_arrays(pixels: torch.Tensor) -> list[Any]:
-    """As they come out of an image file: [H, W, C]."""
+    """Arrays as decoded from image files: [H, W, C]."""
     return list(pixels.permute(0, 2, 3, 1).numpy())
