@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import pytest
+from earlier_versions import SENT_BY_0_1_0
 from pydantic import Field
 
 from feddbp.v1 import federation_pb2 as pb
@@ -75,8 +76,10 @@ def test_added_settings_travel_where_the_message_has_no_field_for_them() -> None
     assert GrownRun.model_validate(values_in(message, GrownRun)) == run
 
 
-def test_a_run_without_added_settings_has_the_bytes_it_had() -> None:
-    assert not run_to_proto(RunConfig()).HasField("added_settings")
+@pytest.mark.parametrize(("options", "sent"), SENT_BY_0_1_0)
+def test_a_run_without_added_settings_has_the_bytes_it_had(options: dict[str, Any], sent: str) -> None:
+    message = to_message(grown(**options), pb.RunConfig)
+    assert message.SerializeToString(deterministic=True).hex() == "".join(sent.split())
 
 
 def test_a_setting_of_a_later_version_is_refused_by_name() -> None:
