@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +19,8 @@ from feddbp_common.errors import FedDBPError
 
 _DEFAULT_MODE = 0o666
 """As of files that `open` creates; the umask applies."""
+_QUERY_SECONDS = 0.02
+"""Longer than the shared lock of `is_locked` is held."""
 
 
 class LockHeldError(FedDBPError):
@@ -42,7 +45,8 @@ class FileLock:
         """
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, mode)
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            _acquire(self._descriptor, wait=wait)
+            _truncate(self._descriptor)  # a process that was killed leaves its id
         except BlockingIOError:
             owner = os.read(self._descriptor, 64).decode(errors="replace").strip()
             os.close(self._descriptor)
@@ -60,6 +64,7 @@ class FileLock:
         """Further calls do nothing."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
+            _truncate(descriptor)
             os.close(descriptor)
 
     def __enter__(self) -> Self:
@@ -69,6 +74,23 @@ class FileLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+
+def _acquire(descriptor: int, *, wait: bool) -> None:
+    if wait:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        time.sleep(_QUERY_SECONDS)  # it may have been a query
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _truncate(descriptor: int) -> None:
+    """Removes the id of an owner that no longer holds the lock; it only serves messages, so errors are ignored."""
+    with suppress(OSError):
+        os.ftruncate(descriptor, 0)
 
 
 def is_locked(path: Path) -> bool:

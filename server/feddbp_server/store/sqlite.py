@@ -62,7 +62,11 @@ class SqliteStore(Store):
         self._lost: BaseException | None = None
         try:
             self._db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
-            self._prepare(log_bytes)
+            try:
+                self._prepare(log_bytes)
+            except BaseException:
+                self._db.close()
+                raise
         except sqlite3.DatabaseError as error:
             self._lock.release()
             raise StoreError(

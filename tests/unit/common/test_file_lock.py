@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,6 +63,28 @@ def test_a_killed_process_holds_its_lock_no_longer(path: Path) -> None:
 def test_an_owner_that_did_not_record_itself_is_unknown(path: Path) -> None:
     with FileLock(path), pytest.raises(LockHeldError, match="locked by process unknown"):
         FileLock(path)
+
+
+def test_a_released_lock_leaves_no_owner_behind(path: Path) -> None:
+    with FileLock(path) as lock:
+        lock.record_owner()
+    assert path.read_text() == ""
+
+
+def test_a_killed_owner_is_not_taken_for_the_next_one(path: Path) -> None:
+    with held_by_another_process(path) as holder:
+        holder.kill()
+        holder.wait()
+        with FileLock(path), pytest.raises(LockHeldError, match="locked by process unknown"):
+            FileLock(path)
+
+
+def test_a_query_at_the_same_time_does_not_make_a_lock_fail(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with path.open("wb") as query:
+        fcntl.flock(query, fcntl.LOCK_SH)  # as `is_locked` does; it ends while the lock waits for a second attempt
+        monkeypatch.setattr(time, "sleep", lambda _: query.close())
+        with FileLock(path):
+            assert is_locked(path)
 
 
 def test_a_shorter_process_id_replaces_a_longer_one(path: Path) -> None:

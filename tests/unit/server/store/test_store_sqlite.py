@@ -202,6 +202,25 @@ def test_a_damaged_database_is_refused_with_advice(tmp_path: Path) -> None:
     assert "restore it from a backup or move it away" in refused(tmp_path)
 
 
+def open_files_of(file: Path) -> list[str]:
+    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return [target for link in links if (target := str(link.readlink())).startswith(str(file))]
+
+
+@pytest.mark.parametrize("content", [b"my thesis, the only copy" * 100, b""], ids=["no database", "foreign database"])
+def test_a_refused_file_is_closed(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / DATABASE_NAME
+    file.write_bytes(content)
+    if not content:
+        with sqlite3.connect(file) as other:
+            other.execute("CREATE TABLE recipes (name TEXT)")
+        other.close()
+    with pytest.raises(StoreError) as refusal:
+        SqliteStore(tmp_path)
+    assert refusal.value.__traceback__ is not None  # keeps the store, and with it a connection that was not closed
+    assert open_files_of(file) == []
+
+
 def test_a_database_of_a_later_version_is_refused_with_both_versions(tmp_path: Path) -> None:
     filled(tmp_path).close()
     with sqlite3.connect(tmp_path / DATABASE_NAME) as database:
