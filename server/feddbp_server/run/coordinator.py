@@ -108,7 +108,7 @@ class Coordinator:
         session.streams += 1
         sent: pb.RoundEvent | None = None
         try:
-            await engine.apply(Connected(session.client_id))
+            await engine.run_shielded(engine.apply(Connected(session.client_id)))
             while True:
                 changed = engine.run_changed.upcoming()
                 if not self.sessions.is_current(session):

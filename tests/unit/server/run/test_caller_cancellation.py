@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from coordinator_runs import PATIENCE, Daemon, Server, join_all, metrics_of
+from coordinator_runs import PATIENCE, Daemon, Server, join_all, metrics_of, next_event
 from run_machine import ids
 
 from feddbp_server.run.state_machine import Phase
@@ -113,3 +114,16 @@ async def test_a_cancelled_pause_is_applied_in_memory_and_on_disk(server: Server
     await join_all(server)
     await cancelled(server, disk, "snapshot", server.coordinator.pause())
     assert server.phase is Phase.PAUSED
+
+
+async def test_a_round_opened_by_a_cancelled_follower_is_open_in_memory_and_on_disk(
+    server: Server, disk: SlowDisk
+) -> None:
+    daemon = await Daemon.join(server, 0)
+    staying = server.coordinator.follow(daemon.session)  # so that no disconnection repeats the step
+    await next_event(staying)
+    server.engine.policy = replace(server.engine.policy, min_clients=1)
+    await cancelled(server, disk, "snapshot", next_event(server.coordinator.follow(daemon.session)))
+    assert '"collecting"' in (disk.snapshot() or "")
+    assert server.phase is Phase.COLLECTING
+    await staying.aclose()
