@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import stat
@@ -514,11 +515,12 @@ async def test_a_zombie_that_stalls_inside_its_upload_blocks_no_other_upload(
 
 
 def command_line(directory: Path, *arguments: object) -> str:
-    """Runs `feddbp` in a directory; returns what it prints."""
+    """Runs `feddbp` in a directory; returns its standard output alone."""
     with federation(directory) as running:
-        command = running.start("feddbp_lab.cli", *arguments, name="feddbp")
+        command = running.start("feddbp_lab.cli", *arguments, name="feddbp", separate_stdout=True)
         command.expect_exit(0)
-        return command.log
+        assert command.stdout_path is not None
+        return command.stdout_path.read_text()
 
 
 def permissions(path: Path) -> int:
@@ -564,5 +566,5 @@ async def test_a_federation_with_certificates_of_the_command_line_survives_a_res
         server = await start_server(running_federation, "--certs", certs, *LIGHT_RUN)
         await crowd.ended()
     await exits(server, 0)
-    assert '"round"' in shown
+    assert json.loads(shown)["round"] == 0
     assert running_federation.outcome() == undisturbed_light

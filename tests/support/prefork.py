@@ -1,7 +1,9 @@
 """Processes forked from a template process that has imported their modules once.
 
 A command started this way is a process of its own, with its own arguments, environment, working directory, output and
-exit code. It is spared the imports only: seconds of CPU time for every client that would load torch.
+exit code. It is spared the imports: seconds of CPU time for every client that would load torch. It differs in one more
+point: numerical libraries read OMP_NUM_THREADS and OPENBLAS_NUM_THREADS in the template, where both are 1, whatever the
+environment of the command says.
 """
 
 from __future__ import annotations
@@ -24,9 +26,14 @@ from typing import Any, Final
 
 _REQUEST_BYTES: Final = 1 << 17
 _END_SECONDS: Final = 60.0
+_EXIT_SECONDS: Final = 5.0
 _NUMBER: Final = struct.Struct("=i")
 _READS_THE_ENVIRONMENT: Final = "feddbp_common.fault_injection"
 """Reads its variable when it is imported, so a forked process has to load it again."""
+
+
+class TemplateEndedError(RuntimeError):
+    """The template process, or the supervisor of a forked process, has ended early."""
 
 
 class ForkedProcess:
@@ -35,7 +42,7 @@ class ForkedProcess:
     def __init__(self, status: int) -> None:
         self._status = status
         self.returncode: int | None = None
-        self.pid: int = self._number()
+        self.pid: int = self._number("before it forked the process")
 
     def poll(self) -> int | None:
         with suppress(subprocess.TimeoutExpired):
@@ -47,7 +54,7 @@ class ForkedProcess:
             ready, _, _ = select.select([self._status], [], [], timeout)
             if not ready:
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
-            self.returncode = os.waitstatus_to_exitcode(self._number())
+            self.returncode = os.waitstatus_to_exitcode(self._number(f"before process {self.pid}"))
             os.close(self._status)
         return self.returncode
 
@@ -62,9 +69,12 @@ class ForkedProcess:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
-    def _number(self) -> int:
-        (number,) = _NUMBER.unpack(os.read(self._status, _NUMBER.size))
-        return int(number)
+    def _number(self, when: str) -> int:
+        data = os.read(self._status, _NUMBER.size)
+        if len(data) < _NUMBER.size:
+            os.close(self._status)
+            raise TemplateEndedError(f"the supervisor ended {when}")
+        return int(_NUMBER.unpack(data)[0])
 
 
 class Template:
@@ -75,17 +85,44 @@ class Template:
         self._running: tuple[socket.socket, subprocess.Popen[bytes]] | None = None
 
     def start(
-        self, module: str, arguments: Sequence[str], *, log: int, env: dict[str, str], cwd: Path
+        self,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        stdout: int,
+        stderr: int,
+        env: dict[str, str],
+        cwd: Path,
     ) -> ForkedProcess:
-        """Runs `module.main` in a new process; `log` is the file descriptor of its standard output and error."""
+        """Runs `module.main` in a new process, whose output goes to two file descriptors, which may be the same."""
         os.umask(umask := os.umask(0o077))
         request = {"module": module, "arguments": list(arguments), "env": env, "cwd": str(cwd), "umask": umask}
+        control, template = self._connected()
         status, reported = os.pipe()
-        socket.send_fds(self._connected(), [json.dumps(request).encode()], [log, reported])
-        os.close(reported)
-        return ForkedProcess(status)
+        try:
+            socket.send_fds(control, [json.dumps(request).encode()], [stdout, stderr, reported])
+        except OSError as error:
+            os.close(status)
+            raise self._ended(control, template) from error
+        finally:
+            os.close(reported)
+        try:
+            return ForkedProcess(status)
+        except TemplateEndedError as error:
+            raise self._ended(control, template) from error
 
-    def _connected(self) -> socket.socket:
+    def _ended(self, control: socket.socket, template: subprocess.Popen[bytes]) -> TemplateEndedError:
+        """The error that names the exit code of the template; the next start begins a new one."""
+        self._running = None
+        control.close()
+        with suppress(subprocess.TimeoutExpired):
+            template.wait(_EXIT_SECONDS)
+        return TemplateEndedError(
+            f"the template process of {', '.join(self._modules)} ended with exit code {template.returncode}; "
+            "its standard error is that of the tests"
+        )
+
+    def _connected(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
         if self._running is None:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
@@ -97,7 +134,12 @@ class Template:
                     env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
                 )
             self._running = ours, process
-        return self._running[0]
+        return self._running
+
+    @property
+    def process(self) -> subprocess.Popen[bytes] | None:
+        """The template process, if it was started."""
+        return None if self._running is None else self._running[1]
 
     def close(self) -> None:
         """Ends the template once all its processes have ended."""
@@ -114,22 +156,22 @@ class Template:
 def _serve(control: socket.socket) -> dict[str, Any] | None:
     """Forks a process for every request; returns the request in that process, and nothing at the end of requests."""
     while True:
-        data, descriptors, _, _ = socket.recv_fds(control, _REQUEST_BYTES, 2)
+        data, descriptors, _, _ = socket.recv_fds(control, _REQUEST_BYTES, 3)
         if not data:
             _reap(0)
             return None
-        log, status = descriptors
+        *outputs, status = descriptors
         if os.fork() == 0:
             control.close()
             if _supervise(status):
                 os._exit(0)
-            os.dup2(log, sys.stdout.fileno())
-            os.dup2(log, sys.stderr.fileno())
-            os.close(log)
+            for output, stream in zip(outputs, (sys.stdout, sys.stderr), strict=True):
+                os.dup2(output, stream.fileno())
+                os.close(output)
             request: dict[str, Any] = json.loads(data)
             return request
-        os.close(log)
-        os.close(status)
+        for descriptor in descriptors:
+            os.close(descriptor)
         _reap(os.WNOHANG)
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -86,6 +86,8 @@ class Command:
     name: str
     process: subprocess.Popen[bytes] | ForkedProcess
     log_path: Path
+    stdout_path: Path | None = None
+    """Where its standard output goes, if not to the log."""
 
     @property
     def log(self) -> str:
@@ -140,10 +142,12 @@ class Federation:
         env: dict[str, str] | None = None,
         before: Sequence[str] = (),
         forked: bool = True,
+        separate_stdout: bool = False,
     ) -> Command:
         """Starts a command; `forked` says whether it may be forked from a template instead of a new interpreter.
 
-        It may not if `env` has a PYTHONPATH: the template has imported our modules from elsewhere.
+        It may not if `env` has a PYTHONPATH: the template has imported our modules from elsewhere. Standard output and
+        error go to the log, or with `separate_stdout` to two files.
         """
         log_path = self.directory / f"{name}-{len(self.commands)}.log"
         own_path = env is not None and "PYTHONPATH" in env
@@ -151,18 +155,23 @@ class Federation:
         words = list(map(str, arguments))
         environment = {**os.environ, **(env or {})}
         process: subprocess.Popen[bytes] | ForkedProcess
-        with log_path.open("wb") as log:
+        stdout_path = log_path.with_suffix(".stdout") if separate_stdout else None
+        with ExitStack() as files:
+            log = files.enter_context(log_path.open("wb"))
+            output = log if stdout_path is None else files.enter_context(stdout_path.open("wb"))
             if template is not None:
-                process = template.start(module, words, log=log.fileno(), env=environment, cwd=self.directory)
+                process = template.start(
+                    module, words, stdout=output.fileno(), stderr=log.fileno(), env=environment, cwd=self.directory
+                )
             else:
                 process = subprocess.Popen(
                     [*before, sys.executable, "-m", module, *words],
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
+                    stdout=output,
+                    stderr=log,
                     env=environment,
                     cwd=self.directory,
                 )
-        command = Command(name, process, log_path)
+        command = Command(name, process, log_path, stdout_path)
         self.commands.append(command)
         return command
 
