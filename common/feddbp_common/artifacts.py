@@ -1,10 +1,11 @@
-"""File names on disk that more than one package or the user relies on; renaming one orphans existing files.
+"""Names on disk that more than one package or the user relies on; renaming one orphans existing files.
 
 Names of certificates and keys are in `feddbp_common.rpc.credentials`.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 # The server's --state-dir
@@ -23,6 +24,12 @@ AUDIT_NAME: Final = "audit.jsonl"
 """Written by the server, one line per join, upload or refusal; read by operators."""
 
 # A client's directory, RUN/client-ID under its --state-dir
+
+
+def client_directory(state_dir: Path, run_id: str, client_id: int) -> Path:
+    """Where a client keeps its state of one run."""
+    return state_dir / run_id / f"client-{client_id}"
+
 
 CHECKPOINT_NAME: Final = "checkpoint.safetensors"
 """Written by the client after each round; read when it resumes, by `feddbp predict` and `feddbp export`."""

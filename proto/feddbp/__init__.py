@@ -17,39 +17,45 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from feddbp_client.inference.trained_client import Prediction, TrainedClient
-    from feddbp_common.config.run import RunConfig
+    from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
     from feddbp_common.errors import ConfigurationError, FedDBPError
     from feddbp_lab.api.federation_run import Federation, FederationResult
     from feddbp_lab.api.run_control import RunControl, connect
-    from feddbp_lab.api.run_status import ClientStatus, RunStatus
+    from feddbp_lab.api.run_status import ClientStatus, Incident, RunStatus
 
     __version__: str
 
 _SOURCES = {
     "ClientStatus": "feddbp_lab.api.run_status",
     "ConfigurationError": "feddbp_common.errors",
+    "DataConfig": "feddbp_common.config.run",
     "FedDBPError": "feddbp_common.errors",
     "Federation": "feddbp_lab.api.federation_run",
     "FederationResult": "feddbp_lab.api.federation_run",
+    "Incident": "feddbp_lab.api.run_status",
     "Prediction": "feddbp_client.inference.trained_client",
     "RunConfig": "feddbp_common.config.run",
     "RunControl": "feddbp_lab.api.run_control",
     "RunStatus": "feddbp_lab.api.run_status",
     "TrainedClient": "feddbp_client.inference.trained_client",
+    "TrainingConfig": "feddbp_common.config.run",
     "connect": "feddbp_lab.api.run_control",
 }
 
 __all__ = [
     "ClientStatus",
     "ConfigurationError",
+    "DataConfig",
     "FedDBPError",
     "Federation",
     "FederationResult",
+    "Incident",
     "Prediction",
     "RunConfig",
     "RunControl",
     "RunStatus",
     "TrainedClient",
+    "TrainingConfig",
     "__version__",
     "connect",
 ]

@@ -22,6 +22,7 @@ from feddbp_common.config.features import describe_missing, missing_features, su
 from feddbp_common.config.run import run_from_proto
 from feddbp_common.errors import ExitCode, FedDBPError
 from feddbp_common.fault_injection import fault_point
+from feddbp_common.rpc.enum_words import enum_word
 from feddbp_common.version import VERSION
 
 log = logging.getLogger("feddbp.client")
@@ -177,7 +178,7 @@ class ClientDaemon:
             logging.INFO if finished else logging.ERROR,
             "client %d: the run %s: %s",
             self.client_id,
-            pb.RunOutcome.Name(ended.outcome).removeprefix("RUN_OUTCOME_").lower(),
+            enum_word(pb.RunOutcome.DESCRIPTOR, ended.outcome),
             ended.reason,
         )
         if worker.directory.checkpoint.exists():

@@ -21,7 +21,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_common.artifacts import CHECKPOINT_NAME, CLIENT_FORMAT_NAME, CLIENT_LOCK_NAME, SESSION_NAME
+from feddbp_common.artifacts import (
+    CHECKPOINT_NAME,
+    CLIENT_FORMAT_NAME,
+    CLIENT_LOCK_NAME,
+    SESSION_NAME,
+    client_directory,
+)
 from feddbp_common.atomic_files import commit_file, replace_text
 from feddbp_common.errors import ConfigurationError, FedDBPError
 from feddbp_common.fault_injection import fault_point
@@ -120,7 +126,7 @@ class ClientDirectory:
     """A client's directory in one run, locked: one daemon at a time may use it."""
 
     def __init__(self, state_dir: Path, run_id: str, client_id: int) -> None:
-        self.path = state_dir / run_id / f"client-{client_id}"
+        self.path = client_directory(state_dir, run_id, client_id)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = FileLock(self.path / CLIENT_LOCK_NAME, mode=0o600)

@@ -8,21 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from feddbp_common.artifacts import client_directory
 from feddbp_common.config.catalog import CUSTOM_DATASET
 from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import ConfigurationError
-from feddbp_common.optional_deps import require
 from feddbp_lab.api.background_loop import BackgroundLoop
 from feddbp_lab.api.run_status import RunStatus
 from feddbp_lab.commands.options import usable_cores
-from feddbp_lab.processes.local_federation import FederationOptions, LocalFederation
+from feddbp_lab.processes.local_federation import FederationOptions, LocalFederation, clients_dir, require_client
 from feddbp_lab.results.run_results import RunResults
 
 if TYPE_CHECKING:
     from feddbp_client.inference.trained_client import TrainedClient
 
 OnStatus = Callable[[RunStatus], None]
-_NEEDED = ("torch", "torchvision", "sklearn", "safetensors")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +45,16 @@ class FederationResult:
         last = self.summary["accuracy"]["last"]
         return None if last is None else float(last["weighted"])
 
+    @property
+    def clients(self) -> list[int]:
+        """Ids of the run's clients, for `client`."""
+        return list(range(self.summary["clients"]))
+
     def client(self, client_id: int, *, device: str = "auto") -> TrainedClient:
         """The trained client, ready to predict."""
         from feddbp_client.inference.trained_client import TrainedClient
 
-        path = self.directory / "clients" / self.summary["run_id"] / f"client-{client_id}"
+        path = client_directory(clients_dir(self.directory), self.summary["run_id"], client_id)
         return TrainedClient.load(path, device=device)
 
 
@@ -71,10 +75,12 @@ class Federation:
     ) -> None:
         if run.data.dataset == CUSTOM_DATASET:
             raise ConfigurationError("a federation on one machine splits a public data set; name one of them")
+        if processes is not None and processes < 1:
+            raise ConfigurationError(f"processes is {processes}: give at least 1, or None for one per core")
         self._options = FederationOptions(
             run=run,
             directory=Path(directory),
-            processes=processes or usable_cores(),
+            processes=usable_cores() if processes is None else processes,
             data_dir=Path(data_dir),
             device=device,
         )
@@ -82,17 +88,19 @@ class Federation:
     def run(self, on_status: OnStatus | None = None) -> FederationResult:
         """Runs to the end and returns the results; `on_status` is called at every change.
 
-        Blocks, also where an event loop is running. An exception, such as Ctrl-C, stops every process.
+        Blocks, also where an event loop is running. `on_status` is called in another thread, the one that supervises
+        the processes: while it blocks, no failure is noticed and no further status arrives. An exception, whether
+        Ctrl-C here or any that `on_status` raises, stops every process and is raised to the caller.
         """
-        loop = BackgroundLoop()
+        loop = BackgroundLoop(closed="the federation was stopped: the interpreter is exiting")
         try:
             return loop.call(self.run_async(on_status))
         finally:
             loop.close()
 
     async def run_async(self, on_status: OnStatus | None = None) -> FederationResult:
-        """The same for code that is async itself."""
-        require("a federation", _NEEDED, extra="client")
+        """The same for code that is async itself; `on_status` is called in the event loop and must not block it."""
+        require_client("a federation")
         options = self._options
         async with LocalFederation(options) as federation, aclosing(federation.statuses()) as statuses:
             async for status in statuses:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Generator
+from contextlib import aclosing
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +25,7 @@ class RunControl:
     def __init__(self, server: str, credentials: ClientCredentials) -> None:
         self.server = server
         self._credentials = credentials
-        self._loop = BackgroundLoop()
+        self._loop = BackgroundLoop(closed="the connection is closed; feddbp.connect opens another")
 
     def __enter__(self) -> Self:
         return self
@@ -35,18 +36,19 @@ class RunControl:
         self.close()
 
     def close(self) -> None:
+        """Ends open calls and iterations; they and later calls raise `ConfigurationError`."""
         self._loop.close()
 
     def status(self) -> RunStatus:
         return self._call(pb.GetStatusRequest())
 
-    def watch(self, *, patience: timedelta = timedelta(minutes=5)) -> Iterator[RunStatus]:
+    def watch(self, *, patience: timedelta = timedelta(minutes=5)) -> Generator[RunStatus, None, None]:
         """The status now and at every change, until the run is over.
 
-        A lost connection is opened again; after `patience` without an answer the error is raised.
+        A lost connection is opened again; after `patience` without an answer the error is raised. The
+        generator's `close` ends the stream early.
         """
-        messages = watch_status(self.server, self._credentials, patience=patience)
-        return map(RunStatus.from_message, self._loop.iterate(messages))
+        return self._loop.iterate(self._statuses(patience))
 
     def pause(self) -> RunStatus:
         """No round opens or closes, and deadlines stand still, until `resume`."""
@@ -59,6 +61,11 @@ class RunControl:
     def stop(self, reason: str = "") -> RunStatus:
         """Ends the run for good; results so far are kept."""
         return self._call(pb.StopRequest(reason=reason))
+
+    async def _statuses(self, patience: timedelta) -> AsyncGenerator[RunStatus, None]:
+        async with aclosing(watch_status(self.server, self._credentials, patience=patience)) as messages:
+            async for message in messages:
+                yield RunStatus.from_message(message)
 
     def _call(self, request: Request) -> RunStatus:
         return RunStatus.from_message(self._loop.call(call_control(request, self.server, self._credentials)))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.rpc.enum_words import enum_word
 from feddbp_lab.terminal.status_words import mean_accuracy, trained_accuracy
 
 
@@ -15,7 +16,7 @@ class ClientStatus:
 
     client: int
     activity: str
-    """away, idle, training, uploaded, done or left."""
+    """away, idle, training, uploaded, done or left; a number, as in "activity 99", if only the server knows it."""
     architecture: str
     parameters: int
     device: str
@@ -39,7 +40,7 @@ class ClientStatus:
         measured = client.HasField("metrics")
         return cls(
             client=client.client_id,
-            activity=_word(pb.ClientActivity.Name(client.activity), "CLIENT_ACTIVITY_"),
+            activity=enum_word(pb.ClientActivity.DESCRIPTOR, client.activity),
             architecture=client.capabilities.architecture,
             parameters=client.capabilities.parameters,
             device=client.capabilities.device,
@@ -85,7 +86,8 @@ class RunStatus:
     """Of the server; empty before 0.2.0."""
     method: str
     phase: str
-    """waiting, collecting, aggregating, evaluating, paused, finished, failed or stopped."""
+    """waiting, collecting, aggregating, evaluating, paused, finished, failed or stopped; "phase 99" if only the server
+    knows it."""
     held_phase: str | None
     """The phase a pause interrupted."""
     round: int
@@ -113,8 +115,8 @@ class RunStatus:
             run_id=status.run_id,
             software_version=status.software_version,
             method=status.method,
-            phase=_word(pb.Phase.Name(status.phase), "PHASE_"),
-            held_phase=_word(pb.Phase.Name(status.held_phase), "PHASE_") if status.held_phase else None,
+            phase=enum_word(pb.Phase.DESCRIPTOR, status.phase),
+            held_phase=enum_word(pb.Phase.DESCRIPTOR, status.held_phase) if status.held_phase else None,
             round=status.round,
             rounds=status.rounds,
             min_clients=status.min_clients,
@@ -132,10 +134,6 @@ class RunStatus:
     @property
     def is_over(self) -> bool:
         return self.phase in ("finished", "failed", "stopped")
-
-
-def _word(name: str, prefix: str) -> str:
-    return name.removeprefix(prefix).lower()
 
 
 def _iso(nanoseconds: int) -> str:

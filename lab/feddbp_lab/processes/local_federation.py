@@ -36,12 +36,18 @@ _RUN_ENDED_CODES: Final = (ExitCode.OK, ExitCode.RUN_FAILED)
 """Exit codes of a process whose run has ended, finished or not; the server's summary has the outcome."""
 _CLIENT_EXIT_SECONDS: Final = 10.0
 _POLL_SECONDS: Final = 0.02
-_REQUIRED: Final = ("torch", "torchvision", "sklearn", "safetensors", "matplotlib", "jinja2")
+_CLIENT_MODULES: Final = ("torch", "torchvision", "sklearn", "safetensors")
+_LAB_MODULES: Final = (*_CLIENT_MODULES, "matplotlib", "jinja2")
+
+
+def require_client(feature: str) -> None:
+    """Raises ConfigurationError unless everything is installed that running clients needs."""
+    require(feature, _CLIENT_MODULES, extra="client")
 
 
 def require_lab(feature: str) -> None:
     """Raises ConfigurationError unless everything is installed that running clients and writing reports needs."""
-    require(feature, _REQUIRED, extra="lab")
+    require(feature, _LAB_MODULES, extra="lab")
 
 
 class RunInterruptedError(FedDBPError):
@@ -90,7 +96,7 @@ class FederationOptions:
                 ids=",".join(map(str, ids)),
                 all_or_none=True,  # the run needs every client, so one that fails ends its process
                 server=address,
-                state_dir=self.directory / "clients",
+                state_dir=clients_dir(self.directory),
             ),
             compute=ComputeConfig(device=self.device),
             source=SourceConfig(data_dir=self.data_dir),
@@ -99,6 +105,11 @@ class FederationOptions:
     def ids_by_process(self) -> list[list[int]]:
         processes = min(self.processes, self.run.clients)
         return [list(range(first, self.run.clients, processes)) for first in range(processes)]
+
+
+def clients_dir(directory: Path) -> Path:
+    """The --state-dir of all clients of the federation in the directory."""
+    return directory / "clients"
 
 
 class LocalFederation:
