@@ -6,7 +6,7 @@ import asyncio
 import sys
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextlib import suppress
 from typing import Any, Final, Generic, TypeVar
 
@@ -35,20 +35,19 @@ class BackgroundLoop:
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Blocks until the coroutine ends. An interrupt, such as Ctrl-C, cancels it and waits for its clean-up."""
         call = _Call(work)
-        # under the lock a call is scheduled before the loop is stopped, which then cancels it, or not at all
-        with self._lock:
-            if self._is_open():
-                self._loop.call_soon_threadsafe(call.start)
-            else:
-                work.close()
-                raise ConfigurationError(self._closed)
         try:
-            call.ended.wait()
+            scheduled = self._schedule(call.start)
+            if scheduled:
+                call.ended.wait()
         except BaseException:
-            with suppress(RuntimeError):  # the loop was closed meanwhile, which cancelled the call
-                self._loop.call_soon_threadsafe(call.cancel)
-            call.ended.wait()
+            if self._schedule(call.cancel):
+                call.ended.wait()
+            else:
+                self._thread.join()  # the loop is being closed, which cancels the call
             raise
+        if not scheduled:
+            work.close()
+            raise ConfigurationError(self._closed)
         try:
             return call.result()
         except asyncio.CancelledError:
@@ -76,6 +75,14 @@ class BackgroundLoop:
                 with suppress(ConfigurationError):  # closing the loop has closed `items`
                     self.call(_close(items))
 
+    def _schedule(self, step: Callable[[], None]) -> bool:
+        # under the lock it runs before the loop is stopped, or is not scheduled at all
+        with self._lock:
+            is_open = self._is_open()
+            if is_open:
+                self._loop.call_soon_threadsafe(step)
+        return is_open
+
     def _is_open(self) -> bool:
         return self._finalizer.alive and self._thread.is_alive() and not sys.is_finalizing()
 
@@ -95,6 +102,9 @@ class _Call(Generic[T]):
     def cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
+        else:  # the interrupt came before `start` was scheduled
+            self._work.close()
+            self.ended.set()
 
     def result(self) -> T:
         assert self._task is not None

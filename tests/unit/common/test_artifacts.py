@@ -44,6 +44,10 @@ def test_file_names_are_those_that_existing_state_directories_have() -> None:
     }
 
 
+def test_a_clients_directory_is_where_existing_checkpoints_are() -> None:
+    assert artifacts.client_directory(Path("state"), "run", 3) == Path("state/run/client-3")
+
+
 def _strings(source: str) -> Iterator[tuple[int, str]]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import pytest
 import torch
@@ -285,6 +285,16 @@ async def test_the_directory_stays_locked_until_the_training_thread_has_ended(
         await start(FakeConnection(script)).run()
     assert attempts
     ClientDirectory(tmp_path, "first", 0).close()
+
+
+async def test_an_outcome_of_a_later_server_is_logged_as_its_number(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def script(server: FakeConnection) -> AsyncIterator[pb.RoundEvent]:
+        yield ended(cast(pb.RunOutcome.ValueType, 99))
+
+    assert await start(FakeConnection(script)).run() is ExitCode.RUN_FAILED
+    assert "the run outcome 99: end of the script" in caplog.text
 
 
 async def test_run_ended_decides_the_exit_code_even_if_the_server_is_gone(

@@ -13,9 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from processes import Federation as RunningFederation
+from processes import processes_naming
 
 import feddbp
 
+EXIT_SECONDS = 60
+"""A ceiling for scripts that once did not end."""
 SMALL = feddbp.RunConfig(
     method="feddbp", clients=2, rounds=1, training={"local_epochs": 1, "batch_size": 64, "feature_dim": 32}
 )
@@ -75,6 +78,11 @@ def test_statuses_are_passed_on_while_it_runs(
     assert {client.client for client in statuses[-1].clients} == {0, 1}
 
 
+def test_a_result_lists_the_clients_it_can_load(result: feddbp.FederationResult) -> None:
+    assert result.clients == [0, 1]
+    assert [result.client(client, device="cpu").facts.client_id for client in result.clients] == [0, 1]
+
+
 def test_a_trained_client_predicts(result: feddbp.FederationResult) -> None:
     client = result.client(0, device="cpu")
     (prediction,) = client.predict([np.zeros((16, 16), dtype=np.uint8)])
@@ -91,6 +99,24 @@ def test_another_run_in_the_same_directory_is_refused(result: feddbp.FederationR
     other = SMALL.model_copy(update={"seed": 1})
     with pytest.raises(feddbp.FedDBPError, match="server"):
         feddbp.Federation(other, directory=result.directory, device="cpu", processes=1).run()
+
+
+@pytest.mark.parametrize("processes", [0, -1])
+def test_fewer_than_one_process_is_refused(tmp_path: Path, processes: int) -> None:
+    with pytest.raises(feddbp.ConfigurationError, match=f"processes is {processes}"):
+        feddbp.Federation(SMALL, directory=tmp_path, processes=processes)
+
+
+def test_a_system_exit_in_on_status_stops_the_federation_and_ends_the_script(tmp_path: Path) -> None:
+    code = (
+        "import sys, feddbp\n"
+        "run = feddbp.RunConfig(clients=1, rounds=1)\n"
+        "federation = feddbp.Federation(run, directory=sys.argv[1], device='cpu', processes=1)\n"
+        "federation.run(on_status=lambda status: sys.exit(7))"
+    )
+    directory = tmp_path / "run"
+    assert subprocess.run([sys.executable, "-c", code, str(directory)], timeout=EXIT_SECONDS).returncode == 7
+    assert processes_naming(directory) == []
 
 
 def test_private_data_are_for_real_clients(tmp_path: Path) -> None:
@@ -115,6 +141,32 @@ def test_a_run_is_watched_and_controlled(control: feddbp.RunControl) -> None:
     stopped = control.stop("enough")
     assert (stopped.phase, stopped.reason) == ("stopped", "enough")
     assert [status.phase for status in watched][-1] == "stopped"
+
+
+def test_a_script_that_ends_while_it_watches_exits(control: feddbp.RunControl) -> None:
+    code = "import sys, feddbp\nstatuses = feddbp.connect(sys.argv[1]).watch()\nprint(next(statuses).phase)"
+    ended = subprocess.run(
+        [sys.executable, "-c", code, control.server], capture_output=True, text=True, timeout=EXIT_SECONDS
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "waiting\n", "")
+
+
+def test_a_watch_can_be_closed_and_others_continue(control: feddbp.RunControl) -> None:
+    first, second = control.watch(), control.watch()
+    assert next(first).phase == next(second).phase == "waiting"
+    first.close()
+    assert list(first) == []
+    control.pause()
+    assert next(second).phase == "paused"
+
+
+def test_a_closed_connection_refuses_calls_and_ends_its_watch(control: feddbp.RunControl) -> None:
+    statuses = control.watch()
+    next(statuses)
+    control.close()
+    for call in (control.status, control.watch, lambda: next(statuses)):
+        with pytest.raises(feddbp.ConfigurationError, match="the connection is closed"):
+            call()
 
 
 async def test_it_works_inside_a_running_event_loop(control: feddbp.RunControl) -> None:
