@@ -37,14 +37,16 @@ class PartStream:
     def __init__(self, parts: AsyncIterator[pb.UploadPart]) -> None:
         self._parts = parts
         self._sending = True
+        self._begun = False
 
     async def next(self) -> pb.UploadPart | None:
         """Returns None after the last part."""
         part = await anext(self._parts, None)
         if part is None:
             self._sending = False
-        elif part.header.awaits_admission:
-            self._sending = False  # until it is admitted
+        elif not self._begun and part.header.awaits_admission:
+            self._sending = False  # until it is admitted; a header further on is an error, and more may follow it
+        self._begun = True
         return part
 
     def admitted(self) -> None:
@@ -58,7 +60,7 @@ class PartStream:
         received = 0
         with suppress(TimeoutError, RefusedError):  # of a part that cannot be decoded: the rest is not waited for
             async with asyncio.timeout(limits.discard_total.total_seconds()):
-                while self._sending and received <= limits.upload_bytes:
+                while self._sending and received <= limits.discard_bytes:
                     async with asyncio.timeout(limits.discard_wait.total_seconds()):
                         part = await self.next()
                         received += 0 if part is None else len(part.chunk.data)

@@ -25,6 +25,8 @@ class Limits:
     discard_wait: timedelta = timedelta(seconds=1)
     """Between two chunks of an upload that was refused; the rest of it is read and dropped, since a client that is cut
     off while it sends does not receive the reason."""
+    discard_bytes: int = 256 << 20
+    """Of what is dropped of one upload: more than the largest that is admitted, since a larger one is refused, too."""
     discard_total: timedelta = timedelta(seconds=30)
     """For all of what is dropped of one upload."""
     cached_upload_bytes: int = 256 << 20

@@ -124,12 +124,12 @@ async def test_what_the_header_shows_is_refused_before_a_chunk_is_read(
 
 
 async def test_the_rest_of_a_refused_upload_is_dropped_if_its_client_is_sending_already(tmp_path: Path) -> None:
-    limits = Limits(upload_bytes=100_000)
+    limits = Limits(discard_bytes=100_000)
     async with limited(tmp_path, limits) as (server, daemon):
         read: list[int] = []
         refusal = await refusal_of(server, counted(header(daemon, UPLOAD, round=1), read))
     assert refusal.details.reason == pb.REFUSAL_REASON_WRONG_ROUND
-    assert 0 < 1000 * len(read) <= limits.upload_bytes + 1000
+    assert 0 < 1000 * len(read) <= limits.discard_bytes + 1000
 
 
 async def test_an_upload_larger_than_admitted_is_refused_on_its_header(tmp_path: Path) -> None:
