@@ -58,12 +58,19 @@ class PartStream:
         gRPC may replace the status of a call by an internal error if the call ends while the client is sending.
         """
         received = 0
-        with suppress(TimeoutError, RefusedError):  # of a part that cannot be decoded: the rest is not waited for
+        with suppress(TimeoutError):
             async with asyncio.timeout(limits.discard_total.total_seconds()):
                 while self._sending and received <= limits.discard_bytes:
                     async with asyncio.timeout(limits.discard_wait.total_seconds()):
-                        part = await self.next()
-                        received += 0 if part is None else len(part.chunk.data)
+                        received += await self._discard_part(limits)
+
+    async def _discard_part(self, limits: Limits) -> int:
+        """Returns the bytes of the next part; one that cannot be decoded counts for the largest there can be."""
+        try:
+            part = await self.next()
+        except RefusedError:
+            return limits.message_bytes
+        return 0 if part is None else len(part.chunk.data)
 
 
 class _Incoming:
