@@ -17,6 +17,7 @@ from typing import Any, Final
 from prefork import ForkedProcess, Template
 
 from feddbp_common.artifacts import ENDPOINT_NAME, METRICS_NAME, SUMMARY_NAME
+from feddbp_common.fault_injection import VARIABLE as FAULT_VARIABLE
 
 _WITHOUT_TORCH: Final = Template("feddbp_server.cli", "feddbp_server.app", "feddbp_lab.cli")
 _WITH_TORCH: Final = Template(
@@ -196,13 +197,18 @@ class Federation:
             forked=forked,
         )
 
-        def listening() -> bool:
-            if command.process.poll() is not None:
-                raise GaveUpError(f"the server ended with {command.process.returncode}:\n{command.log}")
-            return endpoint.exists()
+        def started() -> bool:
+            ended = command.process.poll()
+            if endpoint.exists():  # it has listened, and may have been killed at its fault point since
+                self.port = json.loads(endpoint.read_text())["port"]
+                return True
+            if ended == -signal.SIGKILL and self.port and env is not None and FAULT_VARIABLE in env:
+                return True  # killed before it listened, on the port that is known from before
+            if ended is not None:
+                raise GaveUpError(f"the server ended with {ended}:\n{command.log}")
+            return False
 
-        wait_until(listening, "the server's start")
-        self.port = json.loads(endpoint.read_text())["port"]
+        wait_until(started, "the server's start")
         return command
 
     def client(self, ids: object, *options: object, env: dict[str, str] | None = None) -> Command:
