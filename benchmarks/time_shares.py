@@ -16,7 +16,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from benchmarks.measurement import interleaved_ratio
-from benchmarks.workload import CLASSES, IMAGE_SHAPE, batch, global_prototypes
+from benchmarks.workload import CLASSES, IMAGE_SHAPE, batch, global_prototypes, split
 from feddbp_client.data import ClientData
 from feddbp_client.training.setup import build_method
 from feddbp_client.training.trainer import PASS_BATCH, LocalTrainer
@@ -34,15 +34,11 @@ LARGE = "resnet18"
 def _client(method: str, architecture: str) -> LocalTrainer:
     torch.set_num_threads(1)
     config = RunConfig(method=method, data=DataConfig(dataset="cifar100"), training=TrainingConfig(local_epochs=EPOCHS))
-    images, labels = batch(TRAINING_SAMPLES)
-    test_images, test_labels = batch(TEST_SAMPLES)
     data = ClientData(
-        train_images=images,
-        train_labels=labels,
-        test_images=test_images,
-        test_labels=test_labels,
+        train=split(TRAINING_SAMPLES),
+        test=split(TEST_SAMPLES),
         classes=CLASSES,
-        class_names=(),
+        class_names=tuple(map(str, range(CLASSES))),
     )
     trained = build_method(config, 0, architecture, "linear", IMAGE_SHAPE)
     return LocalTrainer(method=trained, data=data, config=config, client_id=0, device=torch.device("cpu"))

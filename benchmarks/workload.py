@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from feddbp_client.data import Split
 from feddbp_client.methods.base import LocalMethod
 from feddbp_client.training.setup import build_method
 from feddbp_common.config.run import DataConfig, RunConfig
@@ -24,6 +25,12 @@ def global_prototypes(width: int = 512) -> Payload:
     vectors = torch.randn(CLASSES, width, generator=torch.Generator().manual_seed(0)).numpy()
     class_ids = torch.arange(CLASSES, dtype=torch.int32).numpy()
     return Payload(prototypes=PrototypeSet(class_ids=class_ids, vectors=vectors))
+
+
+def split(size: int) -> Split:
+    """Labelled images as a client stores them."""
+    images, labels = batch(size)
+    return Split(images.mul(64).add(128).clamp(0, 255).byte().permute(0, 2, 3, 1).numpy(), labels)
 
 
 def batch(size: int) -> tuple[Tensor, Tensor]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
 from PIL import Image
 from processes import federation
 
@@ -62,8 +62,8 @@ def test_predictions_are_as_accurate_as_in_the_last_evaluation(client_id: int, d
     metrics = Checkpoint.load(directory / CHECKPOINT_NAME).metrics
     (counted,) = (each.correct for each in metrics.accuracies if each.rule == metrics.inference)
     data = data_of(client_id)
-    pixels = data.test_images.add(1).mul(127.5).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
+    pixels = data.test.images[np.arange(len(data.test))]
     predictions = TrainedClient.load(directory, device="cpu").predict(pixels)
-    right = [found.best.class_id == label for found, label in zip(predictions, data.test_labels.tolist(), strict=True)]
+    right = [found.best.class_id == label for found, label in zip(predictions, data.test.labels.tolist(), strict=True)]
     assert len(right) == metrics.test_samples
     assert sum(right) == counted

@@ -3,18 +3,20 @@
 from feddbp_client.data.batches import batches
 from feddbp_client.data.dataset_cache import SharedDatasetCache, clear_dataset_cache
 from feddbp_client.data.datasets import load_dataset
-from feddbp_client.data.images import DataError, ImageParts, LabelledImages
+from feddbp_client.data.images import DataError, ImageParts, ImageRows, LabelledImages
 from feddbp_client.data.partition import dirichlet_split, least_samples, train_test_split
 from feddbp_client.data.private import load_private_data
 from feddbp_client.data.readers.download import download
-from feddbp_client.data.shard import ClientData, private_shard, shard_of
+from feddbp_client.data.shard import ClientData, Split, private_shard, shard_of
 
 __all__ = [
     "ClientData",
     "DataError",
     "ImageParts",
+    "ImageRows",
     "LabelledImages",
     "SharedDatasetCache",
+    "Split",
     "batches",
     "clear_dataset_cache",
     "dirichlet_split",

@@ -6,7 +6,7 @@ import io
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,25 @@ _CHANNELS: Final = (1, 3)
 
 class DataError(FedDBPError):
     """Data that cannot be found, downloaded, read or split; the message names the file and the cause."""
+
+
+class ImageRows(Protocol):
+    """Images by row: an array in memory, a memory map, or files that are decoded when a row is read.
+
+    Reading is safe from several threads.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(N, H, W, C) with C 1 or 3."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: npt.NDArray[np.int64], /) -> npt.NDArray[Any]:
+        """The rows in the given order, [n, H, W, C]."""
 
 
 # Compared and hashed by identity: two arrays have no single truth value, and the split is cached per object.

@@ -1,4 +1,4 @@
-"""The training and test samples of one client, as tensors."""
+"""The training and test samples of one client."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from feddbp_client.data.batches import channels_first, scaled
 from feddbp_client.data.dataset_cache import cache_last
 from feddbp_client.data.images import DataError
 from feddbp_client.data.partition import (
@@ -22,30 +21,39 @@ from feddbp_client.data.partition import (
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from feddbp_client.data.images import ImageParts, LabelledImages
+    from feddbp_client.data.images import ImageParts, ImageRows, LabelledImages
     from feddbp_client.data.partition import Indices
 
 
 @dataclass(frozen=True, eq=False)
-class ClientData:
-    train_images: torch.Tensor
-    """float32 [n, channels, height, width] in [-1, 1]."""
-    train_labels: torch.Tensor
+class Split:
+    """Labelled images of one purpose: training or test."""
+
+    images: ImageRows
+    labels: torch.Tensor
     """int64 [n]."""
-    test_images: torch.Tensor
-    test_labels: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True, eq=False)
+class ClientData:
+    train: Split
+    test: Split
     classes: int
     class_names: tuple[str, ...]
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        _, channels, height, width = self.train_images.shape
+        """(channels, height, width)."""
+        _, height, width, channels = self.train.images.shape
         return channels, height, width
 
     @property
     def label_counts(self) -> npt.NDArray[np.int64]:
         """Training samples of each class, which the client sends when it joins."""
-        return np.bincount(self.train_labels.numpy(), minlength=self.classes).astype(np.int64)
+        return np.bincount(self.train.labels.numpy(), minlength=self.classes).astype(np.int64)
 
 
 def shard_of(
@@ -55,7 +63,7 @@ def shard_of(
     if not 0 <= client_id < clients:
         raise DataError(f"client id {client_id} is outside 0..{clients - 1}")
     least = least_samples(len(dataset), clients, batch_size)
-    own = _split(dataset, clients, alpha, seed, least)[client_id]
+    own = _dirichlet(dataset, clients, alpha, seed, least)[client_id]
     train, test = train_test_split(len(own), seed=seed, client_id=client_id)
     return _client_data(dataset, own[train], dataset, own[test])
 
@@ -75,16 +83,18 @@ def private_shard(parts: ImageParts, *, seed: int, client_id: int) -> ClientData
 
 
 @cache_last
-def _split(dataset: LabelledImages, clients: int, alpha: float, seed: int, least: int) -> tuple[Indices, ...]:
+def _dirichlet(dataset: LabelledImages, clients: int, alpha: float, seed: int, least: int) -> tuple[Indices, ...]:
     return dirichlet_split(dataset.labels, clients=clients, alpha=alpha, seed=seed, least=least)
 
 
 def _client_data(train: LabelledImages, train_rows: Indices, test: LabelledImages, test_rows: Indices) -> ClientData:
     return ClientData(
-        train_images=scaled(channels_first(train.images[train_rows])),
-        train_labels=torch.from_numpy(train.labels[train_rows]),
-        test_images=scaled(channels_first(test.images[test_rows])),
-        test_labels=torch.from_numpy(test.labels[test_rows]),
+        train=_split_of(train, train_rows),
+        test=_split_of(test, test_rows),
         classes=len(train.class_names),
         class_names=train.class_names,
     )
+
+
+def _split_of(data: LabelledImages, rows: Indices) -> Split:
+    return Split(data.images[rows], torch.from_numpy(data.labels[rows]))

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from feddbp_client.methods.scores import Scores
-from feddbp_client.training.class_statistics import evaluation
+from feddbp_client.training.class_statistics import Images, evaluation
 from feddbp_common.methods import MethodSettings
 from feddbp_common.wire import Payload
 
@@ -31,6 +32,8 @@ class Task:
     """The run's seed, for random draws that must be the same on all clients."""
     image_shape: tuple[int, int, int] = (3, 32, 32)
     """(channels, height, width)."""
+    label_smoothing: float = 0.0
+    """Share of a label's weight that cross-entropy spreads over all classes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,12 +82,16 @@ class LocalMethod(nn.Module, ABC, Generic[SettingsT]):
         """The local loss of a training batch."""
 
     @abstractmethod
-    def collect(self, images: Tensor, labels: Tensor, *, batch_size: int) -> Payload:
+    def collect(self, images: Images, labels: Tensor, *, batch_size: int) -> Payload:
         """The upload after training, from the whole training split."""
 
     @abstractmethod
     def scores(self, images: Tensor) -> Mapping[str, Scores]:
         """Scores of every class under every inference rule; the caller sets eval mode."""
+
+    def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Cross-entropy of training samples, with the run's label smoothing."""
+        return F.cross_entropy(logits, labels, label_smoothing=self.task.label_smoothing)
 
     def predict(self, images: Tensor) -> Mapping[str, Tensor]:
         """Class ids under every inference rule, in eval mode."""

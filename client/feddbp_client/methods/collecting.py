@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feddbp_client.training.class_statistics import ClassMeans, PerSample, class_means
+from feddbp_client.training.class_statistics import ClassMeans, Images, PerSample, class_means
 from feddbp_common.methods.contract import CollectMode
 
 
@@ -36,7 +36,7 @@ class ClassCollector:
         self._counts += torch.bincount(labels, minlength=len(self._counts))
 
     def collect(
-        self, per_sample: PerSample, images: Tensor, labels: Tensor, *, batch_size: int, device: torch.device
+        self, per_sample: PerSample, images: Images, labels: Tensor, *, batch_size: int, device: torch.device
     ) -> ClassMeans:
         if self._mode == "post":
             width = self._sums.shape[1]

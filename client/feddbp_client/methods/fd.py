@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from feddbp_client.methods.base import Objective, Task
 from feddbp_client.methods.collecting import ClassCollector
 from feddbp_client.methods.plain import PlainModel
 from feddbp_client.methods.received import ClassTable
-from feddbp_client.training.class_statistics import evaluation
+from feddbp_client.training.class_statistics import Images, evaluation
 from feddbp_common.methods.fd import FDSettings
 from feddbp_common.wire import Payload, PrototypeSet
 
@@ -38,12 +37,12 @@ class FD(PlainModel[FDSettings]):
     def objective(self, images: Tensor, labels: Tensor) -> Objective:
         logits = self.logits(images)
         self._outputs.observe(self._exchanged(logits), labels)
-        terms = {"ce": F.cross_entropy(logits, labels)}
+        terms = {"ce": self.cross_entropy(logits, labels)}
         if self._targets is not None:
             terms["distillation"] = distillation(logits, self._targets, labels)
         return Objective.weighted(terms, {"distillation": self.settings.gamma})
 
-    def collect(self, images: Tensor, labels: Tensor, *, batch_size: int) -> Payload:
+    def collect(self, images: Images, labels: Tensor, *, batch_size: int) -> Payload:
         with evaluation(self):
             found = self._outputs.collect(
                 lambda batch, _: self._exchanged(self.logits(batch)),

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from feddbp_client.losses import contrastive, prototype_alignment
 from feddbp_client.methods.base import LocalMethod, Objective, Task
 from feddbp_client.methods.received import ClassTable
 from feddbp_client.methods.scores import ScoreKind, Scores
-from feddbp_client.training.class_statistics import evaluation, prototypes_and_fisher
+from feddbp_client.training.class_statistics import Images, evaluation, prototypes_and_fisher
 from feddbp_common.methods.feddbp import FedDBPSettings
 from feddbp_common.wire import FisherScores, Payload, PrototypeSet, TopChannels
 from feddbp_common.wire.payload import ChannelArray, FloatArray
@@ -53,7 +52,7 @@ class FedDBP(LocalMethod[FedDBPSettings]):
     def objective(self, images: Tensor, labels: Tensor) -> Objective:
         return Objective.weighted(self._terms(images, labels), self._weights)
 
-    def collect(self, images: Tensor, labels: Tensor, *, batch_size: int) -> Payload:
+    def collect(self, images: Images, labels: Tensor, *, batch_size: int) -> Payload:
         with evaluation(self):
             found = prototypes_and_fisher(
                 self._shared_feature,
@@ -82,7 +81,7 @@ class FedDBP(LocalMethod[FedDBPSettings]):
         """The loss terms that apply: none of an ablated branch, none of prototypes before some are received."""
         hidden = self.backbone(images)
         z_s = self._shared_branch(hidden)
-        ce_shared = F.cross_entropy(self._shared_head(z_s), labels)
+        ce_shared = self.cross_entropy(self._shared_head(z_s), labels)
         terms = {"ce_shared": ce_shared}
         if self._prototypes is not None and not self.settings.without_share:
             terms["l_s"] = self._l_s(z_s, labels, self._prototypes)
@@ -92,7 +91,7 @@ class FedDBP(LocalMethod[FedDBPSettings]):
             z_d, terms["ce_decision"] = z_s, ce_shared
         else:
             z_d = self._decision_branch(hidden)
-            terms["ce_decision"] = F.cross_entropy(self._decision_head(z_d), labels)
+            terms["ce_decision"] = self.cross_entropy(self._decision_head(z_d), labels)
         if self._prototypes is not None:
             terms["l_d"] = self._l_d(z_d, labels, self._prototypes)
         return terms

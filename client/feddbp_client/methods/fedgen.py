@@ -33,10 +33,10 @@ class FedGen(SharedHeadModel[FedGenSettings]):
 
     def objective(self, images: Tensor, labels: Tensor) -> Objective:
         logits = self.logits(images)
-        terms = {"ce": F.cross_entropy(logits, labels)}
+        terms = {"ce": self.cross_entropy(logits, labels)}
         if self._generator is not None:
             drawn = self._generator.draw_labels(len(labels))
-            terms["generated"] = F.cross_entropy(self.head(self._generator.features(drawn)), drawn)
+            terms["generated"] = self.cross_entropy(self.head(self._generator.features(drawn)), drawn)
             if self.settings.full:
                 terms["latent"] = self._latent(logits, labels, self._generator)
         return Objective.weighted(terms, self._weights)

@@ -14,6 +14,7 @@ from feddbp_client.methods.base import Objective, Task
 from feddbp_client.methods.plain import PlainModel
 from feddbp_client.methods.scores import Scores
 from feddbp_client.methods.small_model import SmallModel
+from feddbp_client.training.class_statistics import Images
 from feddbp_common.methods.fedkd import ROUND, FedKDSettings
 from feddbp_common.wire import Payload
 from feddbp_common.wire.svd import compress, decompress
@@ -47,7 +48,7 @@ class FedKD(PlainModel[FedKDSettings]):
     def objective(self, images: Tensor, labels: Tensor) -> Objective:
         z, z_mentee = self.features(images), self.mentee.body(images)
         o, o_mentee = self.head(z), self.mentee.head(z_mentee)
-        ce_mentor, ce_mentee = F.cross_entropy(o, labels), F.cross_entropy(o_mentee, labels)
+        ce_mentor, ce_mentee = self.cross_entropy(o, labels), self.cross_entropy(o_mentee, labels)
         kl, features = _both_divergences(o, o_mentee), F.mse_loss(z, self.alignment(z_mentee))
         certainty = (ce_mentor + ce_mentee).clamp_min(_SMALLEST_DIVISOR)
         terms = {"ce_mentor": ce_mentor, "ce_mentee": ce_mentee, "kl": kl, "features": features}
@@ -68,7 +69,7 @@ class FedKD(PlainModel[FedKDSettings]):
         for part in (mentor, self.mentee.parameters(), self.alignment.parameters()):
             nn.utils.clip_grad_norm_(part, self.settings.max_grad_norm)
 
-    def collect(self, images: Tensor, labels: Tensor, *, batch_size: int) -> Payload:
+    def collect(self, images: Images, labels: Tensor, *, batch_size: int) -> Payload:
         energy = self.settings.energy(self._round, self.task.rounds)
         if not isinstance(self.mentee, AnchoredModel):
             return Payload(tensors=compress(self.mentee.tensors(), energy))

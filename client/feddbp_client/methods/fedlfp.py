@@ -15,7 +15,7 @@ from feddbp_client.losses import directions, squared_distances
 from feddbp_client.methods.base import Objective, Task
 from feddbp_client.methods.collecting import ClassCollector
 from feddbp_client.methods.plain import PlainModel
-from feddbp_client.training.class_statistics import evaluation
+from feddbp_client.training.class_statistics import Images, evaluation
 from feddbp_common.methods.fedlfp import CONFIDENCE, COUNTS, GLOBAL_PROTOTYPES, LOCAL_PROTOTYPES, FedLFPSettings
 from feddbp_common.wire import Payload
 
@@ -43,12 +43,12 @@ class FedLFP(PlainModel[FedLFPSettings]):
     def objective(self, images: Tensor, labels: Tensor) -> Objective:
         z = self.features(images)
         self._features.observe(z, labels)
-        terms = {"ce": F.cross_entropy(self.head(z), labels)}
+        terms = {"ce": self.cross_entropy(self.head(z), labels)}
         if self._prototypes is not None:
             terms |= self._contrasts(z, labels, self._prototypes)
         return Objective.weighted(terms, self._weights)
 
-    def collect(self, images: Tensor, labels: Tensor, *, batch_size: int) -> Payload:
+    def collect(self, images: Images, labels: Tensor, *, batch_size: int) -> Payload:
         with evaluation(self):
             found = self._features.collect(
                 lambda batch, _: self.features(batch), images, labels, batch_size=batch_size, device=self.device

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from feddbp_client.methods.base import Objective, Task
 from feddbp_client.methods.plain import PlainModel
 from feddbp_client.methods.scores import Scores
 from feddbp_client.methods.small_model import SmallModel
+from feddbp_client.training.class_statistics import Images
 from feddbp_common.methods.fedmrl import FedMRLSettings
 from feddbp_common.wire import Payload
 
@@ -40,14 +40,15 @@ class FedMRL(PlainModel[FedMRLSettings]):
     def objective(self, images: Tensor, labels: Tensor) -> Objective:
         r = self.features(images)
         return Objective.weighted(
-            {"ce": F.cross_entropy(self.head(r), labels), "ce_small": F.cross_entropy(self._coarse(r), labels)}, {}
+            {"ce": self.cross_entropy(self.head(r), labels), "ce_small": self.cross_entropy(self._coarse(r), labels)},
+            {},
         )
 
     def clip_gradients(self) -> None:
         if self.settings.max_grad_norm:
             nn.utils.clip_grad_norm_(self.parameters(), self.settings.max_grad_norm)
 
-    def collect(self, images: Tensor, labels: Tensor, *, batch_size: int) -> Payload:
+    def collect(self, images: Images, labels: Tensor, *, batch_size: int) -> Payload:
         return Payload(tensors=self.small.tensors())
 
     def scores(self, images: Tensor) -> Mapping[str, Scores]:

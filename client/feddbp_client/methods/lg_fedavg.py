@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from feddbp_client.methods.base import Objective
@@ -14,4 +13,4 @@ class LGFedAvg(SharedHeadModel[LGFedAvgSettings]):
     """The loss is that of local training; only the head is shared."""
 
     def objective(self, images: Tensor, labels: Tensor) -> Objective:
-        return Objective.weighted({"ce": F.cross_entropy(self.logits(images), labels)}, {})
+        return Objective.weighted({"ce": self.cross_entropy(self.logits(images), labels)}, {})

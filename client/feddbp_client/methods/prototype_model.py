@@ -6,7 +6,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import ClassVar, TypeVar
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from feddbp_client.methods.base import Objective, Task
@@ -14,7 +13,7 @@ from feddbp_client.methods.collecting import ClassCollector
 from feddbp_client.methods.plain import PlainModel
 from feddbp_client.methods.received import ClassTable
 from feddbp_client.methods.scores import ScoreKind, Scores
-from feddbp_client.training.class_statistics import evaluation
+from feddbp_client.training.class_statistics import Images, evaluation
 from feddbp_common.methods.contract import CollectingSettings
 from feddbp_common.wire import Payload, PrototypeSet
 
@@ -51,10 +50,10 @@ class PrototypeModel(PlainModel[CollectingT]):
     def objective(self, images: Tensor, labels: Tensor) -> Objective:
         z = self.features(images)
         self._collector.observe(self.collected(z.detach()), labels)
-        terms = {"ce": F.cross_entropy(self.head(z), labels), **self.terms(z, labels)}
+        terms = {"ce": self.cross_entropy(self.head(z), labels), **self.terms(z, labels)}
         return Objective.weighted(terms, self.weights())
 
-    def collect(self, images: Tensor, labels: Tensor, *, batch_size: int) -> Payload:
+    def collect(self, images: Images, labels: Tensor, *, batch_size: int) -> Payload:
         with evaluation(self):
             found = self._collector.collect(
                 lambda batch, _: self.collected(self.features(batch)),

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from feddbp_client.methods.base import SettingsT
 from feddbp_client.methods.plain import PlainModel
+from feddbp_client.training.class_statistics import Images
 from feddbp_common.methods.linear_head import HEAD_BIAS, HEAD_WEIGHT
 from feddbp_common.wire import Payload
 from feddbp_common.wire.payload import FloatArray
@@ -20,7 +21,7 @@ class SharedHeadModel(PlainModel[SettingsT]):
             for name, parameter in self._head_parameters().items():
                 parameter.copy_(torch.tensor(payload.tensors[name]))
 
-    def collect(self, images: Tensor, labels: Tensor, *, batch_size: int) -> Payload:
+    def collect(self, images: Images, labels: Tensor, *, batch_size: int) -> Payload:
         return Payload(tensors={name: _as_array(tensor) for name, tensor in self._head_parameters().items()})
 
     def _head_parameters(self) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -12,6 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from feddbp_common.wire.payload import FloatArray, IntArray
+
+
+class Images(Protocol):
+    """Network input by position: a tensor, or a split that is larger than memory."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, positions: slice, /) -> Tensor: ...
+
 
 PerSample = Callable[[Tensor, Tensor], Tensor]
 """(images, labels) of a batch -> one vector per sample, [b, width]."""
@@ -51,7 +61,7 @@ def evaluation(module: nn.Module) -> Iterator[None]:
 @torch.no_grad()
 def class_means(
     per_sample: PerSample,
-    images: Tensor,
+    images: Images,
     labels: Tensor,
     *,
     width: int,
@@ -78,7 +88,7 @@ def class_means(
 def prototypes_and_fisher(
     shared_feature: Callable[[Tensor], Tensor],
     head: nn.Module,
-    images: Tensor,
+    images: Images,
     labels: Tensor,
     *,
     width: int,

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from feddbp_common.errors import ConfigurationError
-
-_RESIDENT_BYTES: Final = 2 << 30
-"""Images up to this size are kept on the device; larger sets in pinned memory, copied batch by batch."""
 
 
 def choose_device(*, gpu: int | None, device: str) -> torch.device:
@@ -67,19 +63,6 @@ class Precision:
     def scaler(self) -> torch.amp.GradScaler:
         """Scales losses for float16, whose gradients underflow; does nothing for other types."""
         return torch.amp.GradScaler(self.device.type, enabled=self.amp and self._dtype is torch.float16)
-
-
-def place(images: Tensor, device: torch.device) -> Tensor:
-    """Moves a client's images to the memory that batches are cheapest to take from."""
-    if device.type == "cpu":
-        return images
-    if images.numel() * images.element_size() <= _RESIDENT_BYTES:
-        return images.to(device)
-    return images.pin_memory() if device.type == "cuda" else images
-
-
-def take(images: Tensor, index: Tensor, device: torch.device) -> Tensor:
-    return images[index.to(images.device)].to(device, non_blocking=True)
 
 
 @contextmanager

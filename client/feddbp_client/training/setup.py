@@ -58,7 +58,7 @@ class LocalClient:
     device: torch.device
 
     def data_summary(self) -> pb.DataSummary:
-        return pb.DataSummary(label_counts=self.data.label_counts.tolist(), test_samples=len(self.data.test_labels))
+        return pb.DataSummary(label_counts=self.data.label_counts.tolist(), test_samples=len(self.data.test))
 
     def capabilities(self) -> pb.Capabilities:
         return pb.Capabilities(
@@ -150,6 +150,7 @@ def build_method(
             top_channels_only=shape.top_channels_only,
             seed=config.seed,
             image_shape=image_shape,
+            label_smoothing=config.training.label_smoothing,
         ),
     )
     return method

@@ -15,8 +15,10 @@ import torch
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.data import ClientData, batches
+from feddbp_client.data.batches import scaled
 from feddbp_client.methods.base import LocalMethod
-from feddbp_client.training.devices import Precision, place, take
+from feddbp_client.training.devices import Precision
+from feddbp_client.training.image_feed import ImageFeed
 from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import FedDBPError
 from feddbp_common.seeding import derive_seed
@@ -74,10 +76,10 @@ class LocalTrainer:
         self._client_id = client_id
         self._device = device
         self._precision = Precision(device, amp)
-        self._train_images = place(data.train_images, device)
-        self._train_labels = data.train_labels.to(device)
-        self._test_images = place(data.test_images, device)
-        self._test_labels = data.test_labels.to(device)
+        self._train_images = ImageFeed(data.train.images, device)
+        self._train_labels = data.train.labels.to(device)
+        self._test_images = ImageFeed(data.test.images, device)
+        self._test_labels = data.test.labels.to(device)
         self._stop = threading.Event()
 
     def stop(self) -> None:
@@ -115,11 +117,12 @@ class LocalTrainer:
         started = time.perf_counter()
         self.method.eval()
         correct = dict.fromkeys(self.method.inference_rules, 0)
-        for index in torch.arange(len(self._test_labels)).split(PASS_BATCH):
+        for start in range(0, len(self._test_labels), PASS_BATCH):
             self._check_stop()
-            labels = self._test_labels[index.to(self._test_labels.device)]
+            batch = slice(start, start + PASS_BATCH)
+            labels = self._test_labels[batch]
             with self._precision.autocast():
-                predictions = self.method.predict(take(self._test_images, index, self._device))
+                predictions = self.method.predict(self._test_images[batch])
             for rule, predicted in predictions.items():
                 correct[rule] += int((predicted == labels).sum())
         return pb.RoundMetrics(
@@ -143,14 +146,15 @@ class LocalTrainer:
         tally = _LossTally()
         for epoch in range(training.local_epochs):
             self.method.begin_epoch(epoch, training.local_epochs)
-            for index in batches(
+            positions = batches(
                 len(self._train_labels),
                 batch_size=training.batch_size,
                 generator=order,
                 htfllib_loader=training.htfllib_loader,
-            ):
+            )
+            for index, pixels in zip(positions, self._train_images.batches(positions), strict=True):
                 self._check_stop()
-                images = take(self._train_images, index, self._device)
+                images = scaled(pixels)
                 labels = self._train_labels[index.to(self._train_labels.device)]
                 with self._precision.autocast():
                     objective = self.method.objective(images, labels)

@@ -11,7 +11,7 @@ from confmean.contract import CONFIDENCE, ConfMeanSettings
 from feddbp_client.losses import prototype_alignment
 from feddbp_client.methods.prototype_model import PrototypeModel
 from feddbp_client.methods.received import ClassTable
-from feddbp_client.training.class_statistics import class_means, evaluation
+from feddbp_client.training.class_statistics import Images, class_means, evaluation
 from feddbp_common.wire import Payload
 
 
@@ -31,7 +31,7 @@ class ConfMean(PrototypeModel[ConfMeanSettings]):
     def weights(self) -> Mapping[str, float]:
         return {"pull": self.settings.pull}
 
-    def collect(self, images: Tensor, labels: Tensor, *, batch_size: int) -> Payload:
+    def collect(self, images: Images, labels: Tensor, *, batch_size: int) -> Payload:
         """Prototypes, and for each class the mean probability the head gives to it on its own samples."""
         prototypes = super().collect(images, labels, batch_size=batch_size).prototypes
         with evaluation(self):  # no dropout, and no update of batch statistics

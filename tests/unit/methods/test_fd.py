@@ -24,7 +24,7 @@ from small_federations import (
 )
 from torch import Tensor
 
-from feddbp_client.data import ClientData
+from feddbp_client.data import ClientData, Split
 from feddbp_client.methods.fd import distillation
 from feddbp_client.methods.received import ClassTable
 from feddbp_client.training.trainer import LocalTrainer
@@ -103,7 +103,9 @@ def test_distilling_from_the_own_output_has_no_gradient() -> None:
 def trained_alone(name: str, **settings: Any) -> dict[str, Tensor]:
     """The weights of the only client of a run after two rounds."""
     images, labels = small_batch()
-    data = ClientData(images, labels, images, labels, CLASSES, tuple("abcde"))
+    pixels = images.sub(images.min()).mul(50).byte().permute(0, 2, 3, 1).numpy()
+    samples = Split(pixels, labels)
+    data = ClientData(samples, samples, CLASSES, tuple("abcde"))
     config = RunConfig(
         method=name,
         method_settings=settings,

@@ -13,6 +13,7 @@ from feddbp_client.data import (
     DataError,
     ImageParts,
     LabelledImages,
+    Split,
     dirichlet_split,
     private_shard,
     shard,
@@ -29,9 +30,9 @@ def numbered(count: int, *, side: int = 4) -> LabelledImages:
     return LabelledImages(images, np.arange(count) % 4, NAMES)
 
 
-def identities(images: torch.Tensor) -> list[int]:
-    high, low = ((images[:, channel, 0, 0] + 1) * 127.5 for channel in (0, 1))
-    return (high.round() * 256 + low.round()).int().tolist()
+def identities(split: Split) -> list[int]:
+    images = split.images[np.arange(len(split))].astype(int)
+    return [int(number) for number in images[:, 0, 0, 0] * 256 + images[:, 0, 0, 1]]
 
 
 def shards(data: LabelledImages, **options: Any) -> list[ClientData]:
@@ -41,42 +42,38 @@ def shards(data: LabelledImages, **options: Any) -> list[ClientData]:
 
 def test_the_shards_of_all_clients_are_the_data_set() -> None:
     parts = shards(numbered(400))
-    everyone = torch.cat([tensor for part in parts for tensor in (part.train_images, part.test_images)])
-    assert sorted(identities(everyone)) == list(range(400))
+    everyone = [number for part in parts for split in (part.train, part.test) for number in identities(split)]
+    assert sorted(everyone) == list(range(400))
 
 
 def test_labels_stay_with_their_images() -> None:
     for part in shards(numbered(400)):
-        assert [number % 4 for number in identities(part.train_images)] == part.train_labels.tolist()
-        assert [number % 4 for number in identities(part.test_images)] == part.test_labels.tolist()
+        assert [number % 4 for number in identities(part.train)] == part.train.labels.tolist()
+        assert [number % 4 for number in identities(part.test)] == part.test.labels.tolist()
 
 
 def test_a_shard_is_ready_to_train_on() -> None:
     data = numbered(400)
     part = shards(data)[2]
-    assert part.train_images.dtype == torch.float32
-    assert part.train_images.is_contiguous()
-    assert part.train_labels.dtype == part.test_labels.dtype == torch.int64
+    assert part.train.images.dtype == np.uint8
+    assert part.train.labels.dtype == part.test.labels.dtype == torch.int64
     assert part.image_shape == (3, 4, 4)
     assert part.classes == 4
     assert part.class_names == NAMES
-    assert part.label_counts.tolist() == [int((part.train_labels == c).sum()) for c in range(4)]
-    first = data.images[identities(part.train_images)[0]]
-    expected = (first.astype(np.float32) / 255 - 0.5) / 0.5
-    assert np.allclose(part.train_images[0].numpy(), expected.transpose(2, 0, 1), atol=1e-6)
-    assert part.train_images.min() >= -1
-    assert part.train_images.max() <= 1
+    assert part.label_counts.tolist() == [int((part.train.labels == c).sum()) for c in range(4)]
+    first = data.images[identities(part.train)[0]]
+    assert (part.train.images[np.array([0])][0] == first).all()
 
 
 def test_the_batch_size_decides_the_least_a_client_holds() -> None:
-    sizes = [len(part.train_labels) + len(part.test_labels) for part in shards(numbered(400), batch_size=8, alpha=0.1)]
+    sizes = [len(part.train.labels) + len(part.test.labels) for part in shards(numbered(400), batch_size=8, alpha=0.1)]
     assert min(sizes) >= 32
 
 
 def test_a_class_without_training_samples_has_a_count_of_zero() -> None:
     part = shards(numbered(400), alpha=0.05)[0]
     assert len(part.label_counts) == 4
-    assert part.label_counts.sum() == len(part.train_labels)
+    assert part.label_counts.sum() == len(part.train.labels)
 
 
 def test_a_client_outside_the_run_has_no_shard() -> None:
@@ -103,15 +100,15 @@ def test_the_split_is_computed_once_for_all_clients_of_a_process(monkeypatch: py
 
 def test_private_data_without_a_test_part_is_tested_on_a_quarter() -> None:
     part = private_shard(ImageParts(numbered(40)), seed=1, client_id=3)
-    assert (len(part.train_labels), len(part.test_labels)) == (30, 10)
-    assert sorted(identities(part.train_images) + identities(part.test_images)) == list(range(40))
+    assert (len(part.train.labels), len(part.test.labels)) == (30, 10)
+    assert sorted(identities(part.train) + identities(part.test)) == list(range(40))
 
 
 def test_private_data_with_a_test_part_keeps_it_and_shuffles_only_the_training_part() -> None:
     part = private_shard(ImageParts(numbered(40), numbered(7)), seed=1, client_id=3)
-    assert identities(part.test_images) == list(range(7))
-    assert identities(part.train_images) != list(range(40))
-    assert sorted(identities(part.train_images)) == list(range(40))
+    assert identities(part.test) == list(range(7))
+    assert identities(part.train) != list(range(40))
+    assert sorted(identities(part.train)) == list(range(40))
 
 
 def test_private_data_with_too_few_samples_is_refused() -> None:

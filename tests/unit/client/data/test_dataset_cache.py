@@ -47,7 +47,7 @@ def test_the_data_set_is_freed_when_the_last_client_has_its_shard() -> None:
     assert images() is not None
     last = process.build_client(2)
     assert images() is None
-    assert all(len(client.data.train_images) > 0 for client in (first, last))
+    assert all(len(client.data.train) > 0 for client in (first, last))
 
 
 def test_a_client_that_is_built_twice_releases_the_cache_once() -> None:
