@@ -14,8 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.methods.base import Task
-from feddbp_client.training.setup import LocalOptions, build_client
+from feddbp_client.training.checkpoint import ClientDirectory
+from feddbp_client.training.setup import LocalClient, LocalOptions, build_client, restore_checkpoint
 from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
 from feddbp_common.methods import ExchangeShape, method_named
 from feddbp_common.wire import (
@@ -128,9 +130,18 @@ class RunOutcome:
 
 
 def run_in_process(
-    method: str, *, settings: Mapping[str, Any] | None = None, seed: int = 1, rounds: int = 3
+    method: str,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    training: Mapping[str, Any] | None = None,
+    seed: int = 1,
+    rounds: int = 3,
+    restart_in: Path | None = None,
 ) -> RunOutcome:
-    """Three unlike clients on handwritten digits, through the same trainers and strategies as over the network."""
+    """Three unlike clients on handwritten digits, through the same trainers and strategies as over the network.
+
+    With a directory, every client is built anew from its checkpoint before every round.
+    """
     config = RunConfig(
         method=method,
         method_settings=dict(settings or {}),
@@ -138,7 +149,9 @@ def run_in_process(
         rounds=rounds,
         seed=seed,
         data=DataConfig(dataset="digits", alpha=0.5),
-        training=TrainingConfig(local_epochs=1, batch_size=32, learning_rate=0.05, feature_dim=32),
+        training=TrainingConfig.model_validate(
+            {"local_epochs": 1, "batch_size": 32, "learning_rate": 0.05, "feature_dim": 32, **(training or {})}
+        ),
     )
     options = LocalOptions(data=None, data_dir=Path(), model=None, device=torch.device("cpu"), amp=False)
     clients = [build_client(config, "test", client_id, options) for client_id in range(config.clients)]
@@ -150,6 +163,8 @@ def run_in_process(
     accuracies, digests = [], []
     for number in range(rounds + 1):
         results, uploads = [], []
+        if restart_in is not None and number:
+            clients = [restarted(client, restart_in, number, options) for client in clients]
         for client in clients:
             reply = over_the_wire(strategy.reply(known, own_uploads.get(client.client_id)), rules_down)
             if number == rounds:
@@ -168,6 +183,18 @@ def run_in_process(
             known = decode(encoded.manifest, encoded.body())  # as after a restart
             digests.append(encoded.manifest.sha256.hex())
     return RunOutcome(accuracies=accuracies, digests=digests)
+
+
+def restarted(client: LocalClient, directory: Path, number: int, options: LocalOptions) -> LocalClient:
+    """The client as a new process has it, from the checkpoint that it wrote after its last round."""
+    opened = ClientDirectory(directory, client.run_id, client.client_id)
+    try:
+        client.checkpoint(number - 1, pb.RoundMetrics()).save(opened.checkpoint)
+        again = build_client(client.config, client.run_id, client.client_id, options)
+        restore_checkpoint(again, opened)
+    finally:
+        opened.close()
+    return again
 
 
 def _pooled(results: Sequence[Any]) -> dict[str, float]:

@@ -11,6 +11,7 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.methods.base import LocalMethod
 from feddbp_client.training.checkpoint import Checkpoint
 from feddbp_client.training.setup import build_method
+from feddbp_client.training.trainer import TrainerState
 from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig, run_to_proto
 from feddbp_common.wire import Payload, decode, encode
 from feddbp_server.strategies import RunFacts
@@ -69,7 +70,7 @@ def checkpoint_of(
         image_shape=image_shape,
         class_names=NAMES,
         config=run_to_proto(config),
-        model={name: tensor.clone() for name, tensor in local.state_dict().items()},
+        state=TrainerState(model={name: tensor.clone() for name, tensor in local.state_dict().items()}),
         metrics=pb.RoundMetrics(),
         received=received,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 import torch
@@ -10,25 +10,38 @@ import torch
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+Remainder = Literal["keep", "merge", "drop"]
 
 _FEWEST_IN_BATCH: Final = 2
 """Batch normalisation needs more than one sample for a variance."""
 
 
 def batches(
-    samples: int, *, batch_size: int, generator: torch.Generator, htfllib_loader: bool = False
+    samples: int,
+    *,
+    batch_size: int,
+    generator: torch.Generator,
+    remainder: Remainder = "keep",
+    htfllib_loader: bool = False,
 ) -> list[torch.Tensor]:
     """Index tensors of one epoch, in an order drawn from the generator; each sample at most once.
 
-    Only a last, partial batch of one sample is left out. With htfllib_loader, as in HtFLlib, the order is
-    0..samples-1 in every epoch, any partial batch is left out, and the generator is not used; fewer samples than
-    batch_size then give no batch.
+    The remainder is a last batch that is smaller than the others: `keep` leaves it out only if it is a single sample,
+    `merge` adds it to the batch before if it is smaller than half a batch, `drop` leaves it out; where it is the only
+    batch it is kept. With htfllib_loader, as in HtFLlib, the order is 0..samples-1 in every epoch, any partial batch is
+    left out, and the generator is not used; fewer samples than batch_size then give no batch.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}, it must be positive")
-    order = torch.arange(samples) if htfllib_loader else torch.randperm(samples, generator=generator)
-    fewest = batch_size if htfllib_loader else min(_FEWEST_IN_BATCH, batch_size)
-    return [batch for batch in torch.split(order, batch_size) if len(batch) >= fewest]
+    if htfllib_loader:
+        return [batch for batch in torch.arange(samples).split(batch_size) if len(batch) == batch_size]
+    parts = list(torch.randperm(samples, generator=generator).split(batch_size))
+    if len(parts) > 1 and remainder == "drop" and len(parts[-1]) < batch_size:
+        del parts[-1]
+    elif len(parts) > 1 and remainder == "merge" and 2 * len(parts[-1]) < batch_size:
+        parts[-2:] = [torch.cat(parts[-2:])]
+    fewest = min(_FEWEST_IN_BATCH, batch_size)
+    return [batch for batch in parts if len(batch) >= fewest]
 
 
 def channels_first(images: npt.NDArray[np.uint8]) -> torch.Tensor:

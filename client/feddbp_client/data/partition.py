@@ -64,6 +64,13 @@ def train_test_split(samples: int, *, seed: int, client_id: int) -> tuple[Indice
     return order[:cut], order[cut:]
 
 
+def held_out_samples(samples: int, share: float) -> int:
+    """Training samples held out for validation: at least one if any are asked for, unless too few would be left."""
+    if not share:
+        return 0
+    return max(0, min(max(1, math.floor(samples * share)), samples - FEWEST_TO_TRAIN))
+
+
 def shuffled(samples: int, *, seed: int, client_id: int) -> Indices:
     """0..samples-1 in an order that depends only on the seed and the client."""
     _check_seed(seed)

@@ -13,6 +13,7 @@ from feddbp_client.data.images import DataError
 from feddbp_client.data.partition import (
     FEWEST_TO_TRAIN,
     dirichlet_split,
+    held_out_samples,
     least_samples,
     shuffled,
     train_test_split,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Labelled images of one purpose: training or test."""
+    """Labelled images of one purpose: training, validation or test."""
 
     images: ImageRows
     labels: torch.Tensor
@@ -43,6 +44,8 @@ class ClientData:
     test: Split
     classes: int
     class_names: tuple[str, ...]
+    validation: Split | None = None
+    """Held out of the training samples, to choose the best round on."""
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -57,7 +60,14 @@ class ClientData:
 
 
 def shard_of(
-    dataset: LabelledImages, *, clients: int, alpha: float, seed: int, client_id: int, batch_size: int
+    dataset: LabelledImages,
+    *,
+    clients: int,
+    alpha: float,
+    seed: int,
+    client_id: int,
+    batch_size: int,
+    validation: float = 0.0,
 ) -> ClientData:
     """A client's part of a public data set; every client computes the whole split itself."""
     if not 0 <= client_id < clients:
@@ -65,21 +75,20 @@ def shard_of(
     least = least_samples(len(dataset), clients, batch_size)
     own = _dirichlet(dataset, clients, alpha, seed, least)[client_id]
     train, test = train_test_split(len(own), seed=seed, client_id=client_id)
-    return _client_data(dataset, own[train], dataset, own[test])
+    return _client_data(dataset, own[train], dataset, own[test], validation)
 
 
-def private_shard(parts: ImageParts, *, seed: int, client_id: int) -> ClientData:
+def private_shard(parts: ImageParts, *, seed: int, client_id: int, validation: float = 0.0) -> ClientData:
     """All of a client's private data; tested on its test part or, without one, on a quarter."""
     samples = len(parts.train)
     if parts.test is None:
         train, test = train_test_split(samples, seed=seed, client_id=client_id)
-        return _client_data(parts.train, train, parts.train, test)
+        return _client_data(parts.train, train, parts.train, test, validation)
     if samples < FEWEST_TO_TRAIN:
         raise DataError(f"client {client_id} has {samples} training samples, it needs at least {FEWEST_TO_TRAIN}")
     # Shuffled as every shard is: a folder is sorted by class, and not every loader shuffles.
-    return _client_data(
-        parts.train, shuffled(samples, seed=seed, client_id=client_id), parts.test, np.arange(len(parts.test))
-    )
+    train = shuffled(samples, seed=seed, client_id=client_id)
+    return _client_data(parts.train, train, parts.test, np.arange(len(parts.test)), validation)
 
 
 @cache_last
@@ -87,12 +96,17 @@ def _dirichlet(dataset: LabelledImages, clients: int, alpha: float, seed: int, l
     return dirichlet_split(dataset.labels, clients=clients, alpha=alpha, seed=seed, least=least)
 
 
-def _client_data(train: LabelledImages, train_rows: Indices, test: LabelledImages, test_rows: Indices) -> ClientData:
+def _client_data(
+    train: LabelledImages, train_rows: Indices, test: LabelledImages, test_rows: Indices, validation: float
+) -> ClientData:
+    held_out = held_out_samples(len(train_rows), validation)
+    kept = len(train_rows) - held_out
     return ClientData(
-        train=_split_of(train, train_rows),
+        train=_split_of(train, train_rows[:kept]),
         test=_split_of(test, test_rows),
         classes=len(train.class_names),
         class_names=train.class_names,
+        validation=_split_of(train, train_rows[kept:]) if held_out else None,
     )
 
 

@@ -11,6 +11,7 @@ from feddbp_client.methods.base import LocalMethod
 from feddbp_client.models import ModelError
 from feddbp_client.training.checkpoint import Checkpoint, CheckpointError
 from feddbp_client.training.setup import build_method
+from feddbp_client.training.weight_average import averaged_weights
 from feddbp_common.artifacts import CHECKPOINT_NAME
 from feddbp_common.config.run import RunConfig, run_from_proto
 from feddbp_common.errors import ConfigurationError, FedDBPError, refuse
@@ -42,7 +43,8 @@ def restore_method(checkpoint: Checkpoint, device: torch.device) -> LocalMethod:
             ).to(device)
     except ModelError as error:
         raise ConfigurationError(f"the model of {who} cannot be built: {error}") from error
-    weights = dict(checkpoint.model)
+    # the averaged weights, where there are any, are those that were evaluated
+    weights = {**checkpoint.state.model, **averaged_weights(checkpoint.state.average)}
     if not all(weight.isfinite().all() for weight in weights.values()):
         raise ConfigurationError(f"the training of {who} has diverged: its weights are not all finite")
     try:

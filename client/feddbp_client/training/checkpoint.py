@@ -1,7 +1,7 @@
 """What a client stores on disk: a checkpoint with its model and last upload, and its session token.
 
 A checkpoint is one safetensors file, replaced atomically: after a kill at any moment the old one or the new one is
-complete. It has no optimiser and no random state: a round starts with fresh ones, seeded by its number.
+complete. It has no random state, as every round is seeded by its number, and an optimiser's only if the run keeps it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from feddbp.v1 import federation_pb2 as pb
+from feddbp_client.training.trainer import TrainerState
 from feddbp_common.artifacts import (
     CHECKPOINT_NAME,
     CLIENT_FORMAT_NAME,
@@ -40,6 +41,8 @@ _FORMAT: Final = f"{_FORMAT_FAMILY}1"
 _DIRECTORY_FORMAT: Final = 2
 """Format 2 has the mark itself."""
 _MODEL: Final = "model."
+_OPTIMIZER: Final = "optimizer."
+_AVERAGE: Final = "average."
 _UPLOAD: Final = "contribution"  # the key of checkpoint format 1
 _RECEIVED: Final = "received"
 
@@ -60,14 +63,19 @@ class Checkpoint:
     image_shape: tuple[int, int, int]
     class_names: tuple[str, ...]
     config: pb.RunConfig
-    model: Mapping[str, Tensor]
+    state: TrainerState
     metrics: pb.RoundMetrics
     upload: Encoded | None = None
     received: Encoded | None = None
     """The last download, which a restored client needs to predict."""
 
     def save(self, path: Path) -> None:
-        tensors = {_MODEL + name: tensor.detach().cpu().contiguous() for name, tensor in self.model.items()}
+        parts = {_MODEL: self.state.model, _OPTIMIZER: self.state.optimizer, _AVERAGE: self.state.average}
+        tensors = {
+            prefix + name: tensor.detach().cpu().contiguous()
+            for prefix, part in parts.items()
+            for name, tensor in part.items()
+        }
         metadata = {
             "format": _FORMAT,
             "software_version": VERSION,
@@ -110,9 +118,11 @@ class Checkpoint:
                 class_names=_class_names(metadata["class_names"]),
                 config=pb.RunConfig.FromString(_bytes(metadata["config"])),
                 metrics=pb.RoundMetrics.FromString(_bytes(metadata["metrics"])),
-                model={
-                    name.removeprefix(_MODEL): tensor for name, tensor in tensors.items() if name.startswith(_MODEL)
-                },
+                state=TrainerState(
+                    model=_part(_MODEL, tensors),
+                    optimizer=_part(_OPTIMIZER, tensors),
+                    average=_part(_AVERAGE, tensors),
+                ),
                 upload=_encoded(_UPLOAD, metadata, tensors),
                 received=_encoded(_RECEIVED, metadata, tensors),
             )
@@ -209,6 +219,10 @@ def _image_shape(text: str) -> tuple[int, int, int]:
     if not all(type(size) is int and size > 0 for size in (channels, height, width)):
         raise ValueError(f"{text} is not the shape of an image")
     return channels, height, width
+
+
+def _part(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _encoded(name: str, metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Encoded | None:

@@ -78,7 +78,7 @@ class LocalClient:
             image_shape=self.data.image_shape,
             class_names=self.data.class_names,
             config=run_to_proto(self.config),
-            model=self.trainer.method.state_dict(),
+            state=self.trainer.state(),
             metrics=metrics,
         )
 
@@ -117,7 +117,7 @@ def load_client_data(config: RunConfig, client_id: int, options: LocalOptions) -
             private = load_private_data(
                 options.data, classes=config.classes, class_names=names, image_size=config.data.image_size
             )
-            return private_shard(private, seed=config.seed, client_id=client_id)
+            return private_shard(private, seed=config.seed, client_id=client_id, validation=config.training.validation)
         except DataError as error:
             raise ConfigurationError(f"--data {error}") from error
     if config.data.dataset == CUSTOM_DATASET:
@@ -129,6 +129,7 @@ def load_client_data(config: RunConfig, client_id: int, options: LocalOptions) -
         seed=config.seed,
         client_id=client_id,
         batch_size=config.training.batch_size,
+        validation=config.training.validation,
     )
 
 
@@ -139,8 +140,11 @@ def build_method(
     torch.manual_seed(derive_seed(config.seed, "weights", client_id))
     width = config.training.feature_dim
     shape = config.exchange_shape
+    backbone = build_backbone(architecture, image_shape, feature_dim=width)
+    if config.training.init == "common":  # what is drawn from here on: branches and heads
+        torch.manual_seed(derive_seed(config.seed, "common weights"))
     method: LocalMethod = config.method_spec.load_trainer()(  # type: ignore[type-arg]
-        backbone=build_backbone(architecture, image_shape, feature_dim=width),
+        backbone=backbone,
         make_head=lambda: build_head(head, config.classes, feature_dim=width),
         settings=config.settings,
         task=Task(
@@ -171,6 +175,6 @@ def restore_checkpoint(client: LocalClient, directory: ClientDirectory) -> Check
             f"client {client.client_id} started this run with images of shape {list(checkpoint.image_shape)}, not "
             f"{list(client.data.image_shape)}; give the same --data, or set the run's --image-size"
         )
-    client.trainer.method.load_state_dict(dict(checkpoint.model))
+    client.trainer.load_state(checkpoint.state)
     log.info("client %d resumes after round %d", client.client_id, checkpoint.round)
     return checkpoint

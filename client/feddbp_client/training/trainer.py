@@ -6,19 +6,22 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Final, Literal
 
 import torch
+from torch import nn
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_client.data import ClientData, batches
-from feddbp_client.data.batches import scaled
+from feddbp_client.data import ClientData, Split, batches
+from feddbp_client.data.batches import Remainder, scaled
 from feddbp_client.methods.base import LocalMethod
 from feddbp_client.training.devices import Precision
 from feddbp_client.training.image_feed import ImageFeed
+from feddbp_client.training.optimization import Optimization
+from feddbp_client.training.weight_average import WeightAverage
 from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import FedDBPError
 from feddbp_common.seeding import derive_seed
@@ -51,6 +54,17 @@ def as_training_error() -> Iterator[None]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrainerState:
+    """What a client's training carries from round to round, as a checkpoint stores it."""
+
+    model: Mapping[str, torch.Tensor]
+    optimizer: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """Empty unless the run keeps the optimiser over rounds."""
+    average: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """Empty unless the run averages weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RoundResult:
     """The metrics of a round and, if the client trained, its upload."""
 
@@ -74,12 +88,13 @@ class LocalTrainer:
         self.method = method.to(device)
         self._config = config
         self._client_id = client_id
-        self._device = device
         self._precision = Precision(device, amp)
-        self._train_images = ImageFeed(data.train.images, device)
-        self._train_labels = data.train.labels.to(device)
-        self._test_images = ImageFeed(data.test.images, device)
-        self._test_labels = data.test.labels.to(device)
+        self._train_split = _DeviceSplit(data.train, device)
+        self._test_split = _DeviceSplit(data.test, device)
+        self._validation_split = None if data.validation is None else _DeviceSplit(data.validation, device)
+        self._remainder = _remainder_rule(config.training.batch_remainder, self.method)
+        self._optimization = Optimization(self.method, config.training, self._precision, rounds=config.rounds)
+        self._average = WeightAverage(self.method, config.training.ema) if config.training.ema else None
         self._stop = threading.Event()
 
     def stop(self) -> None:
@@ -90,12 +105,28 @@ class LocalTrainer:
         if self._stop.is_set():
             raise TrainingError("stopped")
 
+    def state(self) -> TrainerState:
+        """Everything that outlives a round."""
+        return TrainerState(
+            model=self.method.state_dict(),
+            optimizer=self._optimization.state(),
+            average={} if self._average is None else self._average.state(),
+        )
+
+    def load_state(self, state: TrainerState) -> None:
+        self.method.load_state_dict(dict(state.model))
+        self._optimization.load_state(state.optimizer)
+        if self._average is not None and state.average:
+            self._average.load_state(state.average)
+
     def evaluate(self, received: Payload, round_number: int) -> RoundResult:
         """Evaluates only: in the final evaluation, or in a round without this client's training."""
         self._check_stop()
         self._seed(round_number)
-        self.method.receive(received, completed_rounds=round_number)
-        return RoundResult(metrics=self._measure(), upload=None)
+        with nullcontext() if self._average is None else self._average.following():
+            self.method.receive(received, completed_rounds=round_number)
+        with nullcontext() if self._average is None else self._average.applied():
+            return RoundResult(metrics=self._measure(), upload=None)
 
     def train(self, received: Payload, round_number: int, on_epoch: OnEpoch) -> RoundResult:
         metrics = self.evaluate(received, round_number).metrics
@@ -110,68 +141,92 @@ class LocalTrainer:
 
     def _seed(self, round_number: int) -> None:
         """Seeds torch from the run, the client and the round: nothing random depends on earlier rounds."""
-        torch.manual_seed(derive_seed(self._config.seed, "round", self._client_id, round_number))
+        torch.manual_seed(self._seed_for("round", round_number))
+
+    def _seed_for(self, purpose: str, round_number: int) -> int:
+        return derive_seed(self._config.seed, purpose, self._client_id, round_number)
 
     @torch.inference_mode()
     def _measure(self) -> pb.RoundMetrics:
         started = time.perf_counter()
         self.method.eval()
-        correct = dict.fromkeys(self.method.inference_rules, 0)
-        for start in range(0, len(self._test_labels), PASS_BATCH):
-            self._check_stop()
-            batch = slice(start, start + PASS_BATCH)
-            labels = self._test_labels[batch]
-            with self._precision.autocast():
-                predictions = self.method.predict(self._test_images[batch])
-            for rule, predicted in predictions.items():
-                correct[rule] += int((predicted == labels).sum())
+        test, validation = self._test_split, self._validation_split
+        correct = self._correct(test)
+        validated = {} if validation is None else self._correct(validation)
         return pb.RoundMetrics(
-            accuracies=[pb.Accuracy(rule=rule, correct=right) for rule, right in correct.items()],
+            accuracies=[
+                pb.Accuracy(rule=rule, correct=right, validation_correct=validated.get(rule, 0))
+                for rule, right in correct.items()
+            ],
             inference=self.method.inference,
-            test_samples=len(self._test_labels),
+            test_samples=len(test.labels),
+            validation_samples=0 if validation is None else len(validation.labels),
             seconds=pb.Seconds(evaluate=time.perf_counter() - started),
         )
 
+    def _correct(self, split: _DeviceSplit) -> dict[str, int]:
+        """Correct predictions by inference rule."""
+        correct = dict.fromkeys(self.method.inference_rules, 0)
+        for start in range(0, len(split.labels), PASS_BATCH):
+            self._check_stop()
+            batch = slice(start, start + PASS_BATCH)
+            with self._precision.autocast():
+                predictions = self.method.predict(split.images[batch])
+            for rule, predicted in predictions.items():
+                correct[rule] += int((predicted == split.labels[batch]).sum())
+        return correct
+
     def _train(self, round_number: int, on_epoch: OnEpoch) -> dict[str, float]:
-        """Local epochs with a fresh optimiser; returns the mean of every loss term over the steps."""
-        training = self._config.training
+        """Local epochs; returns the mean of every loss term over the steps."""
+        epochs, split, tally = self._config.training.local_epochs, self._train_split, _LossTally()
+        order = torch.Generator().manual_seed(self._seed_for("order", round_number))
+        shuffled = [self._batches(order) for _ in range(epochs)]
         self.method.train()
-        optimiser = torch.optim.SGD(
-            self.method.parameter_groups(training.learning_rate),
-            momentum=training.momentum,
-            weight_decay=training.weight_decay,
-        )
-        scaler = self._precision.scaler()
-        order = torch.Generator().manual_seed(derive_seed(self._config.seed, "order", self._client_id, round_number))
-        tally = _LossTally()
-        for epoch in range(training.local_epochs):
-            self.method.begin_epoch(epoch, training.local_epochs)
-            positions = batches(
-                len(self._train_labels),
-                batch_size=training.batch_size,
-                generator=order,
-                htfllib_loader=training.htfllib_loader,
-            )
-            for index, pixels in zip(positions, self._train_images.batches(positions), strict=True):
+        self._optimization.begin_round(round_number, steps=sum(map(len, shuffled)))
+        for epoch, positions in enumerate(shuffled):
+            self.method.begin_epoch(epoch, epochs)
+            for index, pixels in zip(positions, split.images.batches(positions), strict=True):
                 self._check_stop()
-                images = scaled(pixels)
-                labels = self._train_labels[index.to(self._train_labels.device)]
                 with self._precision.autocast():
-                    objective = self.method.objective(images, labels)
-                optimiser.zero_grad(set_to_none=True)
-                scaler.scale(objective.total).backward()
-                scaler.unscale_(optimiser)
-                self.method.clip_gradients()
-                scaler.step(optimiser)
-                scaler.update()
+                    objective = self.method.objective(scaled(pixels), split.labels[index.to(split.labels.device)])
+                self._optimization.step(objective.total)
+                if self._average is not None:
+                    self._average.update()
                 tally.add({"total": objective.total, **objective.terms})
-            on_epoch(epoch + 1, training.local_epochs)
+            on_epoch(epoch + 1, epochs)
+        self._optimization.end_round()
         return tally.means()
+
+    def _batches(self, order: torch.Generator) -> list[torch.Tensor]:
+        training = self._config.training
+        return batches(
+            len(self._train_split.labels),
+            batch_size=training.batch_size,
+            generator=order,
+            remainder=self._remainder,
+            htfllib_loader=training.htfllib_loader,
+        )
 
     def _collect(self) -> Payload:
         self.method.eval()
         with self._precision.autocast():
-            return self.method.collect(self._train_images, self._train_labels, batch_size=PASS_BATCH)
+            return self.method.collect(self._train_split.images, self._train_split.labels, batch_size=PASS_BATCH)
+
+
+class _DeviceSplit:
+    """A split as its device reads it."""
+
+    def __init__(self, split: Split, device: torch.device) -> None:
+        self.images = ImageFeed(split.images, device)
+        self.labels = split.labels.to(device)
+
+
+def _remainder_rule(setting: Literal["auto", "keep", "merge", "drop"], method: nn.Module) -> Remainder:
+    """A tiny last batch ruins the statistics of batch norm: networks that have it merge it into the one before."""
+    if setting != "auto":
+        return setting
+    has_batch_norm = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in method.modules())
+    return "merge" if has_batch_norm else "keep"
 
 
 class _LossTally:

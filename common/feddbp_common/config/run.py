@@ -25,6 +25,7 @@ _UINT32_MAX: Final = 2**32 - 1
 """Largest value of the protocol's integer fields."""
 _MAX_IMAGE_SIZE: Final = 1024
 _PLANNED: Final = added_in("0.2.0", planned=True)
+OPTIMIZERS: Final = ("sgd", "adamw")
 _LONGEST_FAULT: Final = 500
 """Bounds what a server can put into a client's log; our own messages are shorter."""
 
@@ -110,8 +111,8 @@ class TrainingConfig(FrozenModel):
     local_epochs: int = Field(10, ge=1, le=_UINT32_MAX, description="passes over the local data per round")
     batch_size: int = Field(32, ge=2, le=_UINT32_MAX, description="samples per step")
     learning_rate: float = Field(0.01, gt=0, description="step size of SGD")
-    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD; reset every round")
-    weight_decay: float = Field(0.0, ge=0, description="L2 penalty of SGD")
+    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD; reset every round without --keep-optimizer")
+    weight_decay: float = Field(0.0, ge=0, description="L2 penalty of SGD, decoupled weight decay of AdamW")
     model_group: str = Field("mini-8", description=f"architectures, assigned by client id: {', '.join(MODEL_GROUPS)}")
     feature_dim: int = Field(FEATURE_DIM, ge=2, le=65_535, description="width of features and prototypes")
     htfllib_loader: bool = Field(False, description="do not shuffle and drop the last partial batch, as HtFLlib does")
@@ -121,33 +122,54 @@ class TrainingConfig(FrozenModel):
     transform: str = Field(
         "", description="a transform of one's own, package.module:function", json_schema_extra=_PLANNED
     )
-    optimizer: str = Field("sgd", description="sgd, adamw, or package.module:function", json_schema_extra=_PLANNED)
+    optimizer: str = Field(
+        "sgd", description="sgd, adamw, or package.module:function for your own", json_schema_extra=added_in("0.2.0")
+    )
     keep_optimizer: bool = Field(
-        False, description="the optimiser's state outlives a round", json_schema_extra=_PLANNED
+        False,
+        description="keep momentum and other state of the optimiser over rounds",
+        json_schema_extra=added_in("0.2.0"),
     )
     schedule: Literal["constant", "cosine", "step"] = Field(
-        "constant", description="learning rate over the whole run", json_schema_extra=_PLANNED
+        "constant", description="learning rate over the whole run", json_schema_extra=added_in("0.2.0")
     )
-    schedule_rounds: int = Field(30, ge=1, description="rounds between two steps", json_schema_extra=_PLANNED)
-    schedule_factor: float = Field(0.1, gt=0, description="learning rate after a step", json_schema_extra=_PLANNED)
+    schedule_rounds: int = Field(
+        30,
+        ge=1,
+        le=_UINT32_MAX,
+        description="rounds between two steps of --schedule step",
+        json_schema_extra=added_in("0.2.0"),
+    )
+    schedule_factor: float = Field(
+        0.1, gt=0, le=1, description="factor of a step of --schedule step", json_schema_extra=added_in("0.2.0")
+    )
     clip_norm: float = Field(
-        0.0, ge=0, description="largest norm of a gradient; 0 clips none", json_schema_extra=_PLANNED
+        0.0, ge=0, description="largest norm of a step's gradient; 0 clips none", json_schema_extra=added_in("0.2.0")
     )
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="smoothing of labels", json_schema_extra=_PLANNED)
+    label_smoothing: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of a label's weight that cross-entropy spreads over all classes",
+        json_schema_extra=added_in("0.2.0"),
+    )
     ema: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="decay of the averaged weights used for evaluation; 0 averages none",
-        json_schema_extra=_PLANNED,
+        description="decay of the averaged weights that are evaluated, such as 0.99; 0 averages none",
+        json_schema_extra=added_in("0.2.0"),
     )
     init: Literal["own", "common"] = Field(
         "own",
-        description="first weights of branches and heads: each client's own, or common",
-        json_schema_extra=_PLANNED,
+        description="first weights of what all clients have in common (branches, heads): each its own, or the same",
+        json_schema_extra=added_in("0.2.0"),
     )
     batch_remainder: Literal["auto", "keep", "merge", "drop"] = Field(
-        "auto", description="what becomes of a last, smaller batch", json_schema_extra=_PLANNED
+        "auto",
+        description="last, smaller batch of an epoch: kept, merged into the one before if under half a batch, or "
+        "dropped; auto merges for networks with batch norm and keeps for others",
+        json_schema_extra=added_in("0.2.0"),
     )
     accumulate: bool = Field(
         False,
@@ -157,9 +179,9 @@ class TrainingConfig(FrozenModel):
     validation: float = Field(
         0.0,
         ge=0,
-        lt=1,
-        description="share of the training samples on which the best round is chosen",
-        json_schema_extra=_PLANNED,
+        le=0.5,
+        description="share of the training samples that is held out, to choose the best round on",
+        json_schema_extra=added_in("0.2.0"),
     )
 
     @field_validator("model_group")
@@ -168,6 +190,23 @@ class TrainingConfig(FrozenModel):
         if name not in MODEL_GROUPS:
             raise ConfigurationError(f"no model group is called {name!r}; there are: {', '.join(MODEL_GROUPS)}")
         return name
+
+    @field_validator("optimizer")
+    @classmethod
+    def _known_optimizer(cls, name: str) -> str:
+        if name not in OPTIMIZERS and ":" not in name:
+            raise ConfigurationError(
+                f"no optimiser is called {name!r}; there are: {', '.join(OPTIMIZERS)}, or package.module:function"
+            )
+        return name
+
+    @model_validator(mode="after")
+    def _settings_have_an_effect(self) -> Self:
+        if self.optimizer == "adamw" and self.momentum:
+            raise ConfigurationError("momentum is a setting of sgd; adamw has its own")
+        if self.htfllib_loader and self.batch_remainder not in ("auto", "drop"):
+            raise ConfigurationError(f"htfllib_loader drops the last batch; batch_remainder is {self.batch_remainder}")
+        return self
 
 
 class WireConfig(FrozenModel):

@@ -60,6 +60,8 @@ def _totals(results: RunResults, directory: Path) -> Table:
         totals.add_row("outcome", Text(f"{summary['outcome']}: {summary['reason']}", style="bold red"))
     totals.add_row("mean accuracy", _accuracy(summary["accuracy"]["last"]))
     totals.add_row("best", _accuracy(summary["accuracy"]["best"]))
+    if "chosen" in summary["accuracy"]:
+        totals.add_row("by validation", _accuracy(summary["accuracy"]["chosen"]))
     totals.add_row("traffic", f"{human_bytes(summary['bytes_up'])} up, {human_bytes(summary['bytes_down'])} down")
     totals.add_row("time", human_seconds(summary["seconds"]))
     if summary["prototypes_sha256"]:

@@ -1355,6 +1355,7 @@ class RoundMetrics(_message.Message):
     SECONDS_FIELD_NUMBER: _builtins.int
     BYTES_DOWN_FIELD_NUMBER: _builtins.int
     BYTES_UP_FIELD_NUMBER: _builtins.int
+    VALIDATION_SAMPLES_FIELD_NUMBER: _builtins.int
     inference: _builtins.str
     """The inference rule of the reported accuracy."""
     test_samples: _builtins.int
@@ -1363,6 +1364,8 @@ class RoundMetrics(_message.Message):
     """Bytes of the messages of the round's download."""
     bytes_up: _builtins.int
     """Bytes of the messages of the round's upload; 0 if the client did not train."""
+    validation_samples: _builtins.int
+    """Held-out training samples on which the best round is chosen; 0 if the run holds out none."""
     @_builtins.property
     def accuracies(self) -> _containers.RepeatedCompositeFieldContainer[Global___Accuracy]:
         """Accuracy on the local test split with every inference rule of the method."""
@@ -1385,10 +1388,11 @@ class RoundMetrics(_message.Message):
         seconds: Global___Seconds | None = ...,
         bytes_down: _builtins.int = ...,
         bytes_up: _builtins.int = ...,
+        validation_samples: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["seconds", b"seconds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accuracies", b"accuracies", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "inference", b"inference", "losses", b"losses", "seconds", b"seconds", "test_samples", b"test_samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accuracies", b"accuracies", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "inference", b"inference", "losses", b"losses", "seconds", b"seconds", "test_samples", b"test_samples", "validation_samples", b"validation_samples"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1402,19 +1406,23 @@ class Accuracy(_message.Message):
 
     RULE_FIELD_NUMBER: _builtins.int
     CORRECT_FIELD_NUMBER: _builtins.int
+    VALIDATION_CORRECT_FIELD_NUMBER: _builtins.int
     rule: _builtins.str
     """Name of the rule, such as "prototype"."""
     correct: _builtins.int
     """Test samples predicted correctly."""
+    validation_correct: _builtins.int
+    """Validation samples predicted correctly."""
     def __init__(
         self,
         *,
         rule: _builtins.str = ...,
         correct: _builtins.int = ...,
+        validation_correct: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["correct", b"correct", "rule", b"rule"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["correct", b"correct", "rule", b"rule", "validation_correct", b"validation_correct"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -33,7 +33,17 @@ class Report:
     @property
     def correct(self) -> int:
         """Correctly classified test samples, under the client's own inference rule."""
-        return next((entry.correct for entry in self.metrics.accuracies if entry.rule == self.metrics.inference), 0)
+        return self._main.correct
+
+    @property
+    def validation_correct(self) -> int:
+        """Correctly classified validation samples, under the client's own inference rule."""
+        return self._main.validation_correct
+
+    @property
+    def _main(self) -> pb.Accuracy:
+        metrics = self.metrics
+        return next((entry for entry in metrics.accuracies if entry.rule == metrics.inference), pb.Accuracy())
 
     @property
     def accuracy(self) -> float:
@@ -56,7 +66,16 @@ class Report:
             },
             "bytes_up": metrics.bytes_up,
             "bytes_down": metrics.bytes_down,
+            **self._validation(),
         }
+
+    def _validation(self) -> dict[str, Any]:
+        """Empty in a run that holds out no samples."""
+        samples = self.metrics.validation_samples
+        if not samples:
+            return {}
+        accuracies = {entry.rule: entry.validation_correct / samples for entry in self.metrics.accuracies}
+        return {"validation_samples": samples, "validation_accuracies": accuracies}
 
 
 log = logging.getLogger("feddbp.server")

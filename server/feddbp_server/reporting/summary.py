@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 from typing import Any
@@ -32,14 +32,18 @@ class RoundAccuracy:
     deviation: float
     """Standard deviation of the clients' own accuracies."""
     clients: int
+    validation: float | None = None
+    """All correct over all validation samples; None in a run that holds out none."""
 
     def as_dict(self) -> dict[str, Any]:
+        held_out = {} if self.validation is None else {"validation": self.validation}
         return {
             "round": self.round,
             "weighted": self.weighted,
             "unweighted": self.unweighted,
             "std_over_clients": self.deviation,
             "clients": self.clients,
+            **held_out,
         }
 
 
@@ -47,11 +51,15 @@ class RoundAccuracy:
 class _RoundTally:
     correct: int = 0
     samples: int = 0
+    validation_correct: int = 0
+    validation_samples: int = 0
     accuracies: list[float] = field(default_factory=list)
 
     def add(self, report: Report) -> None:
         self.correct += report.correct
         self.samples += report.metrics.test_samples
+        self.validation_correct += report.validation_correct
+        self.validation_samples += report.metrics.validation_samples
         self.accuracies.append(report.accuracy)
 
     def over_clients(self, number: int) -> RoundAccuracy:
@@ -61,6 +69,7 @@ class _RoundTally:
             unweighted=fmean(self.accuracies),
             deviation=pstdev(self.accuracies),
             clients=len(self.accuracies),
+            validation=self.validation_correct / self.validation_samples if self.validation_samples else None,
         )
 
 
@@ -119,7 +128,6 @@ def summarise(outcome: RunOutcome, reports: Iterable[Report]) -> dict[str, Any]:
     for report in reports:
         tally.add(report)
     curve = tally.curve()
-    best = _best(curve)
     return {
         "method": config.method,
         "dataset": config.data.dataset,
@@ -130,8 +138,10 @@ def summarise(outcome: RunOutcome, reports: Iterable[Report]) -> dict[str, Any]:
         "reason": outcome.reason,
         "completed_rounds": outcome.completed_rounds,
         "accuracy": {
-            "best": best.as_dict() if best else None,
-            "last": curve[-1].as_dict() if curve else None,
+            "best": _as_dict(_best(curve, lambda point: point.weighted)),
+            "last": _as_dict(curve[-1] if curve else None),
+            # chosen on held-out samples, so that its accuracy on the test samples is not the luck of a maximum
+            **({"chosen": _as_dict(_best(curve, _validation))} if config.training.validation else {}),
         },
         "bytes_up": tally.bytes_up,
         "bytes_down": tally.bytes_down,
@@ -144,11 +154,19 @@ def summarise(outcome: RunOutcome, reports: Iterable[Report]) -> dict[str, Any]:
     }
 
 
-def _best(curve: list[RoundAccuracy]) -> RoundAccuracy | None:
+def _best(curve: list[RoundAccuracy], accuracy: Callable[[RoundAccuracy], float]) -> RoundAccuracy | None:
     """The best of the rounds that most clients reported on: a few clients' accuracy is not the federation's."""
     most = max((point.clients for point in curve), default=0)
     complete = (point for point in curve if point.clients == most)
-    return max(complete, key=lambda point: point.weighted, default=None)
+    return max(complete, key=accuracy, default=None)
+
+
+def _validation(point: RoundAccuracy) -> float:
+    return point.validation or 0.0
+
+
+def _as_dict(point: RoundAccuracy | None) -> dict[str, Any] | None:
+    return None if point is None else point.as_dict()
 
 
 def _client_entry(session: Session, tally: Tally) -> dict[str, Any]:

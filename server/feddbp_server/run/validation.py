@@ -75,17 +75,17 @@ def check_reported_round(round_number: int, state: RunState) -> None:
 
 def check_report(round_number: int, metrics: pb.RoundMetrics, state: RunState, limits: Limits) -> None:
     check_reported_round(round_number, state)
-    if any(entry.correct > metrics.test_samples for entry in metrics.accuracies):
-        raise RefusedError(
-            pb.REFUSAL_REASON_INVALID_REQUEST,
-            f"accuracies: more correct samples than the {metrics.test_samples} test samples",
-            field="accuracies",
-        )
+    for kind, samples, correct in (
+        ("test", metrics.test_samples, [entry.correct for entry in metrics.accuracies]),
+        ("validation", metrics.validation_samples, [entry.validation_correct for entry in metrics.accuracies]),
+    ):
+        if samples > limits.samples:
+            raise _invalid(f"{kind}_samples", f"is {samples}, at most {limits.samples} are admitted")
+        if max(correct, default=0) > samples:
+            raise _invalid("accuracies", f"more correct samples than the {samples} {kind} samples")
     _check_names("accuracies", [entry.rule for entry in metrics.accuracies], limits)
     _check_names("losses", [term.name for term in metrics.losses], limits)
     _check_text("inference", metrics.inference, limits)
-    if metrics.test_samples > limits.samples:
-        raise _invalid("test_samples", f"is {metrics.test_samples}, at most {limits.samples} are admitted")
     if not all(isfinite(term.value) for term in metrics.losses):
         raise _invalid("losses", "a value is not finite")
     seconds = (metrics.seconds.evaluate, metrics.seconds.train, metrics.seconds.collect)

@@ -19,7 +19,7 @@ from feddbp_client.daemon.connection import CallRefusedError, Download, ServerUn
 from feddbp_client.daemon.session_loop import ClientDaemon, DaemonOptions
 from feddbp_client.training.checkpoint import Checkpoint, ClientDirectory
 from feddbp_client.training.setup import LocalOptions
-from feddbp_client.training.trainer import RoundResult, TrainingError
+from feddbp_client.training.trainer import RoundResult, TrainerState, TrainingError
 from feddbp_common.artifacts import CHECKPOINT_NAME
 from feddbp_common.config.run import RunConfig, run_to_proto
 from feddbp_common.errors import ConfigurationError, ExitCode
@@ -130,7 +130,7 @@ def empty_checkpoint(round_number: int, metrics: pb.RoundMetrics) -> Checkpoint:
         image_shape=(1, 1, 1),
         class_names=(),
         config=run_to_proto(CONFIG),
-        model={},
+        state=TrainerState(model={}),
         metrics=metrics,
     )
 

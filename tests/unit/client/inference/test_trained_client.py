@@ -20,6 +20,7 @@ from feddbp_client.inference.restore import restore_method
 from feddbp_client.inference.trained_client import TrainedClient
 from feddbp_client.training.checkpoint import Checkpoint
 from feddbp_client.training.setup import build_method
+from feddbp_client.training.trainer import TrainerState
 from feddbp_common.artifacts import CHECKPOINT_NAME
 from feddbp_common.config.run import run_from_proto
 from feddbp_common.errors import ConfigurationError
@@ -49,7 +50,7 @@ def saved(checkpoint: Checkpoint, directory: Path) -> Path:
 def test_predictions_are_those_of_the_method(name: str, tmp_path: Path) -> None:
     checkpoint, pixels = checkpoint_of(name), random_pixels(20)
     method = build_method(run_from_proto(checkpoint.config), 0, checkpoint.architecture, "linear", GREY)
-    method.load_state_dict(dict(checkpoint.model))
+    method.load_state_dict(dict(checkpoint.state.model))
     assert checkpoint.received is not None
     method.receive(decode(checkpoint.received.manifest, checkpoint.received.body()), completed_rounds=1)
     expected = method.predict(scaled(pixels))[method.inference].tolist()
@@ -137,9 +138,9 @@ def test_weights_of_the_rounds_end_are_not_overwritten_by_the_download(name: str
     checkpoint = checkpoint_of(name)
     moved = {
         key: value + 1 if value.is_floating_point() and not key.startswith("mentee.anchor_") else value
-        for key, value in checkpoint.model.items()
+        for key, value in checkpoint.state.model.items()
     }
-    method = restore_method(replace(checkpoint, model=moved), CPU)
+    method = restore_method(replace(checkpoint, state=TrainerState(model=moved)), CPU)
     for key, value in method.state_dict().items():
         assert torch.equal(value, moved[key]), key
 
@@ -216,9 +217,9 @@ def test_an_unusable_checkpoint_is_described_in_one_line(
 
 def test_a_client_whose_training_has_diverged_does_not_predict() -> None:
     checkpoint = checkpoint_of("local")
-    broken = {name: torch.full_like(weight, float("nan")) for name, weight in checkpoint.model.items()}
+    broken = {name: torch.full_like(weight, float("nan")) for name, weight in checkpoint.state.model.items()}
     with pytest.raises(ConfigurationError, match="the training of client 0 of run sample has diverged"):
-        TrainedClient(replace(checkpoint, model=broken), device="cpu")
+        TrainedClient(replace(checkpoint, state=TrainerState(model=broken)), device="cpu")
 
 
 @pytest.mark.parametrize("size", [0, 5, 1000, -1000])

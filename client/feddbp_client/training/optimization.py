@@ -1,0 +1,172 @@
+"""Steps of a client's weights: the optimiser, its learning-rate schedule, and clipping."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from feddbp_client.methods.base import LocalMethod
+from feddbp_client.training.devices import Precision
+from feddbp_common.config.run import TrainingConfig
+from feddbp_common.errors import FedDBPError
+
+MakeOptimizer = Callable[..., torch.optim.Optimizer]
+"""Called with parameter groups that have their learning rate, and with `momentum` and `weight_decay` by keyword."""
+
+
+class OptimizerStateError(FedDBPError):
+    """State of an optimiser that cannot be stored, or does not fit the optimiser it is loaded into."""
+
+
+def learning_rate_factor(training: TrainingConfig, progress: float, rounds: int) -> float:
+    """The factor of all learning rates after `progress` rounds of the run; fractions are parts of a round."""
+    match training.schedule:
+        case "cosine":
+            return (1 + math.cos(math.pi * min(1.0, progress / rounds))) / 2
+        case "step":
+            return training.schedule_factor ** (int(progress) // training.schedule_rounds)
+        case "constant":
+            return 1.0
+
+
+class Optimization:
+    """Trains a method's parameters as a run asks for. The optimiser starts afresh every round unless it is kept."""
+
+    def __init__(
+        self,
+        method: LocalMethod,  # type: ignore[type-arg]
+        training: TrainingConfig,
+        precision: Precision,
+        *,
+        rounds: int,
+        make_optimizer: MakeOptimizer | None = None,
+    ) -> None:
+        self._method = method
+        self._training = training
+        self._precision = precision
+        self._rounds = rounds
+        self._make = make_optimizer or _BUILTIN[training.optimizer]
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._learning_rates: list[float] = []
+        """Of the parameter groups, before the schedule."""
+        self._scaler = precision.scaler()
+        self._round = 0
+        self._steps = 0
+        self._steps_in_round = 1
+
+    def begin_round(self, round_number: int, steps: int) -> None:
+        """Prepares for a round of so many steps."""
+        self._round, self._steps, self._steps_in_round = round_number, 0, max(1, steps)
+        if self._optimizer is None or not self._training.keep_optimizer:
+            self._optimizer = self._new_optimizer()
+        self._scaler = self._precision.scaler()
+
+    def step(self, loss: Tensor) -> None:
+        """One step down the gradient of the loss."""
+        optimizer = self._current
+        self._set_learning_rates(optimizer)
+        optimizer.zero_grad(set_to_none=True)
+        self._scaler.scale(loss).backward()
+        self._scaler.unscale_(optimizer)
+        self._method.clip_gradients()
+        if self._training.clip_norm:
+            nn.utils.clip_grad_norm_(self._method.parameters(), self._training.clip_norm)
+        self._scaler.step(optimizer)
+        self._scaler.update()
+        self._steps += 1
+
+    def end_round(self) -> None:
+        """Frees gradients, and the optimiser's state unless it is kept."""
+        self._current.zero_grad(set_to_none=True)
+        if not self._training.keep_optimizer:
+            self._optimizer = None
+
+    def state(self) -> dict[str, Tensor]:
+        """What outlives a round: the optimiser's state where it is kept, by parameter and name."""
+        if self._optimizer is None or not self._training.keep_optimizer:
+            return {}
+        return dict(_flat(self._optimizer))
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Continues with the state of a checkpoint; without any, the optimiser starts afresh."""
+        self._optimizer = None
+        if not state:
+            return
+        if not self._training.keep_optimizer:
+            raise OptimizerStateError("the checkpoint has an optimiser's state, but the run does not keep it")
+        optimizer = self._new_optimizer()
+        _restore(optimizer, state)
+        self._optimizer = optimizer
+
+    @property
+    def _current(self) -> torch.optim.Optimizer:
+        assert self._optimizer is not None, "a round has begun"
+        return self._optimizer
+
+    def _new_optimizer(self) -> torch.optim.Optimizer:
+        groups = self._method.parameter_groups(self._training.learning_rate)
+        self._learning_rates = [group["lr"] for group in groups]
+        return self._make(groups, momentum=self._training.momentum, weight_decay=self._training.weight_decay)
+
+    def _set_learning_rates(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._training.schedule == "constant":
+            return
+        progress = self._round + self._steps / self._steps_in_round
+        factor = learning_rate_factor(self._training, progress, self._rounds)
+        for group, learning_rate in zip(optimizer.param_groups, self._learning_rates, strict=True):
+            group["lr"] = learning_rate * factor
+
+
+def _adamw(groups: list[dict[str, Any]], *, momentum: float, weight_decay: float) -> torch.optim.Optimizer:
+    del momentum  # refused when the run is configured
+    return torch.optim.AdamW(groups, weight_decay=weight_decay)
+
+
+_BUILTIN: dict[str, MakeOptimizer] = {"sgd": torch.optim.SGD, "adamw": _adamw}
+
+
+def _flat(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
+    """The state of every parameter, and the numbers that the optimiser keeps in its groups, as tensors."""
+    described = optimizer.state_dict()
+    for number, values in described["state"].items():
+        for name, value in values.items():
+            if value is not None:
+                yield f"parameter.{number}.{name}", _as_tensor(name, value)
+    for number, group in enumerate(described["param_groups"]):
+        for name, value in group.items():
+            if name != "lr" and isinstance(value, int | float):
+                yield f"group.{number}.{name}", _as_tensor(name, value)
+
+
+def _restore(optimizer: torch.optim.Optimizer, state: Mapping[str, Tensor]) -> None:
+    described = optimizer.state_dict()
+    for key, tensor in state.items():
+        kind, number, name = key.split(".", 2)
+        if kind == "parameter":
+            described["state"].setdefault(int(number), {})[name] = tensor.clone()
+        else:
+            _set_number(described["param_groups"], int(number), name, tensor)
+    try:
+        optimizer.load_state_dict(described)
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise OptimizerStateError(f"the optimiser's state in the checkpoint does not fit: {error}") from error
+
+
+def _set_number(groups: list[dict[str, Any]], number: int, name: str, value: Tensor) -> None:
+    if number >= len(groups) or name not in groups[number]:
+        raise OptimizerStateError(f"the optimiser has no setting {name!r} in group {number}, unlike the checkpoint's")
+    groups[number][name] = type(groups[number][name])(value.item())
+
+
+def _as_tensor(name: str, value: Any) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach()
+    if isinstance(value, int | float):
+        return torch.tensor(value, dtype=torch.float64)
+    raise OptimizerStateError(
+        f"the optimiser's state {name!r} is a {type(value).__name__}; only tensors and numbers can be kept over rounds"
+    )
