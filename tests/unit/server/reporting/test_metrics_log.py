@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_common.config.run import RunConfig
+from feddbp_common.config.run import RunConfig, TrainingConfig
 from feddbp_server.reporting.metrics_log import MetricsLog, Report, Traffic
 from feddbp_server.reporting.summary import RoundAccuracy, RunOutcome, Tally, summarise
 from feddbp_server.run.sessions import Session
@@ -227,6 +227,24 @@ def summary(reports: list[Report], clients: list[Session], **changed: Any) -> di
         "prototypes_sha256": "ab12",
     }
     return summarise(RunOutcome(sessions=clients, **{**usual, **changed}), reports)
+
+
+def validated(client_id: int, number: int, correct: int, validation_correct: int) -> Report:
+    made = report(client_id, number, correct, 10)
+    made.metrics.accuracies[1].validation_correct = validation_correct
+    made.metrics.validation_samples = 4
+    return made
+
+
+def test_the_round_is_chosen_on_validation_samples_and_judged_on_test_samples(tmp_path: Path) -> None:
+    training = TrainingConfig(validation=0.2)
+    reports = [validated(0, 1, correct=9, validation_correct=2), validated(0, 2, correct=7, validation_correct=3)]
+    made = summary(reports, [client(0)], config=RunConfig(rounds=2, clients=1, training=training))["accuracy"]
+    assert (made["best"]["round"], made["chosen"]["round"]) == (1, 2)
+    assert (made["chosen"]["weighted"], made["chosen"]["validation"]) == (0.7, 0.75)
+    MetricsLog(tmp_path).add(reports[1])
+    (line,) = lines(tmp_path)
+    assert (line["validation_samples"], line["validation_accuracies"]) == (4, {"head": 0.0, "prototype": 0.75})
 
 
 def test_the_summary_by_hand(tmp_path: Path) -> None:

@@ -195,6 +195,11 @@ def test_more_correct_samples_than_test_samples_are_refused() -> None:
         ({"accuracies": [pb.Accuracy(rule="two\nlines")]}, "accuracies"),
         ({"inference": "x" * 257}, "inference"),
         ({"test_samples": 2**31}, "test_samples"),
+        ({"validation_samples": 2**31}, "validation_samples"),
+        (
+            {"accuracies": [pb.Accuracy(rule="head", correct=1, validation_correct=3)], "validation_samples": 2},
+            "accuracies",
+        ),
         ({"losses": [pb.LossTerm(name="ce", value=math.nan)]}, "losses"),
         ({"losses": [pb.LossTerm(name="ce", value=-math.inf)]}, "losses"),
         ({"losses": [pb.LossTerm(name="", value=1.0)]}, "losses"),
