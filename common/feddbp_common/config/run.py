@@ -287,10 +287,17 @@ class RunConfig(FrozenModel):
     participation: float = Field(1.0, gt=0, le=1, description="fraction of the clients selected in each round")
     seed: int = Field(0, ge=0, lt=2**32, description="seed of every random choice")
     exchange: Literal["on", "off"] = Field(
-        "on", description="off trains the same networks and losses without a federation", json_schema_extra=_PLANNED
+        "on",
+        description="off trains the same networks with the same losses, but each client gets the result of its own "
+        "upload alone",
+        json_schema_extra=added_in("0.2.0"),
     )
     finetune_rounds: int = Field(
-        0, ge=0, le=_UINT32_MAX, description="last rounds of the run, without exchange", json_schema_extra=_PLANNED
+        0,
+        ge=0,
+        le=_UINT32_MAX,
+        description="last rounds of the run, in which each client goes on from the result of its own upload alone",
+        json_schema_extra=added_in("0.2.0"),
     )
     data: DataConfig = DataConfig()
     training: TrainingConfig = TrainingConfig()
@@ -328,6 +335,21 @@ class RunConfig(FrozenModel):
                 f"{self.training.model_group} differ: {', '.join(sorted(heads))}"
             )
         return self
+
+    @model_validator(mode="after")
+    def _uploads_suffice_without_exchange(self) -> Self:
+        if self.finetune_rounds >= self.rounds and self.finetune_rounds:
+            raise ConfigurationError(f"finetune_rounds is {self.finetune_rounds}, but the run has {self.rounds} rounds")
+        alone = self.exchange == "off" or self.finetune_rounds > 0
+        if alone and self.method_spec.has_history(self.settings):
+            raise ConfigurationError(
+                f"{self.method} has no rounds without exchange: its server keeps a state that no single upload gives"
+            )
+        return self
+
+    def exchanges_in(self, round_number: int) -> bool:
+        """Whether the uploads of a round are combined over clients, or each client gets the result of its own."""
+        return self.exchange == "on" and round_number < self.rounds - self.finetune_rounds
 
     @property
     def method_spec(self) -> Method:

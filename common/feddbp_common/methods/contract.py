@@ -52,6 +52,10 @@ class ExchangeShape:
 Rules = Callable[[Any, ExchangeShape], PayloadRules]
 
 
+def _no_history(_: MethodSettings) -> bool:
+    return False
+
+
 @dataclass(frozen=True, kw_only=True)
 class Preset:
     """A named set of settings."""
@@ -79,6 +83,8 @@ class Method:
     """Sizes of uploads and downloads, for comparing methods; None if unknown."""
     needs_equal_heads: bool = False
     """Heads are exchanged, so every client must have a linear one."""
+    has_history: Callable[[Any], bool] = _no_history
+    """Given the settings: whether the server's state depends on rounds before the last, and not on uploads alone."""
     presets: Mapping[str, Preset] = field(default_factory=dict)
     """By name; a run's method may be given as `NAME:PRESET`."""
 

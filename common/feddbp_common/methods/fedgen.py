@@ -127,6 +127,7 @@ FEDGEN = Method(
     download_rules=_download_rules,
     strategy="feddbp_server.strategies.fedgen:FedGenStrategy",
     trainer="feddbp_client.methods.fedgen:FedGen",
+    has_history=lambda _: True,
     up=HEAD_PAYLOAD_SIZE,
     down=PayloadSize(
         content="the head, the generator, label counts",

@@ -82,6 +82,7 @@ FEDKD = Method(
     download_rules=_download_rules,
     strategy="feddbp_server.strategies.fedkd:FedKDStrategy",
     trainer="feddbp_client.methods.fedkd:FedKD",
+    has_history=lambda settings: settings.target == "update",
     up=_PAYLOAD_SIZE,
     down=_PAYLOAD_SIZE,
 )

@@ -31,6 +31,7 @@ FEDTGP = Method(
     download_rules=prototypes_down,
     strategy="feddbp_server.strategies.fedtgp:FedTGPStrategy",
     trainer="feddbp_client.methods.fedtgp:FedTGP",
+    has_history=lambda _: True,
     up=LOCAL_PROTOTYPES,
     down=GLOBAL_PROTOTYPES,
 )

@@ -105,7 +105,9 @@ class Aggregator:
         self._cache.add(round_number, client_id, payload)
 
     async def close_round(self, round_number: int, label_counts: LabelCounts) -> GlobalState:
-        """The global state after the round; in force only after `adopt`."""
+        """The global state after the round; in force only after `adopt`. Rounds without exchange leave it as it is."""
+        if not self._config.exchanges_in(round_number):
+            return self._state
         records = await self._store.run(lambda store: store.uploads(round_number))
         groups = [records[start : start + _GROUP_UPLOADS] for start in range(0, len(records), _GROUP_UPLOADS)]
         loop = asyncio.get_running_loop()
@@ -136,10 +138,21 @@ class Aggregator:
     async def download(self, client_id: int, round_number: int) -> Encoded:
         """What a client receives at the start of a round, computed on request: there are no copies per client."""
         state = self._state  # before anything is awaited: a round may close meanwhile
-        if not self._strategy.personalises:
+        is_alone = round_number > 0 and not self._config.exchanges_in(round_number - 1)
+        if not self._strategy.personalises and not is_alone:
             return state.reply
         own = await self._store.run(lambda store: self._last_upload(store, client_id, round_number))
-        return state.reply if own is None else self._encoded_reply(state.payload, own)
+        if own is None:
+            return state.reply
+        if is_alone:
+            return await asyncio.to_thread(self._reply_to_one, client_id, round_number - 1, own)
+        return self._encoded_reply(state.payload, own)
+
+    def _reply_to_one(self, client_id: int, round_number: int, own: Payload) -> Encoded:
+        """What the client would receive if no other had taken part in the round."""
+        alone = Upload(client_id=client_id, payload=own, label_counts=[1] * self._config.classes)
+        state = self._strategy.aggregate(self._strategy.initial(), [alone], round_number=round_number)
+        return self._encoded_reply(state, own)
 
     def _encoded_state(self, payload: Payload) -> GlobalState:
         """Encodes a state once: what cannot be encoded fails the round here instead of every download."""

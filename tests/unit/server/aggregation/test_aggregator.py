@@ -13,8 +13,9 @@ from wire_samples import prototypes_of
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.run import DataConfig, RealType, RunConfig, TrainingConfig, WireConfig
-from feddbp_common.errors import PayloadError
+from feddbp_common.errors import ConfigurationError, PayloadError
 from feddbp_common.wire import FisherScores, Payload, PrototypeSet, WireType, decode, encode
+from feddbp_common.wire.payload import FloatArray
 from feddbp_server.aggregation.aggregator import Aggregator
 from feddbp_server.store import MemoryStore, SqliteStore, StoreWriter, UploadRecord
 
@@ -214,3 +215,56 @@ async def test_a_reply_that_is_the_same_for_all_is_made_once_a_round(thread: Sto
         assert first is second
         replies.append(first.manifest.sha256)
     assert replies[0] != replies[1]
+
+
+# --- rounds without exchange
+
+
+async def prototypes_for(aggregator: Aggregator, client: int, round_number: int) -> FloatArray | None:
+    reply = await aggregator.download(client, round_number)
+    received = decode(reply.manifest, reply.body()).prototypes
+    return None if received is None else received.vectors
+
+
+def own_prototypes(client: int, scale: float = 1.0) -> FloatArray:
+    sent = trained_upload(client, scale).prototypes
+    assert sent is not None
+    return sent.vectors
+
+
+async def after_rounds(aggregator: Aggregator, thread: StoreWriter, rounds: int) -> None:
+    for number in range(rounds):
+        for client in (0, 1):
+            await save(thread, client, trained_upload(client, scale=number + 1), number)
+        aggregator.adopt(await aggregator.close_round(number, label_counts))
+
+
+async def test_without_exchange_every_client_receives_the_result_of_its_own_upload(thread: StoreWriter) -> None:
+    aggregator = Aggregator(CONFIG.model_copy(update={"exchange": "off"}), thread)
+    assert await prototypes_for(aggregator, 0, 0) is None
+    await after_rounds(aggregator, thread, 2)
+    for client in (0, 1):
+        np.testing.assert_array_equal(await prototypes_for(aggregator, client, 2), own_prototypes(client, 2))
+    assert await prototypes_for(aggregator, 7, 2) is None
+    assert aggregator.sha256 == ""
+
+
+async def test_fine_tuning_starts_from_the_last_exchange_and_goes_on_alone(thread: StoreWriter) -> None:
+    config = CONFIG.model_copy(update={"rounds": 4, "finetune_rounds": 2, "method_settings": {"k_top": 0}})
+    aggregator = Aggregator(config, thread)
+    await after_rounds(aggregator, thread, 2)
+    exchanged, digest = await prototypes_for(aggregator, 0, 2), aggregator.sha256
+    mean = (own_prototypes(0, 2).astype(np.float64) + own_prototypes(1, 2)) / 2
+    np.testing.assert_array_equal(exchanged, mean.astype(np.float32))
+    for client in (0, 1):
+        await save(thread, client, trained_upload(client, scale=3), 2)
+    aggregator.adopt(await aggregator.close_round(2, label_counts))
+    np.testing.assert_array_equal(await prototypes_for(aggregator, 0, 3), own_prototypes(0, 3))
+    assert aggregator.sha256 == digest
+
+
+@pytest.mark.parametrize("method", ["fedtgp", "fedgen"])
+def test_methods_whose_server_keeps_a_state_have_no_rounds_without_exchange(method: str) -> None:
+    for setting in ({"exchange": "off"}, {"finetune_rounds": 3}):
+        with pytest.raises(ConfigurationError, match=f"{method} has no rounds without exchange"):
+            RunConfig.model_validate({"method": method, **setting})
