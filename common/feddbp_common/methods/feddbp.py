@@ -48,6 +48,12 @@ class FedDBPSettings(MethodSettings):
     without_personalisation: bool = Field(
         False, description="ablation w/o pers.: every client receives the averages unchanged"
     )
+    anchors: Literal["global", "random", "shuffled"] = Field(
+        "global",
+        description="what clients align with: the fused global prototypes, or, as a control without their knowledge, "
+        "random directions or the global prototypes of other classes",
+        json_schema_extra=added_in("0.2.0"),
+    )
     prototype_gradient: Literal["all", "branches"] = Field(
         "all",
         description="what L_s and L_d train: everything, or the branches alone",
@@ -105,6 +111,12 @@ FEDDBP = Method(
         "gentle": Preset(
             settings={"lambda_2": 1.0, "lambda_3": 0.1},
             description="a tenth of the weights of L_s and L_d, which learns faster in short runs",
+        ),
+        "random-anchors": Preset(
+            settings={"anchors": "random"}, description="control: fixed random directions instead of prototypes"
+        ),
+        "shuffled-classes": Preset(
+            settings={"anchors": "shuffled"}, description="control: every class gets the prototype of another"
         ),
     },
 )

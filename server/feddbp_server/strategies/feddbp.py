@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feddbp_common.methods.feddbp import FedDBPSettings
+from feddbp_common.seeding import derive_seed
 from feddbp_common.wire import FisherScores, Payload, PrototypeSet, TopChannels
 from feddbp_server.strategies.averaging import PrototypeAveraging
 
@@ -17,6 +18,8 @@ class FedDBPStrategy(PrototypeAveraging[FedDBPSettings]):
 
     def reply(self, known: Payload, own_upload: Payload | None) -> Payload:
         shared = known.prototypes
+        if shared is not None and self.settings.anchors != "global":
+            return Payload(prototypes=self._control(shared))
         if (
             shared is None
             or own_upload is None
@@ -31,6 +34,22 @@ class FedDBPStrategy(PrototypeAveraging[FedDBPSettings]):
         blend = self.settings.eta * own.vectors + (1.0 - self.settings.eta) * vectors[rows]
         vectors[rows] = np.where(keep, blend, vectors[rows])
         return Payload(prototypes=PrototypeSet(class_ids=shared.class_ids, vectors=vectors))
+
+    def _control(self, shared: PrototypeSet) -> PrototypeSet:
+        """Anchors of the same lengths that tell nothing of their class, the same in every round and for all clients."""
+        random = np.random.RandomState(derive_seed(self.facts.seed, "anchors") % 2**32)  # its stream never changes
+        classes, width = self.facts.shape.classes, self.facts.shape.feature_dim
+        if self.settings.anchors == "random":
+            drawn = random.standard_normal((classes, width))[shared.class_ids]
+            lengths = np.linalg.norm(shared.vectors, axis=1) / np.linalg.norm(drawn, axis=1)
+            return PrototypeSet(class_ids=shared.class_ids, vectors=(drawn * lengths[:, np.newaxis]).astype(np.float32))
+        # a cycle through all classes in random order: none keeps its own prototype
+        order = random.permutation(classes)
+        order = order[np.isin(order, shared.class_ids)]
+        source = np.empty(classes, dtype=np.int64)
+        source[order] = np.roll(order, 1)
+        rows = np.searchsorted(shared.class_ids, source[shared.class_ids])
+        return PrototypeSet(class_ids=shared.class_ids, vectors=shared.vectors[rows])
 
 
 def top_channels(scores: npt.NDArray[np.float32], k: int) -> npt.NDArray[np.bool_]:

@@ -55,6 +55,7 @@ feddbp_settings = st.builds(
     inference=st.sampled_from(["prototype_normalized", "prototype", "head"]),
     without_share=st.booleans(),
     without_personalisation=st.booleans(),
+    anchors=st.sampled_from(["global", "random", "shuffled"]),
 )
 training_configs = st.builds(
     TrainingConfig,
@@ -65,7 +66,17 @@ training_configs = st.builds(
     weight_decay=st.floats(0, 1e300),
     model_group=st.sampled_from(list(MODEL_GROUPS)),
     feature_dim=st.integers(2, 65_535),
-    htfllib_loader=st.booleans(),
+    optimizer=st.sampled_from(["sgd", "package.module:function"]),
+    keep_optimizer=st.booleans(),
+    schedule=st.sampled_from(["constant", "cosine", "step"]),
+    schedule_rounds=st.integers(1, 10**6),
+    schedule_factor=st.floats(1e-6, 1),
+    clip_norm=st.floats(0, 1e300),
+    label_smoothing=st.floats(0, 1, exclude_max=True),
+    ema=st.floats(0, 1, exclude_max=True),
+    init=st.sampled_from(["own", "common"]),
+    batch_remainder=st.sampled_from(["auto", "keep", "merge", "drop"]),
+    validation=st.floats(0, 0.5),
 )
 
 
@@ -114,6 +125,7 @@ def test_the_strategies_above_cover_every_setting() -> None:
         "without_share",
         "without_decision",
         "without_personalisation",
+        "anchors",
     }
 
 

@@ -216,7 +216,10 @@ def test_the_file_overrides_the_profile_and_an_override_the_file() -> None:
             "title = 'x'\n[base]\nmethod = 'feddbp:gentle'\nmethod_settings = 3\n[axes]\ndata.alpha = [1]",
             "method_settings: input should be a valid dictionary (got 3)",
         ),
-        ("title = 'x'\n[axes]\nmethod = ['feddbp:rough']", "feddbp has no preset 'rough'; it has: gentle"),
+        (
+            "title = 'x'\n[axes]\nmethod = ['feddbp:rough']",
+            "feddbp has no preset 'rough'; it has: gentle",
+        ),
         ("title = 'x'\n[axes]\nmethod = ['fedpoto']", "no method is called 'fedpoto'; did you mean 'fedproto'?"),
         ("title = 'x'\n[base]\nmethod_settings.tua = 1\n[axes]\nmethod = ['feddbp']", "feddbp has no setting 'tua'"),
         ("title = 'x'\n[axes]\ndata.dataset = ['mnist']", "no data set is called 'mnist'"),

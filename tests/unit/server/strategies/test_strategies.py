@@ -249,6 +249,23 @@ def test_replying_does_not_change_the_state() -> None:
     assert as_dict(known) == {0: [1.0] * 5, 3: [2.0] * 5}
 
 
+def test_random_anchors_have_the_lengths_of_the_prototypes_and_fixed_directions() -> None:
+    strategy, known = feddbp(anchors="random"), {0: [3.0, 4.0, 0.0, 0.0, 0.0], 3: [0.0, 0.0, 0.0, 0.0, 2.0]}
+    first = as_dict(strategy.reply(Payload(prototypes=prototypes(known)), upload({0: [9.0] * 5})))
+    assert {number: round(float(np.linalg.norm(row)), 5) for number, row in first.items()} == {0: 5.0, 3: 2.0}
+    later = as_dict(strategy.reply(Payload(prototypes=prototypes({0: [1.0] * 5})), None))
+    np.testing.assert_allclose(np.array(later[0]) / np.sqrt(5), np.array(first[0]) / 5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("held", [{0, 1, 2, 3}, {1, 3}, {0, 2, 3}])
+def test_shuffled_classes_each_get_the_prototype_of_another(held: set[int]) -> None:
+    known = {number: [float(number)] * 5 for number in held}
+    reply = as_dict(feddbp(anchors="shuffled").reply(Payload(prototypes=prototypes(known)), upload({1: [9.0] * 5})))
+    assert reply.keys() == held
+    assert sorted(reply.values()) == sorted(known.values())
+    assert all(reply[number] != known[number] for number in held)
+
+
 def test_a_reply_contains_neither_counts_nor_scores() -> None:
     reply = feddbp().reply(Payload(prototypes=prototypes({0: [1.0] * 5})), upload({0: [9.0] * 5}))
     assert reply.prototypes is not None
