@@ -26,7 +26,7 @@ class AnchoredModel(SmallModel):
         super().__init__(task, feature_dim=feature_dim)
         self._first = self.tensors()
         self._began, self._began_after = self._first, 0
-        for name, weight in self._by_name().items():
+        for name, weight in self.weights().items():
             self.register_buffer(_anchor(name), weight.detach().clone())
         self.anchor_round: Tensor
         self.register_buffer("anchor_round", torch.zeros((), dtype=torch.int64))

@@ -32,6 +32,8 @@ class Task:
     """The run's seed, for random draws that must be the same on all clients."""
     image_shape: tuple[int, int, int] = (3, 32, 32)
     """(channels, height, width)."""
+    guide: str = "guide_large"
+    """The network that all clients have in common, for methods that exchange one."""
     label_smoothing: float = 0.0
     """Share of a label's weight that cross-entropy spreads over all classes."""
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import torch
 from torch import Tensor, nn
 
-from feddbp_client.models import cnn, imagenet, mini, resnet_small, vit
+from feddbp_client.models import cnn, guide, imagenet, mini, resnet_small, vit
 from feddbp_client.models.blocks import FeaturePool, ImageShape, ModelError
 from feddbp_common.config.catalog import FEATURE_DIM
 from feddbp_common.config.diagnostics import did_you_mean
+from feddbp_common.methods.guide_network import GUIDES
 
 Builder = Callable[[ImageShape], nn.Module]
 """Builds a body that turns [B, channels, height, width] into [B, any width]."""
@@ -23,6 +25,7 @@ _BUILDERS: Final[dict[str, Builder]] = {
     "mobilenet_v2": imagenet.mobilenet_v2,
     **{f"resnet{depth}": imagenet.resnet(depth) for depth in (18, 34, 50, 101, 152)},
     **{f"resnet{2 + 2 * stages}": resnet_small.resnet(stages) for stages in (1, 2, 3, 4)},
+    **{name: partial(guide.GuideBody, network) for name, network in GUIDES.items()},
     "vit_b_16": vit.vit_b(16),
     "vit_b_32": vit.vit_b(32),
     "mini_plain": mini.mini_plain,

@@ -90,8 +90,12 @@ def build_client(config: RunConfig, run_id: str, client_id: int, options: LocalO
     finally:  # a client whose data cannot be loaded must not hold the cache either
         if options.dataset_cache is not None:
             options.dataset_cache.release(client_id)
-    group = MODEL_GROUPS[config.training.model_group]
-    architecture, head = options.model or group.body_of(client_id), group.head_of(client_id)
+    architecture = options.model or config.architecture_of(client_id)
+    if config.method_spec.common_architecture and architecture != config.guide.network:
+        raise ConfigurationError(
+            f"--model {architecture}: all clients of {config.method} train {config.guide.network}, the run's --guide"
+        )
+    head = MODEL_GROUPS[config.training.model_group].head_of(client_id)
     method = build_method(config, client_id, architecture, head, data.image_shape)
     trainer = LocalTrainer(
         method=method, data=data, config=config, client_id=client_id, device=options.device, amp=options.amp
@@ -154,6 +158,7 @@ def build_method(
             top_channels_only=shape.top_channels_only,
             seed=config.seed,
             image_shape=image_shape,
+            guide=config.guide.network,
             label_smoothing=config.training.label_smoothing,
         ),
     )

@@ -17,6 +17,7 @@ from feddbp_common.config.protobuf import to_message, values_in
 from feddbp_common.config.types import FrozenModel
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.methods import ExchangeShape, Method, MethodSettings, method_named, split_preset
+from feddbp_common.methods.guide_network import GUIDES
 from feddbp_common.wire import WireType
 
 MAX_CLIENTS: Final = 100_000
@@ -259,10 +260,12 @@ class PrivacyConfig(FrozenModel):
 
 
 class GuideConfig(FrozenModel):
-    """Guide: a small common network that every client trains beside its own."""
+    """Guide: a small network that all clients have in common."""
 
     network: str = Field(
-        "", description="architecture of the guide; none if empty", json_schema_extra=_PLANNED | {"flag": "--guide"}
+        "guide_large",
+        description=f"for methods that exchange one: {', '.join(GUIDES)}",
+        json_schema_extra={"flag": "--guide"},
     )
     interval: int = Field(
         1,
@@ -271,6 +274,13 @@ class GuideConfig(FrozenModel):
         description="rounds between two exchanges of the guide",
         json_schema_extra=_PLANNED | {"flag": "--guide-interval"},
     )
+
+    @field_validator("network")
+    @classmethod
+    def _known_guide(cls, name: str) -> str:
+        if name not in GUIDES:
+            raise ConfigurationError(f"no guide is called {name!r}; there are: {', '.join(GUIDES)}")
+        return name
 
 
 class RunConfig(FrozenModel):
@@ -373,7 +383,14 @@ class RunConfig(FrozenModel):
             image_size=self.data.image_size,
             channels=self.data.channels,
             top_channels_only=self.wire.fisher is FisherForm.TOP_CHANNELS,
+            guide=self.guide.network,
         )
+
+    def architecture_of(self, client_id: int) -> str:
+        """The client's architecture unless it brings its own: that of its model group, or the one common to all."""
+        if self.method_spec.common_architecture:
+            return self.guide.network
+        return MODEL_GROUPS[self.training.model_group].body_of(client_id)
 
     @property
     def wire_type(self) -> WireType:

@@ -8,6 +8,7 @@ from feddbp_common.config.diagnostics import did_you_mean
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings
 from feddbp_common.methods.fd import FD
+from feddbp_common.methods.fedavg import FEDAVG
 from feddbp_common.methods.feddbp import FEDDBP
 from feddbp_common.methods.fedgen import FEDGEN
 from feddbp_common.methods.fedkd import FEDKD
@@ -35,6 +36,7 @@ METHODS: Final = MethodRegistry(
         FEDGEN,
         FEDKD,
         FEDMRL,
+        FEDAVG,
         LOCAL,
     )
 )

@@ -47,6 +47,8 @@ class ExchangeShape:
     """Channels of all images; None if clients may differ."""
     top_channels_only: bool = False
     """Fisher scores are sent as the indices of the most important channels."""
+    guide: str = "guide_large"
+    """The network that all clients have in common, for methods that exchange one."""
 
 
 Rules = Callable[[Any, ExchangeShape], PayloadRules]
@@ -83,6 +85,8 @@ class Method:
     """Sizes of uploads and downloads, for comparing methods; None if unknown."""
     needs_equal_heads: bool = False
     """Heads are exchanged, so every client must have a linear one."""
+    common_architecture: bool = False
+    """All clients train the run's guide, and nothing of their own."""
     has_history: Callable[[Any], bool] = _no_history
     """Given the settings: whether the server's state depends on rounds before the last, and not on uploads alone."""
     presets: Mapping[str, Preset] = field(default_factory=dict)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
 from feddbp_common.errors import refuse
+from feddbp_common.wire import Payload
 from feddbp_common.wire.payload import AnyArray, FloatArray
+from feddbp_server.strategies.base import SettingsT, Shapes, Strategy, Upload
 
 
 class TensorMean:
@@ -40,3 +42,25 @@ class TensorMean:
     def result(self) -> dict[str, FloatArray]:
         """The means; empty if nothing was added."""
         return {name: (total / self._weight).astype(np.float32) for name, total in self._sums.items()}
+
+
+class TensorAveraging(Strategy[SettingsT]):
+    """Sends every client the mean of the clients' tensors, whose shapes all clients have in common."""
+
+    @property
+    def by_samples(self) -> bool:
+        """Whether a client is weighted by its training samples."""
+        return False
+
+    def layout(self, shapes: Shapes) -> Shapes:
+        return shapes
+
+    def aggregate(self, known: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
+        mean = TensorMean()
+        for upload in uploads:
+            weight = upload.samples if self.by_samples else 1.0
+            mean.add(upload.payload.tensors, weight=weight, of=f"client {upload.client_id}")
+        return Payload(tensors=mean.result())
+
+    def reply(self, known: Payload, own_upload: Payload | None) -> Payload:
+        return known

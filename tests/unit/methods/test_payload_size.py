@@ -31,9 +31,10 @@ EXPECTED = {
     "fedgen": (20_520, 1_167_400 + 40, 205_200, 1_536_400 + 400),
     "fedkd": (3_514_152, 3_514_152, 3_698_832, 3_698_832),
     "fedmrl": (3_498_792, 3_498_792, 3_545_232, 3_545_232),
+    "fedavg": (3_476_392, 3_476_392, 3_661_072, 3_661_072),
     "local": (0, 0, 0, 0),
 }
-DEPENDS_ON_IMAGES = ("fedkd", "fedmrl")
+DEPENDS_ON_IMAGES = ("fedkd", "fedmrl", "fedavg")
 
 
 def largest_upload(name: str, shape: ExchangeShape) -> int:
