@@ -6,9 +6,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from feddbp_common.config.types import Duration, FrozenModel, parse_ids
+from feddbp_common.config.references import is_module_name
+from feddbp_common.config.types import CommaSeparated, Duration, FrozenModel, parse_ids
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.rpc.credentials import ClientCredentials, check_address, check_exposure
 
@@ -65,6 +66,17 @@ class SourceConfig(FrozenModel):
     data: Path | None = Field(None, description="private data, not split: an image folder or an npz file")
     data_dir: Path = Field(Path("data"), description="where public data sets are read from or downloaded to")
     model: str | None = Field(None, description="architecture by name, or package.module:function for your own")
+    allow_import: CommaSeparated = Field(
+        (), description="packages from which a run may name functions for this client to import, comma-separated"
+    )
+
+    @field_validator("allow_import")
+    @classmethod
+    def _names_of_packages(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if not is_module_name(name):
+                raise ConfigurationError(f"--allow-import: {name!r} is not the name of a package or module")
+        return names
 
 
 class ClientConfig(FrozenModel):

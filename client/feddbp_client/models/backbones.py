@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from feddbp_client.models import cnn, guide, imagenet, mini, resnet_small, vit
 from feddbp_client.models.blocks import FeaturePool, ImageShape, ModelError
+from feddbp_client.training.references import in_one_line, load_function
 from feddbp_common.config.catalog import FEATURE_DIM
 from feddbp_common.config.diagnostics import did_you_mean
 from feddbp_common.methods.guide_network import GUIDES
@@ -53,22 +53,12 @@ def build_backbone(architecture: str, image_shape: ImageShape, *, feature_dim: i
 
 def _own_body(reference: str, image_shape: ImageShape) -> nn.Module:
     """Builds a user's model and checks it on two blank images, before it could fail in a round."""
-    module_name, _, name = reference.partition(":")
-    if not all(part.isidentifier() for part in (*module_name.split("."), name)):
-        raise ModelError(f"--model {reference}: is not of the form package.module:function")
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # a user's module may raise anything
-        raise ModelError(f"--model {reference}: cannot import {module_name!r}: {_in_one_line(error)}") from error
-    function = getattr(module, name, None)
-    if function is None:
-        raise ModelError(f"--model {reference}: {module_name} has no {name!r}")
-    if not callable(function):
-        raise ModelError(f"--model {reference}: {name} is not a function")
+    function = load_function(reference, what="--model", error_type=ModelError)
+    name = reference.rpartition(":")[2]
     try:
         body = function(image_shape)
     except Exception as error:
-        raise ModelError(f"--model {reference}: {name}({image_shape}) failed: {_in_one_line(error)}") from error
+        raise ModelError(f"--model {reference}: {name}({image_shape}) failed: {in_one_line(error)}") from error
     if not isinstance(body, nn.Module):
         raise ModelError(f"--model {reference}: {name} returned {type(body).__name__}, not a torch module")
     _check_output(reference, body, image_shape)
@@ -84,7 +74,7 @@ def _check_output(reference: str, body: nn.Module, image_shape: ImageShape) -> N
             features = body(torch.zeros(2, *image_shape, device=device))
     except Exception as error:
         raise ModelError(
-            f"--model {reference}: does not take images of shape {image_shape}: {_in_one_line(error)}"
+            f"--model {reference}: does not take images of shape {image_shape}: {in_one_line(error)}"
         ) from error
     finally:
         # one by one: a part that the user has put into eval mode stays in it
@@ -95,7 +85,3 @@ def _check_output(reference: str, body: nn.Module, image_shape: ImageShape) -> N
     if features.ndim != 2 or len(features) != 2 or not features.numel() or not features.is_floating_point():
         found = f"{features.dtype} of shape {tuple(features.shape)}"
         raise ModelError(f"--model {reference}: two images gave {found}, not [2, features] in floating point")
-
-
-def _in_one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

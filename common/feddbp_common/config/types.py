@@ -66,6 +66,14 @@ def format_duration(duration: timedelta) -> str:
 Duration = Annotated[timedelta, BeforeValidator(parse_duration), PlainSerializer(format_duration, when_used="json")]
 
 
+def split_at_commas(value: Any) -> Any:
+    return tuple(filter(None, (item.strip() for item in value.split(",")))) if isinstance(value, str) else value
+
+
+CommaSeparated = Annotated[tuple[str, ...], BeforeValidator(split_at_commas)]
+"""Texts, or one text that lists them."""
+
+
 def parse_ids(text: str) -> tuple[int, ...]:
     """Parses a list of numbers and ranges, such as `0,3,5-7`, into sorted client ids."""
     ids: set[int] = set()
