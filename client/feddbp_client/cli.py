@@ -32,7 +32,7 @@ def _start(argv: Sequence[str]) -> int:
 
 
 async def _run(config: ClientConfig) -> int:
-    if config.source.model is not None:
+    if config.source.model is not None or config.source.allow_import:
         import_from_working_directory()
     # torch takes a second to import: wrong flags are reported before that
     import torch
@@ -53,6 +53,7 @@ async def _run(config: ClientConfig) -> int:
             data=config.source.data,
             data_dir=config.source.data_dir,
             model=config.source.model,
+            allow_import=config.source.allow_import,
             device=device,
             amp=config.compute.amp,
             dataset_cache=SharedDatasetCache(config.identity.client_ids),

@@ -67,6 +67,7 @@ def test_a_state_directory_of_another_run(running_federation: Federation) -> Non
         (["--id", "-1"], 2, ["--id"]),
         (["--id", "0", "--gpu", "1"], 2, ["--gpu 1", "torch sees"]),
         (["--id", "0", "--device", "tpu9"], 2, ["tpu9"]),
+        (["--id", "0", "--allow-import", "own,a b"], 2, ["--allow-import", "'a b'"]),
         (
             ["--id", "0", "--server", "127.0.0.1:1", "--patience", "1s"],
             3,
@@ -98,3 +99,14 @@ def test_private_data_that_cannot_be_read(
 def test_an_id_the_run_does_not_have(running_federation: Federation) -> None:
     running_federation.server("--clients", 4)
     expect_one_line(running_federation.client("4"), 2, "client id 4", "0 to 3")
+
+
+def test_a_transform_that_the_clients_operator_has_not_allowed(running_federation: Federation) -> None:
+    module = running_federation.directory / "own_changes.py"
+    module.write_text("def same(pixels, generator):\n    return pixels\n")
+    running_federation.server(
+        *("--clients", 1, "--rounds", 1, "--local-epochs", 1, "--linger", "0s"),
+        *("--augment", "randaugment", "--transform", "own_changes:same"),
+    )
+    expect_one_line(running_federation.client("0"), 2, "transform own_changes:same", "--allow-import own_changes")
+    running_federation.client("0", "--allow-import", "own_changes").expect_exit(0)

@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from feddbp.v1 import federation_pb2 as pb
@@ -18,8 +19,10 @@ from feddbp_client.data import (
     private_shard,
     shard_of,
 )
+from feddbp_client.data.batches import channels_first
 from feddbp_client.methods.base import LocalMethod, Task
 from feddbp_client.models import build_backbone, build_head
+from feddbp_client.training.augmentation import augmentation_of
 from feddbp_client.training.checkpoint import Checkpoint, ClientDirectory
 from feddbp_client.training.trainer import LocalTrainer
 from feddbp_common.config.catalog import CUSTOM_DATASET, MODEL_GROUPS
@@ -40,6 +43,8 @@ class LocalOptions:
     model: str | None
     device: torch.device
     amp: bool
+    allow_import: tuple[str, ...] = ()
+    """Packages from which functions that the run names may be imported."""
     dataset_cache: SharedDatasetCache | None = None
     """Released when the client has its shard; without it the data set stays cached."""
 
@@ -97,8 +102,15 @@ def build_client(config: RunConfig, run_id: str, client_id: int, options: LocalO
         )
     head = MODEL_GROUPS[config.training.model_group].head_of(client_id)
     method = build_method(config, client_id, architecture, head, data.image_shape)
+    blank = channels_first(np.zeros((2, *data.train.images.shape[1:]), data.train.images.dtype)).to(options.device)
     trainer = LocalTrainer(
-        method=method, data=data, config=config, client_id=client_id, device=options.device, amp=options.amp
+        method=method,
+        data=data,
+        config=config,
+        client_id=client_id,
+        device=options.device,
+        amp=options.amp,
+        augment=augmentation_of(config.training, blank, allowed=options.allow_import),
     )
     return LocalClient(
         client_id=client_id,

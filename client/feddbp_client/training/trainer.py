@@ -18,6 +18,7 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.data import ClientData, Split, batches
 from feddbp_client.data.batches import Remainder, scaled
 from feddbp_client.methods.base import LocalMethod
+from feddbp_client.training.augmentation import Augmentation
 from feddbp_client.training.devices import Precision
 from feddbp_client.training.image_feed import ImageFeed
 from feddbp_client.training.optimization import Optimization
@@ -84,6 +85,7 @@ class LocalTrainer:
         client_id: int,
         device: torch.device,
         amp: bool = False,
+        augment: Augmentation | None = None,
     ) -> None:
         self.method = method.to(device)
         self._config = config
@@ -95,6 +97,7 @@ class LocalTrainer:
         self._remainder = _remainder_rule(config.training.batch_remainder, self.method)
         self._optimization = Optimization(self.method, config.training, self._precision, rounds=config.rounds)
         self._average = WeightAverage(self.method, config.training.ema) if config.training.ema else None
+        self._augment = augment
         self._stop = threading.Event()
 
     def stop(self) -> None:
@@ -146,6 +149,9 @@ class LocalTrainer:
     def _seed_for(self, purpose: str, round_number: int) -> int:
         return derive_seed(self._config.seed, purpose, self._client_id, round_number)
 
+    def _generator(self, purpose: str, round_number: int) -> torch.Generator:
+        return torch.Generator().manual_seed(self._seed_for(purpose, round_number))
+
     @torch.inference_mode()
     def _measure(self) -> pb.RoundMetrics:
         started = time.perf_counter()
@@ -179,7 +185,7 @@ class LocalTrainer:
     def _train(self, round_number: int, on_epoch: OnEpoch) -> dict[str, float]:
         """Local epochs; returns the mean of every loss term over the steps."""
         epochs, split, tally = self._config.training.local_epochs, self._train_split, _LossTally()
-        order = torch.Generator().manual_seed(self._seed_for("order", round_number))
+        order, changes = self._generator("order", round_number), self._generator("augment", round_number)
         shuffled = [self._batches(order) for _ in range(epochs)]
         self.method.train()
         self._optimization.begin_round(round_number, steps=sum(map(len, shuffled)))
@@ -187,6 +193,8 @@ class LocalTrainer:
             self.method.begin_epoch(epoch, epochs)
             for index, pixels in zip(positions, split.images.batches(positions), strict=True):
                 self._check_stop()
+                if self._augment is not None:
+                    pixels = self._augment(pixels, changes)
                 with self._precision.autocast():
                     objective = self.method.objective(scaled(pixels), split.labels[index.to(split.labels.device)])
                 self._optimization.step(objective.total)

@@ -14,7 +14,8 @@ from feddbp_common.config.catalog import CUSTOM_DATASET, DATASETS, FEATURE_DIM, 
 from feddbp_common.config.diagnostics import FieldError, did_you_mean
 from feddbp_common.config.identity import added_in, canonical
 from feddbp_common.config.protobuf import to_message, values_in
-from feddbp_common.config.types import FrozenModel
+from feddbp_common.config.references import MARK, split_reference
+from feddbp_common.config.types import CommaSeparated, FrozenModel, split_at_commas
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.methods import ExchangeShape, Method, MethodSettings, method_named, split_preset
 from feddbp_common.methods.guide_network import GUIDES
@@ -25,6 +26,7 @@ MAX_CLASSES: Final = 65_536
 _UINT32_MAX: Final = 2**32 - 1
 """Largest value of the protocol's integer fields."""
 _MAX_IMAGE_SIZE: Final = 1024
+_LONGEST_REFERENCE: Final = 200
 _PLANNED: Final = added_in("0.2.0", planned=True)
 OPTIMIZERS: Final = ("sgd", "adamw")
 _LONGEST_FAULT: Final = 500
@@ -54,7 +56,7 @@ class DataConfig(FrozenModel):
     classes: int | None = Field(
         None, ge=2, le=MAX_CLASSES, description=f"number of classes of a {CUSTOM_DATASET} data set"
     )
-    class_names: tuple[str, ...] = Field((), description="class names in the order of class ids, comma-separated")
+    class_names: CommaSeparated = Field((), description="class names in the order of class ids, comma-separated")
     image_size: int | None = Field(
         None,
         ge=1,
@@ -62,11 +64,6 @@ class DataConfig(FrozenModel):
         description=f"side in pixels to scale {CUSTOM_DATASET} images to (default: each client's own size)",
         json_schema_extra={"zero_is_none": True},
     )
-
-    @field_validator("class_names", mode="before")
-    @classmethod
-    def _split_names(cls, value: Any) -> Any:
-        return tuple(filter(None, (name.strip() for name in value.split(",")))) if isinstance(value, str) else value
 
     @model_validator(mode="before")
     @classmethod
@@ -78,7 +75,7 @@ class DataConfig(FrozenModel):
         if known is not None:
             return {"classes": known.classes, "image_size": known.image_size, **given}
         names = values.get("class_names")
-        return {"classes": len(cls._split_names(names)), **given} if names else values
+        return {"classes": len(split_at_commas(names)), **given} if names else values
 
     @model_validator(mode="after")
     def _classes_agree(self) -> Self:
@@ -118,10 +115,13 @@ class TrainingConfig(FrozenModel):
     feature_dim: int = Field(FEATURE_DIM, ge=2, le=65_535, description="width of features and prototypes")
     htfllib_loader: bool = Field(False, description="do not shuffle and drop the last partial batch, as HtFLlib does")
     augment: Literal["none", "flip", "flip-crop", "randaugment"] = Field(
-        "none", description="random changes of training images", json_schema_extra=_PLANNED
+        "none", description="random changes of training images", json_schema_extra=added_in("0.2.0")
     )
     transform: str = Field(
-        "", description="a transform of one's own, package.module:function", json_schema_extra=_PLANNED
+        "",
+        max_length=_LONGEST_REFERENCE,
+        description="a transform of one's own, package.module:function; see --allow-import of clients",
+        json_schema_extra=added_in("0.2.0"),
     )
     optimizer: str = Field(
         "sgd", description="sgd, adamw, or package.module:function for your own", json_schema_extra=added_in("0.2.0")
@@ -184,6 +184,13 @@ class TrainingConfig(FrozenModel):
         description="share of the training samples that is held out, to choose the best round on",
         json_schema_extra=added_in("0.2.0"),
     )
+
+    @field_validator("transform")
+    @classmethod
+    def _is_reference(cls, reference: str) -> str:
+        if reference:
+            split_reference(reference, what="--transform")
+        return reference
 
     @field_validator("model_group")
     @classmethod
@@ -391,6 +398,12 @@ class RunConfig(FrozenModel):
         if self.method_spec.common_architecture:
             return self.guide.network
         return MODEL_GROUPS[self.training.model_group].body_of(client_id)
+
+    @property
+    def imports(self) -> tuple[str, ...]:
+        """Modules of the functions that the run names, sorted: every client has to allow their import."""
+        named = (self.training.transform, self.training.optimizer)
+        return tuple(sorted({name.partition(MARK)[0] for name in named if MARK in name}))
 
     @property
     def wire_type(self) -> WireType:

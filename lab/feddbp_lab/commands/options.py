@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from feddbp_common.config.catalog import CUSTOM_DATASET, DATASETS
 from feddbp_common.config.command_line import Parser, import_from_working_directory, settings_parser
 from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
-from feddbp_common.config.types import FrozenModel
+from feddbp_common.config.types import CommaSeparated, FrozenModel
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.optional_deps import require
 from feddbp_common.rpc.credentials import ClientCredentials, check_address, check_exposure
@@ -69,7 +69,7 @@ class DemoData(DataConfig):
     dataset: str = Field("digits", description=", ".join(DATASETS))
     # these are for custom data sets, which the demo does not take
     classes: int | None = Field(None, json_schema_extra=_HIDDEN)
-    class_names: tuple[str, ...] = Field((), json_schema_extra=_HIDDEN)
+    class_names: CommaSeparated = Field((), json_schema_extra=_HIDDEN)
     image_size: int | None = Field(None, json_schema_extra=_HIDDEN)
 
     @field_validator("dataset")

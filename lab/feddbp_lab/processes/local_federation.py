@@ -99,7 +99,8 @@ class FederationOptions:
                 state_dir=clients_dir(self.directory),
             ),
             compute=ComputeConfig(device=self.device),
-            source=SourceConfig(data_dir=self.data_dir),
+            # whoever starts the run here is the operator of its clients, too
+            source=SourceConfig(data_dir=self.data_dir, allow_import=self.run.imports),
         )
 
     def ids_by_process(self) -> list[list[int]]:

@@ -26,6 +26,7 @@ class GrownTraining(TrainingConfig):
 
     blur: Literal["none", "box"] = Field("none", description="", json_schema_extra=ADDED)
     passes: int = Field(1, description="", json_schema_extra=ADDED)
+    reserved: int = Field(0, description="", json_schema_extra=added_in("9.0.0", planned=True))
 
 
 class NewGroup(FrozenModel):
@@ -100,9 +101,8 @@ def test_a_run_needs_the_features_it_uses() -> None:
 
 
 def test_a_setting_that_is_only_planned_is_no_feature_yet() -> None:
-    supported = supported_features("feddbp")
-    assert "training.augment" not in supported
-    assert "method_settings.warmup_rounds" not in supported
+    assert "training.reserved" not in added_names(GrownRun)
+    assert "method_settings.warmup_rounds" not in supported_features("feddbp")
 
 
 def test_a_setting_of_an_added_group_needs_no_mark_of_its_own() -> None:
@@ -123,8 +123,8 @@ def test_a_setting_of_an_added_group_needs_no_mark_of_its_own() -> None:
 
 
 def test_planned_settings_are_not_shown() -> None:
-    shown = visible(RunConfig())
-    assert "augment" not in shown["training"]
+    shown = visible(grown())
+    assert "reserved" not in shown["training"]
     assert "privacy" not in shown
     assert shown["training"]["local_epochs"] == 10
 

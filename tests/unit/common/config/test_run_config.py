@@ -77,6 +77,8 @@ training_configs = st.builds(
     init=st.sampled_from(["own", "common"]),
     batch_remainder=st.sampled_from(["auto", "keep", "merge", "drop"]),
     validation=st.floats(0, 0.5),
+    augment=st.sampled_from(["none", "flip", "flip-crop", "randaugment"]),
+    transform=st.sampled_from(["", "own.images:cutout"]),
 )
 
 
@@ -148,6 +150,8 @@ def _every_other_value() -> list[tuple[str, dict[str, Any]]]:
         ("group", {"training": TrainingConfig(model_group="htfe-2")}),
         ("width", {"training": TrainingConfig(feature_dim=64)}),
         ("loader", {"training": TrainingConfig(htfllib_loader=True)}),
+        ("augment", {"training": TrainingConfig(augment="flip")}),
+        ("transform", {"training": TrainingConfig(transform="own.images:cutout")}),
         ("dtype", {"wire": WireConfig(wire_dtype=RealType.BFLOAT16)}),
         ("fisher", {"wire": WireConfig(fisher=FisherForm.TOP_CHANNELS)}),
     ]
@@ -203,6 +207,11 @@ def test_the_rules_of_payloads_follow_from_the_run() -> None:
     assert in_full.method_spec.upload_rules(in_full.settings, in_full.exchange_shape).fisher_scores
 
 
+def test_the_modules_that_clients_have_to_allow_follow_from_the_run() -> None:
+    assert RunConfig().imports == ()
+    assert RunConfig.model_validate({"training": {"transform": "own.images:cutout"}}).imports == ("own.images",)
+
+
 def test_local_training_exchanges_nothing() -> None:
     run = RunConfig(method="local")
     assert run.method_spec.upload_rules(run.settings, run.exchange_shape) == PayloadRules()
@@ -242,6 +251,10 @@ def test_an_unknown_method_is_answered_with_a_similar_one_or_all(given_name: str
             "the network this method shares needs images with a side of at least 16, not 8",
         ),
         ({"training": {"model_group": "htfe-88"}}, "no model group is called 'htfe-88'; there are: mini-8, "),
+        (
+            {"training": {"transform": "own_changes"}},
+            "--transform own_changes: is not of the form package.module:function",
+        ),
         ({"method_settings": {"ktop": 3}}, "feddbp has no setting 'ktop'; did you mean 'k_top'? (it has: lambda_1, "),
         ({"method": "local", "method_settings": {"k_top": 3}}, "local has no setting 'k_top' (it has: none)"),
         ({"method_settings": {"eta": 2}}, "setting 'eta' of feddbp: input should be less than or equal to 1"),
@@ -273,6 +286,8 @@ def test_an_invalid_combination_is_reported_in_one_line(options: dict[str, Any],
         {"training": {"momentum": 1}},
         {"training": {"learning_rate": -0.1}},
         {"training": {"feature_dim": 65_536}},
+        {"training": {"augment": "mixup"}},
+        {"training": {"transform": f"{'x' * 200}:f"}},
         {"wire": {"wire_dtype": "float64"}},
         {"wire": {"fisher": "none"}},
         {"run_time": 3},

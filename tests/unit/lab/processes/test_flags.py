@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from feddbp_client.config import ClientConfig
 from feddbp_common.config.command_line import settings_from, settings_parser
 from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
 from feddbp_common.methods import METHODS
 from feddbp_lab.processes.flags import arguments_for
+from feddbp_lab.processes.local_federation import FederationOptions
 from feddbp_server.config import ServerConfig
 
 
@@ -25,3 +29,14 @@ def test_class_names_and_changed_settings_survive() -> None:
     )
     flags = settings_parser("server", "", ServerConfig).parse_args(arguments_for(ServerConfig(run=run)))
     assert settings_from(ServerConfig, flags).run == run
+
+
+@pytest.mark.parametrize(("transform", "allowed"), [("", ()), ("own.images:cutout", ("own.images",))])
+def test_clients_of_a_federation_on_this_machine_may_import_what_its_run_names(
+    tmp_path: Path, transform: str, allowed: tuple[str, ...]
+) -> None:
+    run = RunConfig(training=TrainingConfig(transform=transform))
+    options = FederationOptions(run=run, directory=tmp_path, processes=1, data_dir=tmp_path)
+    arguments = arguments_for(options.client_config([0, 1], "127.0.0.1:50051"))
+    config = settings_from(ClientConfig, settings_parser("client", "", ClientConfig).parse_args(arguments))
+    assert config.source.allow_import == allowed
