@@ -9,7 +9,17 @@ from rich.console import Console
 
 from benchmarks.measurement import Measurement, table_of
 
-QUESTIONS = ("training_step", "fisher_pass", "wire_bytes", "round_gap", "closing", "ingest", "admission", "startup")
+QUESTIONS = (
+    "training_step",
+    "augmentation",
+    "fisher_pass",
+    "wire_bytes",
+    "round_gap",
+    "closing",
+    "ingest",
+    "admission",
+    "startup",
+)
 
 
 def main(names: list[str]) -> int:

@@ -15,10 +15,10 @@ CLASSES = 100
 IMAGE_SHAPE = (3, 32, 32)
 
 
-def method(name: str) -> LocalMethod:  # type: ignore[type-arg]
+def method(name: str, architecture: str = "resnet18") -> LocalMethod:  # type: ignore[type-arg]
     torch.set_num_threads(1)
     config = RunConfig(method=name, data=DataConfig(dataset="cifar100"))
-    return build_method(config, 0, "resnet18", "linear", IMAGE_SHAPE)
+    return build_method(config, 0, architecture, "linear", IMAGE_SHAPE)
 
 
 def global_prototypes(width: int = 512) -> Payload:
