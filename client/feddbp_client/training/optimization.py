@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from feddbp_client.methods.base import LocalMethod
 from feddbp_client.training.devices import Precision
+from feddbp_client.training.references import load_reference
+from feddbp_common.config.references import MARK
 from feddbp_common.config.run import TrainingConfig
 from feddbp_common.errors import FedDBPError
 
@@ -31,6 +33,14 @@ def learning_rate_factor(training: TrainingConfig, progress: float, rounds: int)
             return training.schedule_factor ** (int(progress) // training.schedule_rounds)
         case "constant":
             return 1.0
+
+
+def own_optimizer(training: TrainingConfig, *, allowed: Sequence[str]) -> MakeOptimizer | None:
+    """The function that a run names to make its optimiser; None if it names a built-in one."""
+    if MARK not in training.optimizer:
+        return None
+    make: MakeOptimizer = load_reference(training.optimizer, allowed, what="the run's optimizer")
+    return make
 
 
 class Optimization:

@@ -24,6 +24,7 @@ from feddbp_client.methods.base import LocalMethod, Task
 from feddbp_client.models import build_backbone, build_head
 from feddbp_client.training.augmentation import augmentation_of
 from feddbp_client.training.checkpoint import Checkpoint, ClientDirectory
+from feddbp_client.training.optimization import own_optimizer
 from feddbp_client.training.trainer import LocalTrainer
 from feddbp_common.config.catalog import CUSTOM_DATASET, MODEL_GROUPS
 from feddbp_common.config.run import RunConfig, run_to_proto
@@ -111,6 +112,7 @@ def build_client(config: RunConfig, run_id: str, client_id: int, options: LocalO
         device=options.device,
         amp=options.amp,
         augment=augmentation_of(config.training, blank, allowed=options.allow_import),
+        make_optimizer=own_optimizer(config.training, allowed=options.allow_import),
     )
     return LocalClient(
         client_id=client_id,

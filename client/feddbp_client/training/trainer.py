@@ -21,7 +21,7 @@ from feddbp_client.methods.base import LocalMethod
 from feddbp_client.training.augmentation import Augmentation
 from feddbp_client.training.devices import Precision
 from feddbp_client.training.image_feed import ImageFeed
-from feddbp_client.training.optimization import Optimization
+from feddbp_client.training.optimization import MakeOptimizer, Optimization
 from feddbp_client.training.weight_average import WeightAverage
 from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import FedDBPError
@@ -86,6 +86,7 @@ class LocalTrainer:
         device: torch.device,
         amp: bool = False,
         augment: Augmentation | None = None,
+        make_optimizer: MakeOptimizer | None = None,
     ) -> None:
         self.method = method.to(device)
         self._config = config
@@ -95,7 +96,9 @@ class LocalTrainer:
         self._test_split = _DeviceSplit(data.test, device)
         self._validation_split = None if data.validation is None else _DeviceSplit(data.validation, device)
         self._remainder = _remainder_rule(config.training.batch_remainder, self.method)
-        self._optimization = Optimization(self.method, config.training, self._precision, rounds=config.rounds)
+        self._optimization = Optimization(
+            self.method, config.training, self._precision, rounds=config.rounds, make_optimizer=make_optimizer
+        )
         self._average = WeightAverage(self.method, config.training.ema) if config.training.ema else None
         self._augment = augment
         self._stop = threading.Event()

@@ -124,7 +124,10 @@ class TrainingConfig(FrozenModel):
         json_schema_extra=added_in("0.2.0"),
     )
     optimizer: str = Field(
-        "sgd", description="sgd, adamw, or package.module:function for your own", json_schema_extra=added_in("0.2.0")
+        "sgd",
+        max_length=_LONGEST_REFERENCE,
+        description="sgd, adamw, or package.module:function for your own; see --allow-import of clients",
+        json_schema_extra=added_in("0.2.0"),
     )
     keep_optimizer: bool = Field(
         False,
@@ -202,7 +205,9 @@ class TrainingConfig(FrozenModel):
     @field_validator("optimizer")
     @classmethod
     def _known_optimizer(cls, name: str) -> str:
-        if name not in OPTIMIZERS and ":" not in name:
+        if MARK in name:
+            split_reference(name, what="--optimizer")
+        elif name not in OPTIMIZERS:
             raise ConfigurationError(
                 f"no optimiser is called {name!r}; there are: {', '.join(OPTIMIZERS)}, or package.module:function"
             )

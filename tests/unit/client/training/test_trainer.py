@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
+import types
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ from torch import Tensor, nn
 from feddbp_client.data import ClientData, Split
 from feddbp_client.methods.base import LocalMethod, Objective, Task
 from feddbp_client.methods.local import Local
-from feddbp_client.training.setup import build_method
+from feddbp_client.training.setup import LocalOptions, build_client, build_method
 from feddbp_client.training.trainer import LocalTrainer
 from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
 from feddbp_common.errors import ConfigurationError
@@ -133,6 +136,24 @@ def test_momentum_is_refused_for_adamw_and_an_unknown_optimiser_is_named() -> No
         TrainingConfig(optimizer="adamw", momentum=0.9)
     with pytest.raises(ConfigurationError, match="no optimiser is called 'lion'; there are: sgd, adamw"):
         TrainingConfig(optimizer="lion")
+
+
+def test_an_optimiser_of_ones_own_is_made_only_if_the_clients_operator_allows_its_import(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = types.ModuleType("own_optimizers")
+    module.__dict__["lazy"] = lambda groups, momentum, weight_decay: torch.optim.SGD(
+        [{**group, "lr": 0.0} for group in groups]
+    )
+    monkeypatch.setitem(sys.modules, "own_optimizers", module)
+    config = RunConfig(training=TrainingConfig(optimizer="own_optimizers:lazy", local_epochs=1))
+    options = LocalOptions(data=None, data_dir=Path(), model=None, device=torch.device("cpu"), amp=False)
+    with pytest.raises(ConfigurationError, match=r"the run's optimizer .* --allow-import own_optimizers$"):
+        build_client(config, "run", 0, options)
+    client = build_client(config, "run", 0, replace(options, allow_import=("own_optimizers",)))
+    before = [parameter.detach().clone() for parameter in client.trainer.method.parameters()]
+    client.trainer.train(Payload(), 0, lambda *_: None)
+    assert all(map(torch.equal, before, client.trainer.method.parameters()))
 
 
 def test_gradients_are_released_after_a_round() -> None:

@@ -209,7 +209,8 @@ def test_the_rules_of_payloads_follow_from_the_run() -> None:
 
 def test_the_modules_that_clients_have_to_allow_follow_from_the_run() -> None:
     assert RunConfig().imports == ()
-    assert RunConfig.model_validate({"training": {"transform": "own.images:cutout"}}).imports == ("own.images",)
+    training = {"transform": "own.images:cutout", "optimizer": "lion.torch:lion"}
+    assert RunConfig.model_validate({"training": training}).imports == ("lion.torch", "own.images")
 
 
 def test_local_training_exchanges_nothing() -> None:
@@ -254,6 +255,10 @@ def test_an_unknown_method_is_answered_with_a_similar_one_or_all(given_name: str
         (
             {"training": {"transform": "own_changes"}},
             "--transform own_changes: is not of the form package.module:function",
+        ),
+        (
+            {"training": {"optimizer": "own:"}},
+            "--optimizer own:: is not of the form package.module:function",
         ),
         ({"method_settings": {"ktop": 3}}, "feddbp has no setting 'ktop'; did you mean 'k_top'? (it has: lambda_1, "),
         ({"method": "local", "method_settings": {"k_top": 3}}, "local has no setting 'k_top' (it has: none)"),
