@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from feddbp_common.wire.payload import ChannelArray, FloatArray
 class FedDBP(LocalMethod[FedDBPSettings]):
     """Two parallel branches after the backbone, with one head for both or one each."""
 
-    inference_rules = ("prototype_normalized", "prototype", "head")
+    inference_rules: ClassVar[tuple[str, ...]] = ("prototype_normalized", "prototype", "head")
 
     def __init__(
         self, *, backbone: nn.Module, make_head: Callable[[], nn.Module], settings: FedDBPSettings, task: Task

@@ -9,7 +9,8 @@ from pydantic import Field, model_validator
 from feddbp_common.config.identity import added_in
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings, Preset
-from feddbp_common.methods.payload_size import GLOBAL_PROTOTYPES, ImageShape, PayloadSize, prototype_rows
+from feddbp_common.methods.guide_network import guide_bytes, guide_rules
+from feddbp_common.methods.payload_size import ImageShape, PayloadSize, prototype_rows
 from feddbp_common.wire import PayloadRules, PrototypeRule
 
 _INDEX_BYTES: Final = 2
@@ -38,8 +39,9 @@ class FedDBPSettings(MethodSettings):
     heads: Literal["shared", "separate"] = Field(
         "shared", description="one classification head for both branches, or one each"
     )
-    inference: Literal["prototype_normalized", "prototype", "head"] = Field(
-        "prototype_normalized", description="inference rule of the reported accuracy; all are recorded"
+    inference: Literal["prototype_normalized", "prototype", "head", "guide", "both"] = Field(
+        "prototype_normalized",
+        description="inference rule of the reported accuracy; all are recorded; the last two only if guided",
     )
     without_share: bool = Field(False, description="ablation w/o share: decision branch only, no L_s")
     without_decision: bool = Field(
@@ -52,6 +54,11 @@ class FedDBPSettings(MethodSettings):
         "global",
         description="what clients align with: the fused global prototypes, or, as a control without their knowledge, "
         "random directions or the global prototypes of other classes",
+        json_schema_extra=added_in("0.2.0"),
+    )
+    guided: bool = Field(
+        False,
+        description="every client also trains the run's --guide, whose weights are averaged over clients; both decide",
         json_schema_extra=added_in("0.2.0"),
     )
     prototype_gradient: Literal["all", "branches"] = Field(
@@ -72,6 +79,12 @@ class FedDBPSettings(MethodSettings):
             raise ConfigurationError("without_share and without_decision leave no branch; use only one")
         return self
 
+    @model_validator(mode="after")
+    def _has_the_rule(self) -> Self:
+        if self.inference in ("guide", "both") and not self.guided:
+            raise ConfigurationError(f"inference {self.inference} needs guided")
+        return self
+
 
 def _upload_rules(settings: FedDBPSettings, shape: ExchangeShape) -> PayloadRules:
     if settings.k_top > shape.feature_dim:
@@ -80,18 +93,31 @@ def _upload_rules(settings: FedDBPSettings, shape: ExchangeShape) -> PayloadRule
         prototypes=PrototypeRule(classes=shape.classes, width=shape.feature_dim, counts=True),
         fisher_scores=not shape.top_channels_only,
         top_channels=settings.k_top if shape.top_channels_only else None,
+        tensors=guide_rules(shape, required=True) if settings.guided else (),
     )
 
 
-def _download_rules(_: FedDBPSettings, shape: ExchangeShape) -> PayloadRules:
+def _download_rules(settings: FedDBPSettings, shape: ExchangeShape) -> PayloadRules:
     return PayloadRules(
-        prototypes=PrototypeRule(classes=shape.classes, width=shape.feature_dim), prototypes_required=False
+        prototypes=PrototypeRule(classes=shape.classes, width=shape.feature_dim),
+        prototypes_required=False,
+        tensors=guide_rules(shape, required=False) if settings.guided else (),
     )
 
 
 def _upload_bytes(settings: FedDBPSettings, shape: ExchangeShape, image: ImageShape) -> int:
     rows = prototype_rows(settings, shape, image)
-    return rows + (_INDEX_BYTES * shape.classes * settings.k_top if shape.top_channels_only else rows)
+    scores = _INDEX_BYTES * shape.classes * settings.k_top if shape.top_channels_only else rows
+    return rows + scores + _guide_bytes(settings, shape, image)
+
+
+def _download_bytes(settings: FedDBPSettings, shape: ExchangeShape, image: ImageShape) -> int:
+    return prototype_rows(settings, shape, image) + _guide_bytes(settings, shape, image)
+
+
+def _guide_bytes(settings: FedDBPSettings, shape: ExchangeShape, image: ImageShape) -> int:
+    channels, *_ = image
+    return guide_bytes(shape, channels) if settings.guided else 0
 
 
 FEDDBP = Method(
@@ -102,15 +128,19 @@ FEDDBP = Method(
     upload_rules=_upload_rules,
     download_rules=_download_rules,
     strategy="feddbp_server.strategies.feddbp:FedDBPStrategy",
-    trainer="feddbp_client.methods.feddbp:FedDBP",
+    trainer="feddbp_client.methods.guided_feddbp:feddbp",
     up=PayloadSize(
         content="prototypes and Fisher scores", formula="8md; 4md + 2m k_top as top channels", size=_upload_bytes
     ),
-    down=GLOBAL_PROTOTYPES,
+    down=PayloadSize(content="prototypes", formula="4Cd", size=_download_bytes),
     presets={
         "gentle": Preset(
             settings={"lambda_2": 1.0, "lambda_3": 0.1},
             description="a tenth of the weights of L_s and L_d, which learns faster in short runs",
+        ),
+        "guided": Preset(
+            settings={"guided": True, "inference": "both"},
+            description="a small common network beside each client's own, averaged over clients; beyond the paper",
         ),
         "random-anchors": Preset(
             settings={"anchors": "random"}, description="control: fixed random directions instead of prototypes"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Generic, TypeAlias, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from feddbp_common.config.run import RunConfig, TrainingConfig
 from feddbp_common.errors import FedDBPError, PayloadError
@@ -58,7 +58,7 @@ class RunFacts:
 class Strategy(ABC, Generic[SettingsT]):
     """The server's half of a method. Its state between rounds, `known`, is a payload, so that it is stored like one."""
 
-    aggregates_prototypes_only: ClassVar[bool] = False
+    aggregates_prototypes_only: bool = False
     """Aggregation reads only prototypes, so that the rest of each upload need not be loaded."""
     personalises: bool = False
     """A reply depends on the client's own last upload."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
@@ -9,17 +12,40 @@ from feddbp_common.methods.feddbp import FedDBPSettings
 from feddbp_common.seeding import derive_seed
 from feddbp_common.wire import FisherScores, Payload, PrototypeSet, TopChannels
 from feddbp_server.strategies.averaging import PrototypeAveraging
+from feddbp_server.strategies.base import RunFacts, Shapes, Upload
+from feddbp_server.strategies.tensor_mean import TensorMean
 
 
 class FedDBPStrategy(PrototypeAveraging[FedDBPSettings]):
-    """Clients have equal weight; fusion happens on download, from the client's own last upload."""
+    """Prototypes of clients have equal weight; fusion happens on download, from the client's own last upload.
+
+    Guides are weighted by the clients' training samples, as in FedAvg.
+    """
 
     personalises = True
+
+    def __init__(self, settings: FedDBPSettings, facts: RunFacts) -> None:
+        super().__init__(settings, facts)
+        self.aggregates_prototypes_only = not settings.guided
+
+    def layout(self, shapes: Shapes) -> Shapes:
+        return shapes
+
+    def aggregate(self, known: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
+        guides = TensorMean()
+
+        def with_guides() -> Iterator[Upload]:
+            for upload in uploads:
+                guides.add(upload.payload.tensors, weight=upload.samples, of=f"client {upload.client_id}")
+                yield upload
+
+        learnt = super().aggregate(known, with_guides() if self.settings.guided else uploads, round_number=round_number)
+        return replace(learnt, tensors=guides.result())
 
     def reply(self, known: Payload, own_upload: Payload | None) -> Payload:
         shared = known.prototypes
         if shared is not None and self.settings.anchors != "global":
-            return Payload(prototypes=self._control(shared))
+            return replace(known, prototypes=self._control(shared))
         if (
             shared is None
             or own_upload is None
@@ -33,7 +59,7 @@ class FedDBPStrategy(PrototypeAveraging[FedDBPSettings]):
         vectors = shared.vectors.copy()
         blend = self.settings.eta * own.vectors + (1.0 - self.settings.eta) * vectors[rows]
         vectors[rows] = np.where(keep, blend, vectors[rows])
-        return Payload(prototypes=PrototypeSet(class_ids=shared.class_ids, vectors=vectors))
+        return replace(known, prototypes=PrototypeSet(class_ids=shared.class_ids, vectors=vectors))
 
     def _control(self, shared: PrototypeSet) -> PrototypeSet:
         """Anchors of the same lengths that tell nothing of their class, the same in every round and for all clients."""

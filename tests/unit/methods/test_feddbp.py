@@ -494,4 +494,11 @@ def test_local_training_predicts_in_eval_mode_and_restores_the_mode() -> None:
 
 @pytest.mark.parametrize(("name", "trainer"), [("feddbp", FedDBP), ("local", Local)])
 def test_the_registry_names_these_trainers(name: str, trainer: type) -> None:
-    assert method_named(name).load_trainer() is trainer
+    spec = method_named(name)
+    built = spec.load_trainer()(
+        backbone=backbone(),
+        make_head=lambda: nn.Linear(WIDTH, CLASSES),
+        settings=spec.settings(),
+        task=Task(classes=CLASSES, feature_dim=WIDTH, rounds=2),
+    )
+    assert type(built) is trainer

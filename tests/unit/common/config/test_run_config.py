@@ -56,6 +56,7 @@ feddbp_settings = st.builds(
     without_share=st.booleans(),
     without_personalisation=st.booleans(),
     anchors=st.sampled_from(["global", "random", "shuffled"]),
+    guided=st.booleans(),
 )
 training_configs = st.builds(
     TrainingConfig,
@@ -128,6 +129,7 @@ def test_the_strategies_above_cover_every_setting() -> None:
         "without_decision",
         "without_personalisation",
         "anchors",
+        "guided",
     }
 
 

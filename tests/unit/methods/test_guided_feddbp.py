@@ -1,0 +1,100 @@
+"""FedDBP beside a guide: separate losses, averaged guides, and a decision by both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from shared_model_clients import IMAGE, sharing_trainer, tiny_batch
+from small_federations import CLASSES, WIDTH, download_rules, over_the_wire, run_in_process, small_strategy, upload_of
+from small_federations import upload_rules as rules_for_uploads
+
+from feddbp_common.errors import ConfigurationError
+from feddbp_common.methods.feddbp import FedDBPSettings
+from feddbp_common.methods.guide_network import GUIDES
+from feddbp_common.wire import Payload
+
+GUIDED: dict[str, Any] = {"guided": True, "inference": "both", "k_top": 2}
+
+
+def client(client_id: int = 0, **settings: Any) -> Any:
+    return sharing_trainer("feddbp", client_id=client_id, **{**GUIDED, **settings})
+
+
+def gradients(method: Any, total: torch.Tensor) -> dict[str, torch.Tensor]:
+    method.zero_grad()
+    total.backward()
+    return {name: weight.grad.clone() for name, weight in method.named_parameters() if weight.grad is not None}
+
+
+def test_neither_network_has_a_gradient_of_the_others_loss() -> None:
+    guided, plain = client(), client(guided=False, inference="head")
+    images, labels = tiny_batch()
+    objective = guided.objective(images, labels)
+    both, own = gradients(guided, objective.total), gradients(plain, plain.objective(images, labels).total)
+    assert all(torch.equal(both[name], own[name]) for name in own)
+    assert {name for name in both if name not in own} == {
+        f"guide.{name}" for name, _ in guided.guide.named_parameters()
+    }
+    guide_loss = guided.cross_entropy(guided.guide.head(guided.guide.body(images)), labels)
+    alone = gradients(guided, guide_loss)
+    assert all(torch.equal(alone[name], both[name]) for name in both if name.startswith("guide."))
+    assert float(objective.terms["ce_guide"]) == pytest.approx(float(guide_loss.detach()))
+
+
+def test_an_upload_has_prototypes_scores_and_the_guide_and_passes_the_rules() -> None:
+    images, labels = tiny_batch()
+    sent = client().collect(images, labels, batch_size=8)
+    arrived = over_the_wire(sent, rules_for_uploads("feddbp", **GUIDED))
+    assert arrived.prototypes is not None
+    assert arrived.fisher is not None
+    expected = GUIDES["guide_large"].shapes(channels=IMAGE[0], classes=CLASSES)
+    assert {name: tensor.shape for name, tensor in arrived.tensors.items()} == expected
+
+
+def test_guides_are_averaged_by_samples_and_prototypes_fused_as_without() -> None:
+    images, labels = tiny_batch()
+    uploads = [client(number).collect(images, labels, batch_size=8) for number in (0, 1)]
+    for number, sent in enumerate(uploads):
+        sent.tensors["head.bias"][:] = number
+    weighted = [upload_of(0, uploads[0], [3] * CLASSES), upload_of(1, uploads[1], [1] * CLASSES)]
+    guided, plain = small_strategy("feddbp", **GUIDED), small_strategy("feddbp", k_top=2)
+    known, known_plain = (each.aggregate(Payload(), weighted, round_number=0) for each in (guided, plain))
+    reply = over_the_wire(guided.reply(known, uploads[0]), download_rules("feddbp", **GUIDED))
+    assert reply.tensors["head.bias"].tolist() == [0.25] * CLASSES
+    assert reply.prototypes is not None
+    np.testing.assert_array_equal(reply.prototypes.vectors, plain.reply(known_plain, uploads[0]).prototypes.vectors)
+
+
+def test_a_received_guide_replaces_the_own_one() -> None:
+    trained, other = client(), client(1)
+    with torch.no_grad():
+        trained.guide.head.bias.fill_(2.0)
+    other.receive(Payload(tensors=trained.guide.tensors()), completed_rounds=1)
+    assert other.guide.head.bias.tolist() == [2.0] * CLASSES
+    assert other.task.feature_dim == WIDTH
+
+
+def test_both_networks_decide_by_the_product_of_their_probabilities() -> None:
+    method = client().eval()
+    images, _ = tiny_batch()
+    with torch.no_grad():
+        scores = method.scores(images)
+        head, guide = (scores[rule].values.softmax(dim=1) for rule in ("head", "guide"))
+    torch.testing.assert_close(scores["both"].values.exp(), head * guide)
+    assert method.inference == "both"
+
+
+def test_a_rule_of_the_guide_needs_one() -> None:
+    with pytest.raises(ConfigurationError, match="inference both needs guided"):
+        FedDBPSettings(inference="both")
+
+
+def test_a_federation_learns_and_survives_restarts_to_the_bit(tmp_path: Path) -> None:
+    training = {"momentum": 0.9, "keep_optimizer": True, "schedule": "cosine"}
+    expected = run_in_process("feddbp", settings=GUIDED, training=training)
+    assert expected.of("both")[-1] > expected.of("both")[0] + 0.2
+    assert run_in_process("feddbp", settings=GUIDED, training=training, restart_in=tmp_path) == expected
