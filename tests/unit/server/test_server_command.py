@@ -210,7 +210,11 @@ def test_every_option_is_in_the_help_with_its_variable_and_what_it_is_for(
     shown = shown_help(capsys, monkeypatch)
     # an option whose flag is long has its text on the line below
     lines = [" ".join(line.split()) for line in re.sub(r"\n {4,}", " ", shown).splitlines()]
-    names: dict[tuple[str, ...], str] = {("run", "method_settings"): "set", ("listen", "json_output"): "json"}
+    names: dict[tuple[str, ...], str] = {
+        ("run", "method_settings"): "set",
+        ("run", "guide", "network"): "guide",
+        ("listen", "json_output"): "json",
+    }
     options = [(place, field) for place, field in leaves(ServerConfig) if not field_extra(field).get("planned")]
     assert len(options) > 25
     for place, field in options:
