@@ -25,6 +25,7 @@ from feddbp_client.training.optimization import MakeOptimizer, Optimization
 from feddbp_client.training.weight_average import WeightAverage
 from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import FedDBPError
+from feddbp_common.evaluation import RARE_CLASS_SAMPLES
 from feddbp_common.seeding import derive_seed
 from feddbp_common.wire import Payload
 
@@ -95,6 +96,7 @@ class LocalTrainer:
         self._train_split = _DeviceSplit(data.train, device)
         self._test_split = _DeviceSplit(data.test, device)
         self._validation_split = None if data.validation is None else _DeviceSplit(data.validation, device)
+        self._is_rare = _is_rare(data).to(device)
         self._remainder = _remainder_rule(config.training.batch_remainder, self.method)
         self._optimization = Optimization(
             self.method, config.training, self._precision, rounds=config.rounds, make_optimizer=make_optimizer
@@ -160,30 +162,36 @@ class LocalTrainer:
         started = time.perf_counter()
         self.method.eval()
         test, validation = self._test_split, self._validation_split
-        correct = self._correct(test)
-        validated = {} if validation is None else self._correct(validation)
+        hits = self._hits(test)
+        validated = {} if validation is None else self._hits(validation)
         return pb.RoundMetrics(
             accuracies=[
-                pb.Accuracy(rule=rule, correct=right, validation_correct=validated.get(rule, 0))
-                for rule, right in correct.items()
+                pb.Accuracy(
+                    rule=rule,
+                    correct=int(hits[rule].sum()),
+                    validation_correct=int(validated[rule].sum()) if validated else 0,
+                )
+                for rule in self.method.inference_rules
             ],
             inference=self.method.inference,
             test_samples=len(test.labels),
             validation_samples=0 if validation is None else len(validation.labels),
+            rare_test_samples=int(self._is_rare.sum()),
+            rare_correct=int(hits[self.method.inference][self._is_rare].sum()),
             seconds=pb.Seconds(evaluate=time.perf_counter() - started),
         )
 
-    def _correct(self, split: _DeviceSplit) -> dict[str, int]:
-        """Correct predictions by inference rule."""
-        correct = dict.fromkeys(self.method.inference_rules, 0)
+    def _hits(self, split: _DeviceSplit) -> dict[str, torch.Tensor]:
+        """By inference rule, whether each sample is predicted correctly; bool [n]."""
+        hits = {rule: torch.zeros_like(split.labels, dtype=torch.bool) for rule in self.method.inference_rules}
         for start in range(0, len(split.labels), PASS_BATCH):
             self._check_stop()
             batch = slice(start, start + PASS_BATCH)
             with self._precision.autocast():
                 predictions = self.method.predict(split.images[batch])
             for rule, predicted in predictions.items():
-                correct[rule] += int((predicted == split.labels[batch]).sum())
-        return correct
+                hits[rule][batch] = predicted == split.labels[batch]
+        return hits
 
     def _train(self, round_number: int, on_epoch: OnEpoch) -> dict[str, float]:
         """Local epochs; returns the mean of every loss term over the steps."""
@@ -230,6 +238,11 @@ class _DeviceSplit:
     def __init__(self, split: Split, device: torch.device) -> None:
         self.images = ImageFeed(split.images, device)
         self.labels = split.labels.to(device)
+
+
+def _is_rare(data: ClientData) -> torch.Tensor:
+    """Which test samples are of a class of which the client has few training samples; bool [n]."""
+    return torch.from_numpy(data.label_counts)[data.test.labels] < RARE_CLASS_SAMPLES
 
 
 def _remainder_rule(setting: Literal["auto", "keep", "merge", "drop"], method: nn.Module) -> Remainder:

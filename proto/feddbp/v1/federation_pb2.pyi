@@ -1356,6 +1356,8 @@ class RoundMetrics(_message.Message):
     BYTES_DOWN_FIELD_NUMBER: _builtins.int
     BYTES_UP_FIELD_NUMBER: _builtins.int
     VALIDATION_SAMPLES_FIELD_NUMBER: _builtins.int
+    RARE_TEST_SAMPLES_FIELD_NUMBER: _builtins.int
+    RARE_CORRECT_FIELD_NUMBER: _builtins.int
     inference: _builtins.str
     """The inference rule of the reported accuracy."""
     test_samples: _builtins.int
@@ -1366,6 +1368,10 @@ class RoundMetrics(_message.Message):
     """Bytes of the messages of the round's upload; 0 if the client did not train."""
     validation_samples: _builtins.int
     """Held-out training samples on which the best round is chosen; 0 if the run holds out none."""
+    rare_test_samples: _builtins.int
+    """Test samples of classes of which the client has fewer than ten training samples; 0 if it does not count them."""
+    rare_correct: _builtins.int
+    """Those among them that the inference rule of the reported accuracy predicts correctly."""
     @_builtins.property
     def accuracies(self) -> _containers.RepeatedCompositeFieldContainer[Global___Accuracy]:
         """Accuracy on the local test split with every inference rule of the method."""
@@ -1389,10 +1395,12 @@ class RoundMetrics(_message.Message):
         bytes_down: _builtins.int = ...,
         bytes_up: _builtins.int = ...,
         validation_samples: _builtins.int = ...,
+        rare_test_samples: _builtins.int = ...,
+        rare_correct: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["seconds", b"seconds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accuracies", b"accuracies", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "inference", b"inference", "losses", b"losses", "seconds", b"seconds", "test_samples", b"test_samples", "validation_samples", b"validation_samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accuracies", b"accuracies", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "inference", b"inference", "losses", b"losses", "rare_correct", b"rare_correct", "rare_test_samples", b"rare_test_samples", "seconds", b"seconds", "test_samples", b"test_samples", "validation_samples", b"validation_samples"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -67,6 +67,7 @@ class Report:
             "bytes_up": metrics.bytes_up,
             "bytes_down": metrics.bytes_down,
             **self._validation(),
+            **self._rare_classes(),
         }
 
     def _validation(self) -> dict[str, Any]:
@@ -76,6 +77,11 @@ class Report:
             return {}
         accuracies = {entry.rule: entry.validation_correct / samples for entry in self.metrics.accuracies}
         return {"validation_samples": samples, "validation_accuracies": accuracies}
+
+    def _rare_classes(self) -> dict[str, Any]:
+        """Empty for a client without test samples of rare classes."""
+        samples = self.metrics.rare_test_samples
+        return {"rare_test_samples": samples, "rare_accuracy": self.metrics.rare_correct / samples} if samples else {}
 
 
 log = logging.getLogger("feddbp.server")

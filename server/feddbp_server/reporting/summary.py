@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 from typing import Any
 
 from feddbp_common.config.identity import canonical
 from feddbp_common.config.run import RunConfig
+from feddbp_common.evaluation import best_round
 from feddbp_common.fault_injection import fault_point
 from feddbp_server.reporting.metrics_log import MetricsLog, Report, reports_in
 from feddbp_server.run.sessions import Session
@@ -138,10 +139,10 @@ def summarise(outcome: RunOutcome, reports: Iterable[Report]) -> dict[str, Any]:
         "reason": outcome.reason,
         "completed_rounds": outcome.completed_rounds,
         "accuracy": {
-            "best": _as_dict(_best(curve, lambda point: point.weighted)),
+            "best": _as_dict(best_round(curve, lambda point: point.weighted)),
             "last": _as_dict(curve[-1] if curve else None),
             # chosen on held-out samples, so that its accuracy on the test samples is not the luck of a maximum
-            **({"chosen": _as_dict(_best(curve, _validation))} if config.training.validation else {}),
+            **({"chosen": _as_dict(best_round(curve, _validation))} if config.training.validation else {}),
         },
         "bytes_up": tally.bytes_up,
         "bytes_down": tally.bytes_down,
@@ -152,13 +153,6 @@ def summarise(outcome: RunOutcome, reports: Iterable[Report]) -> dict[str, Any]:
         "curve": [point.as_dict() for point in curve],
         "config": canonical(config),
     }
-
-
-def _best(curve: list[RoundAccuracy], accuracy: Callable[[RoundAccuracy], float]) -> RoundAccuracy | None:
-    """The best of the rounds that most clients reported on: a few clients' accuracy is not the federation's."""
-    most = max((point.clients for point in curve), default=0)
-    complete = (point for point in curve if point.clients == most)
-    return max(complete, key=accuracy, default=None)
 
 
 def _validation(point: RoundAccuracy) -> float:

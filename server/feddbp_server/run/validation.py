@@ -83,6 +83,14 @@ def check_report(round_number: int, metrics: pb.RoundMetrics, state: RunState, l
             raise _invalid(f"{kind}_samples", f"is {samples}, at most {limits.samples} are admitted")
         if max(correct, default=0) > samples:
             raise _invalid("accuracies", f"more correct samples than the {samples} {kind} samples")
+    if metrics.rare_test_samples > metrics.test_samples:
+        raise _invalid(
+            "rare_test_samples", f"is {metrics.rare_test_samples}, more than the {metrics.test_samples} test samples"
+        )
+    if metrics.rare_correct > metrics.rare_test_samples:
+        raise _invalid(
+            "rare_correct", f"is {metrics.rare_correct}, more than the {metrics.rare_test_samples} rare test samples"
+        )
     _check_names("accuracies", [entry.rule for entry in metrics.accuracies], limits)
     _check_names("losses", [term.name for term in metrics.losses], limits)
     _check_text("inference", metrics.inference, limits)

@@ -296,6 +296,25 @@ def test_validation_samples_are_evaluated_beside_the_test_samples() -> None:
     assert 0 < accuracy.validation_correct <= 10
 
 
+# --- rare classes
+
+
+@pytest.mark.parametrize("predicted", [1, 2])
+def test_samples_of_rare_classes_are_counted_apart(predicted: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    local = method()
+    monkeypatch.setattr(local, "predict", lambda images: {"head": torch.full((len(images),), predicted)})
+    counts, test = (split.labels.bincount(minlength=CLASSES).tolist() for split in (samples(40), samples(20, seed=1)))
+    assert counts == [10, 7, 13, 10]  # class 1 is rare
+    metrics = trainer(local).evaluate(Payload(), 0).metrics
+    assert metrics.accuracies[0].correct == test[predicted] > 0
+    assert (metrics.rare_test_samples, metrics.rare_correct) == (test[1], test[1] if predicted == 1 else 0)
+
+
+def test_a_client_without_rare_classes_reports_none() -> None:
+    metrics = trainer(method(), train=400).evaluate(Payload(), 0).metrics
+    assert (metrics.rare_test_samples, metrics.rare_correct) == (0, 0)
+
+
 # --- restarts
 
 

@@ -76,6 +76,14 @@ def test_every_report_becomes_a_line(tmp_path: Path) -> None:
     ]
 
 
+def test_a_line_has_the_accuracy_on_rare_classes_of_a_client_that_has_some() -> None:
+    with_rare = report(3, 2, 8, 10)
+    with_rare.metrics.rare_test_samples, with_rare.metrics.rare_correct = 4, 1
+    line = with_rare.as_line()
+    assert (line["rare_test_samples"], line["rare_accuracy"]) == (4, 0.25)
+    assert "rare_accuracy" not in report(3, 2, 8, 10).as_line()
+
+
 def test_lines_come_in_the_order_of_the_reports(tmp_path: Path) -> None:
     results = MetricsLog(tmp_path)
     for entry in REPORTS:

@@ -200,6 +200,8 @@ def test_more_correct_samples_than_test_samples_are_refused() -> None:
             {"accuracies": [pb.Accuracy(rule="head", correct=1, validation_correct=3)], "validation_samples": 2},
             "accuracies",
         ),
+        ({"rare_test_samples": 6}, "rare_test_samples"),
+        ({"rare_test_samples": 2, "rare_correct": 3}, "rare_correct"),
         ({"losses": [pb.LossTerm(name="ce", value=math.nan)]}, "losses"),
         ({"losses": [pb.LossTerm(name="ce", value=-math.inf)]}, "losses"),
         ({"losses": [pb.LossTerm(name="", value=1.0)]}, "losses"),
