@@ -7,7 +7,7 @@ from feddbp_client.data.images import DataError, ImageParts, ImageRows, Labelled
 from feddbp_client.data.partition import dirichlet_split, least_samples, train_test_split
 from feddbp_client.data.private import load_private_data
 from feddbp_client.data.readers.download import download
-from feddbp_client.data.shard import ClientData, Split, private_shard, shard_of
+from feddbp_client.data.shard import ClientData, Split, at_image_size, private_shard, shard_of
 
 __all__ = [
     "ClientData",
@@ -17,6 +17,7 @@ __all__ = [
     "LabelledImages",
     "SharedDatasetCache",
     "Split",
+    "at_image_size",
     "batches",
     "clear_dataset_cache",
     "dirichlet_split",

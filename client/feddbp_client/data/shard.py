@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from feddbp_client.data.dataset_cache import cache_last
-from feddbp_client.data.images import DataError
+from feddbp_client.data.images import DataError, resized
 from feddbp_client.data.partition import (
     FEWEST_TO_TRAIN,
     dirichlet_split,
@@ -57,6 +57,18 @@ class ClientData:
     def label_counts(self) -> npt.NDArray[np.int64]:
         """Training samples of each class, which the client sends when it joins."""
         return np.bincount(self.train.labels.numpy(), minlength=self.classes).astype(np.int64)
+
+
+def at_image_size(data: ClientData, size: int) -> ClientData:
+    """The same samples with images scaled to squares of that side; unchanged if they have it."""
+    if data.image_shape[1:] == (size, size):
+        return data
+    return replace(
+        data,
+        train=_scaled(data.train, size),
+        test=_scaled(data.test, size),
+        validation=None if data.validation is None else _scaled(data.validation, size),
+    )
 
 
 def shard_of(
@@ -108,6 +120,10 @@ def _client_data(
         class_names=train.class_names,
         validation=_split_of(train, train_rows[kept:]) if held_out else None,
     )
+
+
+def _scaled(split: Split, size: int) -> Split:
+    return Split(resized(split.images[np.arange(len(split))], size), split.labels)
 
 
 def _split_of(data: LabelledImages, rows: Indices) -> Split:

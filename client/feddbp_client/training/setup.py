@@ -14,6 +14,7 @@ from feddbp_client.data import (
     ClientData,
     DataError,
     SharedDatasetCache,
+    at_image_size,
     load_dataset,
     load_private_data,
     private_shard,
@@ -140,7 +141,7 @@ def load_client_data(config: RunConfig, client_id: int, options: LocalOptions) -
             raise ConfigurationError(f"--data {error}") from error
     if config.data.dataset == CUSTOM_DATASET:
         raise ConfigurationError("the run has no public data set, every client brings its own: give --data")
-    return shard_of(
+    shard = shard_of(
         load_dataset(config.data.dataset, options.data_dir),
         clients=config.clients,
         alpha=config.data.alpha,
@@ -149,6 +150,7 @@ def load_client_data(config: RunConfig, client_id: int, options: LocalOptions) -
         batch_size=config.training.batch_size,
         validation=config.training.validation,
     )
+    return shard if config.data.image_size is None else at_image_size(shard, config.data.image_size)
 
 
 def build_method(

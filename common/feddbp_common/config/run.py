@@ -61,7 +61,7 @@ class DataConfig(FrozenModel):
         None,
         ge=1,
         le=_MAX_IMAGE_SIZE,
-        description=f"side in pixels to scale {CUSTOM_DATASET} images to (default: each client's own size)",
+        description=f"side in pixels to scale images to (default: as published; for {CUSTOM_DATASET} the client's own)",
         json_schema_extra={"zero_is_none": True},
     )
 
@@ -88,8 +88,6 @@ class DataConfig(FrozenModel):
             raise ConfigurationError("a custom data set needs --classes or --class-names")
         if known is not None and self.classes != known.classes:
             raise ConfigurationError(f"{self.dataset} has {known.classes} classes, not {self.classes}")
-        if known is not None and self.image_size != known.image_size:
-            raise ConfigurationError(f"{self.dataset} has images of side {known.image_size}, not {self.image_size}")
         if self.class_names and len(self.class_names) != self.classes:
             raise ConfigurationError(f"{len(self.class_names)} class names for {self.classes} classes")
         if len(set(self.class_names)) != len(self.class_names):

@@ -1,4 +1,4 @@
-"""Private images at the run's size, and a client that resumes with images of another size."""
+"""Private and public images at the run's size, and a client that resumes with images of another size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from PIL import Image
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.training.checkpoint import ClientDirectory
-from feddbp_client.training.setup import LocalClient, LocalOptions, build_client, restore_checkpoint
+from feddbp_client.training.setup import LocalClient, LocalOptions, build_client, load_client_data, restore_checkpoint
 from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig, run_from_proto, run_to_proto
 from feddbp_common.errors import ConfigurationError
 
@@ -46,6 +46,26 @@ def test_images_have_the_size_of_the_run_or_else_their_own(
     tmp_path: Path, side: int, image_size: int | None, expected: int
 ) -> None:
     assert built(pictures(tmp_path, side), image_size).data.image_shape == (3, expected, expected)
+
+
+@pytest.mark.parametrize(("image_size", "expected"), [(None, 64), (32, 32), (64, 64)])
+def test_public_images_are_scaled_to_the_size_of_the_run(tmp_path: Path, image_size: int | None, expected: int) -> None:
+    images = np.repeat(np.arange(204, dtype=np.uint8), 64 * 64 * 3).reshape(204, 64, 64, 3)
+    np.savez(tmp_path / "flowers102.npz", x_train=images, y_train=np.arange(204) % 102)
+    run = RunConfig(
+        method="local",
+        clients=2,
+        data=DataConfig(dataset="flowers102", alpha=10, image_size=image_size),
+        training=TrainingConfig(validation=0.1),
+    )
+    options = LocalOptions(data=None, data_dir=tmp_path, model=None, device=torch.device("cpu"), amp=False)
+    data = load_client_data(run, 0, options)
+    assert data.image_shape == (3, expected, expected)
+    assert data.validation is not None
+    for split in (data.train, data.validation, data.test):
+        assert split.images.shape == (len(split), expected, expected, 3)
+        shown = split.images[np.arange(len(split))]
+        assert (shown[:, 0, 0, 0] % 102 == split.labels.numpy()).all()  # each label with its own image
 
 
 def test_a_client_that_resumes_with_images_of_another_size_is_refused(tmp_path: Path) -> None:
