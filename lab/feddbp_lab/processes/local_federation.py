@@ -180,6 +180,11 @@ class LocalFederation:
         return loaded
 
     @property
+    def core_seconds(self) -> float:
+        """CPU time of all processes that have ended: of all of them, once the context is left."""
+        return self._supervisor.core_seconds
+
+    @property
     def _endpoint_path(self) -> Path:
         return self.options.server_dir / ENDPOINT_NAME
 

@@ -32,6 +32,8 @@ class ChildProcess:
     """Of its guard, which is also the id of the process group."""
     exited: asyncio.Future[int]
     """Its exit code; 128 plus the signal's number if a signal ended it, as in a shell."""
+    core_seconds: asyncio.Future[float]
+    """CPU time of the command and what it started, set with `exited`; less if the command was killed with SIGKILL."""
 
     @property
     def running(self) -> bool:
@@ -64,6 +66,11 @@ class ProcessSupervisor:
     def running(self) -> list[ChildProcess]:
         return [child for child in self._children if child.running]
 
+    @property
+    def core_seconds(self) -> float:
+        """CPU time of all commands that have ended."""
+        return sum(child.core_seconds.result() for child in self._children if child.core_seconds.done())
+
     def start(
         self, name: str, command: Sequence[str], log: Path, *, environment: Mapping[str, str] | None = None
     ) -> ChildProcess:
@@ -71,7 +78,9 @@ class ProcessSupervisor:
         loop = asyncio.get_running_loop()
         log.parent.mkdir(parents=True, exist_ok=True)
         process, guard_pipe = _start_guarded(command, log, environment)
-        child = ChildProcess(name=name, log=log, pid=process.pid, exited=loop.create_future())
+        child = ChildProcess(
+            name=name, log=log, pid=process.pid, exited=loop.create_future(), core_seconds=loop.create_future()
+        )
         self._children.append(child)
         # a thread each: the event loop's pool is small, and a federation may have many processes
         threading.Thread(target=_wait_for_exit, args=(process, guard_pipe, child, loop), name=name, daemon=True).start()
@@ -120,21 +129,29 @@ def _wait_for_exit(
 ) -> None:
     """Waits for a guard, ends what is left of its process group, and sets the exit code."""
     if hasattr(os, "waitid"):
-        # WNOWAIT: until `process.wait()` the kernel cannot reuse the id, so the signal reaches this group and no other
+        # WNOWAIT: until `_reap` the kernel cannot reuse the id, so the signal reaches this group and no other
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         _signal_groups([child], signal.SIGKILL)
-        code = process.wait()
+        code, core_seconds = _reap(process)
     else:  # macOS: the id could only be reused if the system went through all ids in this instant
-        code = process.wait()
+        code, core_seconds = _reap(process)
         _signal_groups([child], signal.SIGKILL)
     os.close(guard_pipe)
     with suppress(RuntimeError):  # the loop is closed, and nothing waits for the code
-        loop.call_soon_threadsafe(_set_exit_code, child.exited, code if code >= 0 else 128 - code)
+        loop.call_soon_threadsafe(_set_results, child, code if code >= 0 else 128 - code, core_seconds)
 
 
-def _set_exit_code(exited: asyncio.Future[int], code: int) -> None:
-    if not exited.done():
-        exited.set_result(code)
+def _reap(process: subprocess.Popen[bytes]) -> tuple[int, float]:
+    """The exit code of a guard, and the CPU time of it and of everything it has waited for."""
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return process.returncode, usage.ru_utime + usage.ru_stime
+
+
+def _set_results(child: ChildProcess, code: int, core_seconds: float) -> None:
+    if not child.exited.done():
+        child.core_seconds.set_result(core_seconds)
+        child.exited.set_result(code)
 
 
 def _signal_groups(children: list[ChildProcess], number: int) -> None:

@@ -4,6 +4,7 @@ cells/ID/config.json     the run's configuration, written before the first attem
 cells/ID/server, clients state of the federation, removed once the cell has results
 cells/ID/logs            of every process
 cells/ID/metrics.jsonl, summary.json   the results; the summary is written last and marks the cell as done
+cells/ID/cost.json       CPU time of all attempts
 cells/ID/failure.json    why the last attempt failed
 """
 
@@ -19,6 +20,7 @@ from typing import Any, Final, Self
 
 from feddbp_common.artifacts import (
     CELL_CONFIG_NAME,
+    CELL_COST_NAME,
     CELL_FAILURE_NAME,
     CELL_LOCK_NAME,
     CLIENT_LOCK_NAME,
@@ -127,6 +129,7 @@ class CellDir:
         if (self.path / "server" / SUMMARY_NAME).exists() and self._outcome() != FINISHED:
             # the server does not resume a run that failed or was stopped
             self._remove_state()
+            (self.path / CELL_COST_NAME).unlink(missing_ok=True)
 
     def collect_results(self, *, keep_state: bool) -> RunResults:
         """Copies the results of a finished federation; raises RunNotFinishedError if its run failed or was stopped."""
@@ -148,6 +151,18 @@ class CellDir:
         if not keep_state:
             self._remove_state()
         (self.path / CELL_LOCK_NAME).unlink()
+
+    def add_cost(self, core_seconds: float) -> None:
+        """Adds the CPU time of an attempt; that of a runner that was killed is not known."""
+        total = (self.core_seconds() or 0.0) + core_seconds
+        replace_text(self.path / CELL_COST_NAME, json.dumps({"core_seconds": round(total, 2)}) + "\n")
+
+    def core_seconds(self) -> float | None:
+        """CPU time of the cell so far; None if it was not recorded."""
+        try:
+            return float(json.loads((self.path / CELL_COST_NAME).read_text(encoding="utf-8"))["core_seconds"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
     def record_failure(self, failure: Failure) -> None:
         replace_text(self.path / CELL_FAILURE_NAME, json.dumps(vars(failure), indent=2) + "\n")

@@ -117,9 +117,14 @@ class Runner:
             data_dir=self.machine.data_dir,
             device=device,
         )
-        async with LocalFederation(options) as federation, aclosing(federation.statuses()) as statuses:
-            async for status in statuses:
-                self.display.show(cell, status)
+        federation = LocalFederation(options)
+        try:
+            async with federation, aclosing(federation.statuses()) as statuses:
+                async for status in statuses:
+                    self.display.show(cell, status)
+        finally:
+            with suppress(OSError):  # a full disk fails the cell elsewhere, with its cause
+                directory.add_cost(federation.core_seconds)
         federation.summary()  # raises if the server was stopped before the run had ended
 
 

@@ -94,7 +94,10 @@ def test_cells_are_run_once_and_reported(run: Run, out: Path, capsys: pytest.Cap
         summary = json.loads((out / "cells" / name / "summary.json").read_text())
         assert cell["accuracy"] == summary["accuracy"]["best"]["weighted"]
     for cell in (out / "cells").iterdir():
-        assert {path.name for path in cell.iterdir()} == {"config.json", "metrics.jsonl", "summary.json", "logs"}
+        assert {path.name for path in cell.iterdir()} == {
+            *("config.json", "cost.json", "metrics.jsonl", "summary.json", "logs")
+        }
+        assert json.loads((cell / "cost.json").read_text())["core_seconds"] > 0
     again = run("1, 2, 3", "--keep-state")
     again.expect_exit(0)
     assert "3 cells, 2 of them done" in again.log
@@ -293,6 +296,22 @@ def test_state_left_by_a_killed_runner_is_removed_and_kept_state_is_not(tmp_path
     (directory.path / "server").mkdir()
     directory.clean_up(keep_state=False)
     assert (directory.path / "server").exists()
+
+
+def test_the_cost_of_a_cell_is_that_of_all_attempts_at_its_run(tmp_path: Path) -> None:
+    output_dir, expanded = planned(tmp_path)
+    cell = next(iter(expanded.cells.values()))
+    directory = output_dir.cell_dir(cell.id)
+    directory.path.mkdir(parents=True)
+    assert directory.core_seconds() is None
+    for _ in range(2):  # the second attempt resumes the first
+        directory.prepare(cell.run)
+        directory.add_cost(1.25)
+    assert directory.core_seconds() == 2.5
+    (directory.path / "server").mkdir()
+    (directory.path / "server" / "summary.json").write_text(json.dumps({"outcome": "failed"}))
+    directory.prepare(cell.run)  # begins again
+    assert directory.core_seconds() is None
 
 
 def test_a_run_that_failed_is_started_again_from_the_beginning(tmp_path: Path) -> None:

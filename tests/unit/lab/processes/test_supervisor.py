@@ -85,6 +85,17 @@ async def test_exit_code_and_output_of_a_command_are_recorded(tmp_path: Path) ->
     assert child.last_lines(5) == ["first", "last"]
 
 
+async def test_the_cpu_time_of_a_command_and_of_those_it_waited_for_is_known(tmp_path: Path) -> None:
+    busy = "import time\nwhile time.process_time() < 0.3: pass"
+    nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {busy!r}])"
+    async with ProcessSupervisor() as supervisor:
+        children = [supervisor.start("busy", python(code), tmp_path / "log") for code in (busy, nested)]
+        for child in children:
+            await child.exited
+            assert child.core_seconds.result() >= 0.3
+    assert supervisor.core_seconds == sum(child.core_seconds.result() for child in children)
+
+
 async def test_a_command_killed_by_a_signal_has_the_exit_code_of_a_shell(tmp_path: Path) -> None:
     async with ProcessSupervisor() as supervisor:
         child = supervisor.start("killed", python("import os; os.kill(os.getpid(), 9)"), tmp_path / "log")
