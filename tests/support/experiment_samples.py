@@ -17,6 +17,9 @@ from feddbp_lab.experiments.spec import ExperimentSpec
 Accuracy = Callable[[Cell, int], float]
 """The accuracy of a cell after a number of rounds, between 0 and 1."""
 
+SAMPLES = (10, 30)
+"""Test samples of the two clients."""
+
 SMALL: dict[str, Any] = {
     "name": "small",
     "title": "A small grid",
@@ -37,32 +40,62 @@ def planned(directory: Path, *, seeds: Iterable[int] = (0,), **changed: Any) -> 
     return output_dir, expanded
 
 
-def finish(output_dir: OutputDir, cell: Cell, accuracy: Accuracy) -> None:
-    """Writes the results of a run with two clients, the second with three times the test samples of the first."""
+def finish(
+    output_dir: OutputDir,
+    cell: Cell,
+    accuracy: Accuracy,
+    *,
+    validation: Accuracy | None = None,
+    core_seconds: float | None = None,
+) -> None:
+    """Writes the results of a run with two clients, the second with three times the test samples of the first.
+
+    A run with validation samples has as many of them as test samples, with the accuracy `validation`. A quarter of the
+    test samples are of rare classes, on which the accuracy is half of the client's.
+    """
     directory = output_dir.cell_dir(cell.id)
     directory.path.mkdir(parents=True, exist_ok=True)
     rules = {"feddbp": ("prototype_normalized", "prototype", "head")}.get(cell.run.method, ("head",))
+    rounds = range(cell.run.rounds + 1)
+    shares = {number: _by_client(accuracy(cell, number)) for number in rounds}
+    held_out = {number: _by_client((validation or accuracy)(cell, number)) for number in rounds}
     lines = []
-    for number in range(cell.run.rounds + 1):
-        mean = accuracy(cell, number)
-        # the clients differ, and their mean over samples is the given accuracy
-        for client, (samples, share) in enumerate(((10, mean - 0.03), (30, mean + 0.01))):
-            accuracies = {rule: share - 0.1 * place for place, rule in enumerate(rules)}
-            lines.append(
-                {
-                    "client": client,
-                    "round": number,
-                    "inference": rules[0],
-                    "accuracies": accuracies,
-                    "test_samples": samples,
-                }
-            )
+    for number in rounds:
+        for client, samples in enumerate(SAMPLES):
+            line = {
+                "client": client,
+                "round": number,
+                "inference": rules[0],
+                "accuracies": _by_rule(rules, shares[number][client]),
+                "test_samples": samples,
+                "rare_test_samples": samples // 4,
+                "rare_accuracy": shares[number][client] / 2,
+            }
+            if cell.run.training.validation:
+                line["validation_samples"] = samples
+                line["validation_accuracies"] = _by_rule(rules, held_out[number][client])
+            lines.append(line)
     summary = {
-        "config": cell.run.model_dump(mode="json"),
-        "per_client": [{"train_samples": 30, "test_samples": 10}, {"train_samples": 90, "test_samples": 30}],
+        "config": json.loads(cell.run.canonical_json()),
+        "per_client": [{"train_samples": 3 * samples, "test_samples": samples} for samples in SAMPLES],
+        "clients": 2,
+        "completed_rounds": cell.run.rounds,
+        "bytes_up": 2_000_000 * cell.run.rounds,
+        "bytes_down": 1_000_000 * cell.run.rounds,
     }
+    if core_seconds is not None:
+        directory.add_cost(core_seconds)
     (directory.path / METRICS_NAME).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     (directory.path / SUMMARY_NAME).write_text(json.dumps(summary))
+
+
+def _by_client(mean: float) -> tuple[float, float]:
+    """The clients differ, and their mean over samples is the given accuracy."""
+    return mean - 0.03, mean + 0.01
+
+
+def _by_rule(rules: tuple[str, ...], accuracy: float) -> dict[str, float]:
+    return {rule: accuracy - 0.1 * place for place, rule in enumerate(rules)}
 
 
 def fail(output_dir: OutputDir, cell: Cell, failure: Failure) -> None:

@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from feddbp_common.config.catalog import DATASETS
 from feddbp_common.config.run import RunConfig
 
+NO_EXCHANGE: Final = "no-exchange"
 _READABLE: Final = 150
 """Maximum characters of an id before the fingerprint; the id is the name of a directory."""
 
@@ -25,6 +25,7 @@ class Cell:
         run = self.run
         return (
             run.method,
+            *([NO_EXCHANGE] if run.exchange == "off" else []),
             *_changed_settings(run),
             run.data.dataset,
             f"a{run.data.alpha:g}",
@@ -45,13 +46,13 @@ class Cell:
         run = self.run
         changed = "".join(f" {setting}" for setting in _changed_settings(run))
         where = f"{run.data.dataset}, α {run.data.alpha:g}, E {run.training.local_epochs}"
-        return f"{run.method_spec.title}{changed} on {where}, seed {run.seed}"
+        alone = " without exchange" if run.exchange == "off" else ""
+        return f"{run.method_spec.title}{changed}{alone} on {where}, seed {run.seed}"
 
     @property
     def cost(self) -> float:
         """Relative computing time, for estimates: epochs times pixels of an image."""
-        known = DATASETS.get(self.run.data.dataset)
-        pixels = known.image_size**2 if known else 1
+        pixels = (self.run.data.image_size or 1) ** 2
         return float(self.run.rounds * self.run.training.local_epochs * pixels)
 
 

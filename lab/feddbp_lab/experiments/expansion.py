@@ -9,21 +9,26 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from feddbp_common.config.catalog import CUSTOM_DATASET
+from feddbp_common.config.catalog import CUSTOM_DATASET, DATASETS
 from feddbp_common.config.diagnostics import FieldError, did_you_mean
 from feddbp_common.config.nested import dotted, undotted
-from feddbp_common.config.run import RunConfig
+from feddbp_common.config.run import DataConfig, RunConfig, resolve_settings
 from feddbp_common.config.sources import options_of
 from feddbp_common.errors import ConfigurationError
-from feddbp_common.methods import split_preset
+from feddbp_common.methods import METHODS, method_named, split_preset
+from feddbp_common.wire import PayloadRules
 from feddbp_lab.experiments.cell import Cell
-from feddbp_lab.experiments.plan import Axis, AxisValue, Part, Plan, Point, axis_title, value_label
+from feddbp_lab.experiments.plan import PLAN_VERSION, Axis, AxisValue, Part, Plan, Point, axis_title, value_label
 from feddbp_lab.experiments.profiles import Profile, profile_named
 from feddbp_lab.experiments.spec import ExperimentSpec, PartSpec
 
 _METHOD: Final = "method"
 _EPOCHS: Final = "training.local_epochs"
 _SETTINGS: Final = "method_settings"
+_DATASET: Final = "data.dataset"
+_EXCHANGE: Final = "exchange"
+_FINETUNE: Final = "finetune_rounds"
+_HISTORY: Final = "its server keeps a state that no single upload gives"
 _OPTIONS: Final = frozenset(".".join(option.location) for option in options_of(RunConfig))
 _DEFAULT_METHOD: Final = RunConfig.model_fields["method"].default
 _DEFAULT_SEEDS: Final = (0,)
@@ -59,11 +64,12 @@ def expand(
     plan = Plan(
         name=spec.name,
         title=spec.title,
-        note=" ".join(filter(None, (spec.note, expander.scaling_note(), expander.settings_note()))),
+        note=" ".join(filter(None, (spec.note, expander.scaling_note(), *expander.notes))),
         profile=profile,
         overrides=expander.overrides,
         seeds=expander.seeds,
         parts=parts,
+        version=PLAN_VERSION,
     )
     return Expansion(plan=plan, cells={cell_id: expander.cells[cell_id] for cell_id in plan.cell_ids})
 
@@ -108,24 +114,20 @@ class _Expander:
         self.overrides = dict(overrides)
         self.seeds = tuple(sorted(set(seeds)))
         self.cells: dict[str, Cell] = {}
+        self.notes: list[str] = []
         self._spec = spec
         self._profile = profile
 
     def expand_part(self, part: PartSpec) -> Part:
         choices = {name: [self._choice(name, value) for value in values] for name, values in part.axes.items()}
         self._check_overrides(choices)
-        base = {
-            **dotted(self._profile.base if self._profile else {}),
-            **_leaves(self._spec.base, "base"),
-            **_leaves(part.base, "base"),
-            **self.overrides,
-        }
+        base = {**_leaves(self._spec.base, "base"), **_leaves(part.base, "base"), **self.overrides}
         points = []
         for at in itertools.product(*(range(len(listed)) for listed in choices.values())):
             options = dict(base)
             for listed, index in zip(choices.values(), at, strict=True):
                 options.update(listed[index].options)
-            points.append(Point(at=at, cells=self._add_cells(options)))
+            points.append(self._point(at, self._with_profile(options), controls=part.controls))
         axes = tuple(
             Axis(name=name, title=axis_title(name), values=tuple(choice.value for choice in listed))
             for name, listed in choices.items()
@@ -134,13 +136,39 @@ class _Expander:
         _check_rows(expanded)
         return expanded
 
-    def _add_cells(self, options: Mapping[str, Any]) -> dict[int, str]:
-        """The ids of the cells with these options, by seed."""
-        defaults: dict[str, Any] = {}
-        if self._profile is not None:
-            method, _ = split_preset(str(options.get(_METHOD, _DEFAULT_METHOD)))
-            defaults = self._profile.options_for(method)
-        by_seed = {seed: Cell(_run_config({**defaults, **options, "seed": seed})) for seed in self.seeds}
+    def _with_profile(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        if self._profile is None:
+            return dict(given)
+        method, _ = split_preset(str(given.get(_METHOD, _DEFAULT_METHOD)))
+        options = {**self._profile.options_for({**given, _METHOD: method}), **given}
+        if _FINETUNE in options and _FINETUNE not in given and _has_history(method, options):
+            del options[_FINETUNE]
+            self._note(f"{METHODS[method].title} has no fine-tuning rounds: {_HISTORY}.")
+        return options
+
+    def _point(self, at: tuple[int, ...], options: Mapping[str, Any], *, controls: bool) -> Point:
+        runs = self._runs(options)
+        self._note_special_options(runs[0])
+        alone = self._runs({**options, _EXCHANGE: "off"}) if controls and self._has_control(runs[0]) else []
+        return Point(at=at, cells=self._add_cells(runs), without_exchange=self._add_cells(alone))
+
+    def _has_control(self, run: RunConfig) -> bool:
+        """Whether the run exchanges something, and can be run without."""
+        spec = run.method_spec
+        is_federated = spec.upload_rules(run.settings, run.exchange_shape) != PayloadRules()
+        if not is_federated or run.exchange == "off":
+            return False
+        if spec.has_history(run.settings):
+            self._note(f"{spec.title} has no control without exchange: {_HISTORY}.")
+            return False
+        return True
+
+    def _runs(self, options: Mapping[str, Any]) -> list[RunConfig]:
+        return [_run_config({**options, "seed": seed}) for seed in self.seeds]
+
+    def _add_cells(self, runs: Iterable[RunConfig]) -> dict[int, str]:
+        """The ids of the cells by seed."""
+        by_seed = {run.seed: Cell(run) for run in runs}
         self.cells.update({cell.id: cell for cell in by_seed.values()})
         return {seed: cell.id for seed, cell in by_seed.items()}
 
@@ -179,17 +207,30 @@ class _Expander:
         ours, papers = ("/".join(map(str, epochs)) for epochs in (scaled, printed))
         return f"Local epochs are scaled to this profile: {ours} stand for the paper's {papers}."
 
-    def settings_note(self) -> str:
-        """The settings the profile changes, with the defaults they replace; empty if there are none."""
-        notes: dict[str, None] = {}
-        for run in (cell.run for cell in self.cells.values()):
-            defaults, settings = (each.model_dump(mode="json") for each in (run.method_spec.settings(), run.settings))
-            changed = self._profile.method_settings.get(run.method, {}) if self._profile else {}
-            for name, value in changed.items():
-                if settings[name] == value != defaults[name]:
-                    default = "its default" if defaults[name] is None else defaults[name]
-                    notes[f"{run.method_spec.title} runs with {name} = {value} instead of {default}."] = None
-        return " ".join(notes)
+    def _note_special_options(self, run: RunConfig) -> None:
+        """Notes what the profile changes for this method or data set alone, with the values of the others."""
+        if self._profile is None:
+            return
+        chosen = {_METHOD: run.method, _DATASET: run.data.dataset}
+        usual = RunConfig(method=run.method, data=DataConfig(dataset=run.data.dataset))
+        values, others = dotted(run.model_dump(mode="json")), {**dotted(usual.model_dump(mode="json"))}
+        others |= dotted(self._profile.base)
+        for option, title in ((_METHOD, run.method_spec.title), (_DATASET, DATASETS[run.data.dataset].title)):
+            for name, value in self._profile.special_options({option: chosen[option]}).items():
+                if values[name] == value != others[name]:
+                    other = "its default" if others[name] is None else others[name]
+                    self._note(f"{title} runs with {name.rpartition('.')[2]} = {value} instead of {other}.")
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+def _has_history(method: str, options: Mapping[str, Any]) -> bool:
+    prefix = f"{_SETTINGS}."
+    settings = {name.removeprefix(prefix): value for name, value in options.items() if name.startswith(prefix)}
+    spec = method_named(method)
+    return spec.has_history(resolve_settings(spec, settings))
 
 
 def _scaled_epochs(printed: int, epochs: int) -> _Choice:
@@ -230,8 +271,11 @@ def _check_names(names: Iterable[str], where: str) -> None:
 
 def _check_rows(part: Part) -> None:
     rows = [part.key(row) for row in part.combinations(part.report.rows)]
-    for option, named in (("compare", part.report.compare), ("highlight", part.report.highlight)):
-        if named is not None and named not in rows:
+    named_rows = [("compare", row) for row in part.report.compare]
+    if part.report.highlight is not None:
+        named_rows.append(("highlight", part.report.highlight))
+    for option, named in named_rows:
+        if named not in rows:
             raise ConfigurationError(f"report.{option}: there is no row {named!r}; there are: {', '.join(rows)}")
 
 

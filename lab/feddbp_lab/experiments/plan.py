@@ -6,11 +6,14 @@ import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from pydantic import Field, model_validator
+
 from feddbp_common.config.catalog import DATASETS
 from feddbp_common.config.types import FrozenModel
 from feddbp_common.methods import METHODS, PRESET_MARK
 from feddbp_lab.experiments.spec import ReportSpec
 
+PLAN_VERSION: Final = 2
 Coordinates = Mapping[str, int]
 """A position on some axes: by the name of an axis, the index of a value."""
 _TITLES: Final = {
@@ -19,6 +22,7 @@ _TITLES: Final = {
     "data.alpha": "α",
     "training.local_epochs": "E",
     "training.learning_rate": "learning rate",
+    "training.weight_decay": "weight decay",
     "training.model_group": "models",
     "training.batch_size": "B",
     "method_settings": "Settings",
@@ -53,6 +57,11 @@ class Point(FrozenModel):
 
     at: tuple[int, ...]
     cells: dict[int, str]
+    without_exchange: dict[int, str] = Field({})
+    """The cells of its control: the same runs with the exchange off. Empty if it has none."""
+
+    def cells_of(self, seed: int) -> list[str]:
+        return [cells[seed] for cells in (self.cells, self.without_exchange) if cells]
 
 
 class Part(FrozenModel):
@@ -75,6 +84,11 @@ class Part(FrozenModel):
     def point(self, coordinates: Coordinates) -> Point:
         at = tuple(coordinates[axis.name] for axis in self.axes)
         return next(point for point in self.points if point.at == at)
+
+    def points_at(self, coordinates: Coordinates) -> list[Point]:
+        """The points at a position on some of the axes."""
+        places = {place: coordinates[axis.name] for place, axis in enumerate(self.axes) if axis.name in coordinates}
+        return [point for point in self.points if all(point.at[place] == at for place, at in places.items())]
 
     def labels(self, coordinates: Coordinates) -> tuple[str, ...]:
         return tuple(value.label for _, value in self._values(coordinates))
@@ -104,12 +118,22 @@ class Plan(FrozenModel):
     overrides: dict[str, Any]
     seeds: tuple[int, ...]
     parts: tuple[Part, ...]
+    version: int = 1
+
+    @model_validator(mode="before")
+    @classmethod
+    def _current_names(cls, values: Any) -> Any:
+        """Version 1 called the profile `quick` that is now `short`."""
+        is_first = isinstance(values, dict) and values.get("version", 1) == 1
+        return {**values, "profile": "short"} if is_first and values.get("profile") == "quick" else values
 
     @property
     def cell_ids(self) -> list[str]:
         """Every cell once, all of the first seed first, so that a complete table is available early."""
-        ids = (point.cells[seed] for seed in self.seeds for part in self.parts for point in part.points)
-        return list(dict.fromkeys(ids))
+        return list(dict.fromkeys(cell_id for seed in self.seeds for cell_id in self.cell_ids_of(seed)))
+
+    def cell_ids_of(self, seed: int) -> list[str]:
+        return [cell_id for part in self.parts for point in part.points for cell_id in point.cells_of(seed)]
 
 
 def axis_title(name: str) -> str:

@@ -17,7 +17,7 @@ from feddbp_common.config.types import FrozenModel
 from feddbp_common.errors import ConfigurationError
 from feddbp_lab.experiments.report.paper import PAPER
 
-BUILT_IN: Final = ("table1", "table2", "table3", "fig2", "fig3", "study")
+BUILT_IN: Final = ("table1", "table2", "table3", "fig2", "fig3", "study", "controls", "tuning")
 
 
 class ReportSpec(FrozenModel):
@@ -27,7 +27,10 @@ class ReportSpec(FrozenModel):
     rows: tuple[str, ...] = Field((), description="axes whose values are rows of a table, or lines of a figure")
     columns: tuple[str, ...] = Field((), description="axes whose values are columns, or panels side by side")
     x: str | None = Field(None, description="the axis a sweep runs along")
-    compare: str | None = Field(None, description="the row to which the others are compared")
+    compare: tuple[str, ...] = Field((), description="the rows to which the others are compared")
+    value: Literal["test", "validation"] = Field(
+        "test", description="the accuracy that is shown; validation leaves the test samples out of the report"
+    )
     from_round: int = Field(
         1, ge=0, description="first round of the curves; before training, an inference rule may lack its prototypes"
     )
@@ -35,9 +38,11 @@ class ReportSpec(FrozenModel):
     paper: str | None = Field(None, description="the table of the paper with values for these rows and columns")
     rules: bool = Field(False, description="give every inference rule its own column")
 
-    @field_validator("rows", "columns", mode="before")
+    @field_validator("rows", "columns", "compare", mode="before")
     @classmethod
     def _one_or_more(cls, value: Any) -> Any:
+        if value is None:  # as plans of version 1 have it
+            return ()
         return (value,) if isinstance(value, str) else value
 
     @field_validator("paper")
@@ -48,9 +53,11 @@ class ReportSpec(FrozenModel):
         return table
 
     @model_validator(mode="after")
-    def _sweep_has_x(self) -> Self:
+    def _fits_its_kind(self) -> Self:
         if (self.kind == "sweep") != (self.x is not None):
             raise ConfigurationError("report: x names the axis a sweep runs along; a sweep needs it, others have none")
+        if self.value == "validation" and self.kind != "table":
+            raise ConfigurationError(f"report: validation accuracy is reported as a table, not as {self.kind}")
         return self
 
     def with_axes_placed(self, axes: Iterable[str]) -> ReportSpec:
@@ -72,6 +79,7 @@ class PartSpec(FrozenModel):
     title: str = ""
     base: dict[str, Any] = Field(default_factory=dict)
     axes: dict[str, list[Any]]
+    controls: bool = Field(False, description="run every row that exchanges something without exchange, too")
     report: ReportSpec = ReportSpec()
 
     @field_validator("axes", mode="before")
@@ -95,7 +103,7 @@ class PartSpec(FrozenModel):
 
 
 class ExperimentSpec(FrozenModel):
-    """An experiment: one grid, or several parts that share `axes` and `report`."""
+    """An experiment: one grid, or several parts that share `axes`, `controls` and `report`."""
 
     name: str
     title: str
@@ -111,11 +119,12 @@ class ExperimentSpec(FrozenModel):
         if not isinstance(values, dict):
             return values
         shared = {key: values[key] for key in ("axes", "report") if key in values}
-        own = {key: value for key, value in values.items() if key not in shared}
+        controls = {key: values[key] for key in ("controls",) if key in values}
+        own = {key: value for key, value in values.items() if key not in {*shared, *controls}}
         parts = values.get("parts", [{}])
         if not all(isinstance(table, dict) for table in (*shared.values(), *parts)):
             return values
-        return {**own, "parts": [{**part, **_merged(shared, part)} for part in parts]}
+        return {**own, "parts": [{**controls, **part, **_merged(shared, part)} for part in parts]}
 
 
 def _merged(shared: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:

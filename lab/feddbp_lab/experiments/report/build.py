@@ -7,12 +7,23 @@ from pathlib import Path
 from feddbp_common.artifacts import REPORT_PAGE_NAME
 from feddbp_common.atomic_files import replace_text
 from feddbp_lab.experiments.plan import Part, Plan
-from feddbp_lab.experiments.report.captions import caption_of, description_of, warnings_of
+from feddbp_lab.experiments.report.captions import (
+    accuracy_caption,
+    client_caption,
+    cost_caption,
+    description_of,
+    difference_caption,
+    warnings_of,
+)
+from feddbp_lab.experiments.report.client_tables import client_table, cost_table
+from feddbp_lab.experiments.report.csv_files import clients_csv, results_csv
 from feddbp_lab.experiments.report.figures import draw_panels, panels_of
+from feddbp_lab.experiments.report.formatted import FormattedTable
+from feddbp_lab.experiments.report.grid import ResultGrid
 from feddbp_lab.experiments.report.outcomes import Outcomes
-from feddbp_lab.experiments.report.page import PageFigure, PagePart, PageSection, render_page
-from feddbp_lab.experiments.report.tables import format_table, table_of
-from feddbp_lab.experiments.report.text_formats import as_csv, as_latex, as_markdown
+from feddbp_lab.experiments.report.page import PageFigure, PagePart, PageSection, PageTable, render_page
+from feddbp_lab.experiments.report.tables import accuracy_table, difference_table
+from feddbp_lab.experiments.report.text_formats import as_latex, as_markdown
 from feddbp_lab.experiments.run.output_dir import OutputDir
 
 
@@ -35,8 +46,8 @@ class _ReportWriter:
         self._files: list[Path] = []
         self._markdown: list[str] = []
         self._latex: list[str] = []
-        self._caption = ""
-        """The last one written; parts with the same caption show it once."""
+        self._captions: dict[str, str] = {}
+        """The last one written for each kind of table; parts with the same caption show it once."""
 
     def write(self) -> PageSection:
         plan, failures = self._plan, self._outcomes.failures
@@ -50,7 +61,8 @@ class _ReportWriter:
         self._markdown += [f"Failed: `{cell_id}`: {failure.cause}\n" for cell_id, failure in failures.items()]
         self._write_file(".md", "\n".join(self._markdown))
         self._write_file(".tex", "\n".join(self._latex))
-        self._write_file(".csv", as_csv(plan, self._outcomes))
+        self._write_file(".csv", results_csv(plan, self._outcomes))
+        self._write_file("-clients.csv", clients_csv(plan, self._outcomes))
         return PageSection(
             name=plan.name,
             title=plan.title,
@@ -65,15 +77,30 @@ class _ReportWriter:
         if part.title:
             self._markdown.append(f"## {part.title}\n")
         figure = self._draw(part, stem) if part.report.kind != "table" else None
-        results = table_of(part, self._outcomes)
-        table, caption = format_table(results), caption_of(self._plan, results)
+        tables = [
+            self._add_table(name, table, caption, part, stem) for name, table, caption in self._tables_of(part) if table
+        ]
+        return PagePart(title=part.title, figure=figure, tables=tables)
+
+    def _tables_of(self, part: Part) -> list[tuple[str, FormattedTable | None, str]]:
+        """The tables of a part by name, with their captions; the first has no name."""
+        plan, grid = self._plan, ResultGrid(part, self._outcomes)
+        return [
+            ("", accuracy_table(grid), accuracy_caption(plan, grid)),
+            ("differences", difference_table(grid), difference_caption(plan, grid)),
+            ("clients", client_table(grid), client_caption(grid) if grid.references else ""),
+            ("cost", cost_table(grid), cost_caption(plan)),
+        ]
+
+    def _add_table(self, name: str, table: FormattedTable, caption: str, part: Part, stem: str) -> PageTable:
+        title = f"{part.title or self._plan.title}{f', {name}' if name else ''}. {caption}"
         self._markdown.append(as_markdown(table))
-        self._latex.append(as_latex(table, caption=f"{part.title or self._plan.title}. {caption}", label=f"tab:{stem}"))
-        new_caption = caption if caption != self._caption else ""
-        if new_caption:
+        self._latex.append(as_latex(table, caption=title, label=f"tab:{stem}{f'-{name}' if name else ''}"))
+        is_new = self._captions.get(name) != caption
+        self._captions[name] = caption
+        if is_new:
             self._markdown.append(f"{caption}\n")
-            self._caption = caption
-        return PagePart(title=part.title, figure=figure, table=table, caption=new_caption)
+        return PageTable(table=table, caption=caption if is_new else "")
 
     def _draw(self, part: Part, stem: str) -> PageFigure:
         title = part.title or self._plan.title

@@ -5,9 +5,15 @@ from __future__ import annotations
 from typing import Final
 
 from feddbp_common.config.catalog import DATASETS
+from feddbp_common.evaluation import RARE_CLASS_SAMPLES
 from feddbp_lab.experiments.plan import Plan
+from feddbp_lab.experiments.report.grid import ResultGrid
+from feddbp_lab.experiments.report.intervals import CONFIDENCE
 from feddbp_lab.experiments.report.outcomes import Outcomes
-from feddbp_lab.experiments.report.tables import ResultTable
+from feddbp_lab.experiments.report.tables import BEST_MARK, has_last_round, has_paper, is_mixed
+from feddbp_lab.results.protocol import Basis
+
+_HIGHEST: Final = "The highest of a column is underlined."
 
 _DESCRIBED: Final = (
     ("clients", "{} clients"),
@@ -16,26 +22,77 @@ _DESCRIBED: Final = (
     ("rounds", "{} rounds"),
     ("training.local_epochs", "local epochs {}"),
     ("training.batch_size", "batches of {}"),
+    ("training.optimizer", "{}"),
     ("training.learning_rate", "learning rate {:g}"),
+    ("training.schedule", "{} schedule"),
+    ("training.momentum", "momentum {:g}"),
+    ("training.weight_decay", "weight decay {:g}"),
+    ("training.augment", "augmentation {}"),
+    ("training.validation", "a share of {:g} of the training samples for validation"),
+    ("finetune_rounds", "the last {} rounds without exchange"),
 )
 
 
-def caption_of(plan: Plan, table: ResultTable) -> str:
-    seeds = f"seed {plan.seeds[0]}"
-    if len(plan.seeds) > 1:
-        seeds = f"mean ± standard deviation over seeds {', '.join(map(str, plan.seeds))}"
+def accuracy_caption(plan: Plan, grid: ResultGrid) -> str:
+    if grid.part.report.value == "validation":
+        return (
+            f"Accuracy (%) over all clients' validation samples in the round of its maximum, {_seeds(plan)}. {_HIGHEST}"
+        )
     sentences = [
-        f"Accuracy (%) over all clients' test samples in the best round, {seeds}.",
-        "Best in bold, second underlined.",
-        f"Δ: difference to {table.compared_with}." if table.compared_with else "",
-        "paper: value in the paper." if table.has_paper else "",
+        f"Accuracy (%) over all clients' test samples, {_round(grid)}, {_seeds(plan)}.",
+        f"{BEST_MARK}: in the best round, since the run has no validation samples." if is_mixed(grid) else "",
+        _HIGHEST,
+        "last: after the last round." if has_last_round(grid) else "",
+        "paper: value in the paper." if has_paper(grid) else "",
     ]
     return " ".join(filter(None, sentences))
 
 
+def _round(grid: ResultGrid) -> str:
+    if Basis.VALIDATION in grid.bases:
+        return "in the round chosen on the validation samples of all clients"
+    return "in the best round"
+
+
+def _seeds(plan: Plan) -> str:
+    if len(plan.seeds) == 1:
+        return f"seed {plan.seeds[0]}"
+    return f"mean ± standard deviation over seeds {', '.join(map(str, plan.seeds))}"
+
+
+def difference_caption(plan: Plan, grid: ResultGrid) -> str:
+    drawn = (
+        "over seeds and clients"
+        if len(plan.seeds) > 1
+        else f"over clients alone, as there is only seed {plan.seeds[0]}"
+    )
+    sentences = [
+        "Differences in points on the same clients and seeds.",
+        f"In brackets: {100 * CONFIDENCE:.0f} % interval, paired bootstrap {drawn}.",
+        "Bold: the interval excludes zero.",
+        "federation's share: difference to the same networks and losses without exchange." if grid.has_controls else "",
+    ]
+    return " ".join(filter(None, sentences))
+
+
+def client_caption(grid: ResultGrid) -> str:
+    return (
+        f"Clients against themselves under {grid.references[0].title}, in points, each client and seed counted once. "
+        f"Rare classes: those of which a client has fewer than {RARE_CLASS_SAMPLES} training samples; accuracy over "
+        "all such test samples, mean over seeds."
+    )
+
+
+def cost_caption(plan: Plan) -> str:
+    seeds = "all seeds together" if len(plan.seeds) > 1 else f"seed {plan.seeds[0]}"
+    return (
+        f"CPU time of all processes in core-minutes, {seeds}; traffic of a client in a round, both directions, in MB."
+    )
+
+
 def description_of(plan: Plan, outcomes: Outcomes) -> str:
     """The options all cells share and the images there were, both read from the cells' results."""
-    shared = [text.format(value) for option, text in _DESCRIBED if (value := outcomes.common(option)) is not None]
+    shared = [text.format(value) for option, text in _DESCRIBED if (value := outcomes.common(option))]
     profile = [f"profile {plan.profile}"] if plan.profile else []
     images = [
         f"{DATASETS[name].title}: {' or '.join(f'{count:,}' for count in counts)} images"

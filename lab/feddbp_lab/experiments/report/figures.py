@@ -92,14 +92,14 @@ def _sweep(part: Part, outcomes: Outcomes, column: Coordinates) -> Panel:
     ticks = _ticks([value.label for value in axis.values])
     lines = []
     for row in part.combinations(part.report.rows):
-        found = [outcomes.at(part.point({**row, **column, axis.name: index})).best() for index in range(len(ticks))]
-        points = [(tick, best) for (tick, _), best in zip(ticks, found, strict=True) if best is not None]
+        found = [outcomes.at(part.point({**row, **column, axis.name: index})).reported() for index in range(len(ticks))]
+        points = [(tick, values) for (tick, _), values in zip(ticks, found, strict=True) if values is not None]
         lines.append(
             Line(
                 name=" ".join(part.labels(row)),
                 x=tuple(tick for tick, _ in points),
-                y=tuple(best.mean for _, best in points),
-                deviations=tuple(best.deviation for _, best in points),
+                y=tuple(values.mean for _, values in points),
+                deviations=tuple(values.deviation for _, values in points),
                 highlighted=part.key(row) == part.report.highlight,
                 marked=True,
             )

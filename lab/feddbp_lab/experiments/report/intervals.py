@@ -3,8 +3,8 @@
 A replicate draws as many seeds as there are, with replacement, and for each of them as many of its clients as it has,
 with replacement; its statistic is the mean over the drawn seeds of the accuracy (or difference) over all samples of the
 drawn clients. The interval leaves out 2.5 % of the replicates at either end. Clients are drawn whole, because the
-samples of a client share its network and its classes, and in pairs, because two methods are compared on the same client.
-With a single seed only clients are drawn: such an interval says nothing about other splits of the data.
+samples of a client share its network and its classes; two methods are compared by differences on the same client. With
+a single seed only clients are drawn: such an interval says nothing about other splits of the data.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The results of a plan's cells: accuracy curves by inference rule, and statistics over seeds."""
+"""The results of a plan's cells: accuracy by round and by client, and statistics over seeds."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from statistics import fmean, stdev
 from typing import Any
 
 from feddbp_common.config.nested import dotted
+from feddbp_common.evaluation import best_round
 from feddbp_lab.experiments.plan import Plan, Point
-from feddbp_lab.experiments.run.cell_dir import CellState, DamagedCellError, Failure
+from feddbp_lab.experiments.run.cell_dir import CellDir, CellState, DamagedCellError, Failure
 from feddbp_lab.experiments.run.output_dir import OutputDir
-from feddbp_lab.results.run_results import RunResults
+from feddbp_lab.results.protocol import Basis, basis_of
 
 Curve = dict[int, float]
 """Accuracy in per cent over all clients' test samples, by completed rounds."""
+_Line = Mapping[str, Any]
+"""A line of `metrics.jsonl`: a client in a round."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +38,7 @@ class Outcomes:
             directory = output.cell_dir(cell_id)
             if directory.state is CellState.DONE:
                 try:
-                    done[cell_id] = CellResult.of(directory.results())
+                    done[cell_id] = CellResult.read(directory)
                 except DamagedCellError as error:
                     failures[cell_id] = Failure.of(error)
             elif directory.state is CellState.FAILED and (failure := directory.failure()) is not None:
@@ -44,10 +47,17 @@ class Outcomes:
         return cls(done=done, failures=failures, missing=missing)
 
     def at(self, point: Point) -> PointResult:
+        return self._over(point.cells)
+
+    def without_exchange(self, point: Point) -> PointResult | None:
+        """The results of the same runs without exchange; None if they are not part of the plan."""
+        return self._over(point.without_exchange) if point.without_exchange else None
+
+    def _over(self, cells: Mapping[int, str]) -> PointResult:
         return PointResult(
-            seeds=len(point.cells),
-            failed=sum(cell_id in self.failures for cell_id in point.cells.values()),
-            by_seed={seed: self.done[cell_id] for seed, cell_id in point.cells.items() if cell_id in self.done},
+            seeds=len(cells),
+            failed=sum(cell_id in self.failures for cell_id in cells.values()),
+            by_seed={seed: self.done[cell_id] for seed, cell_id in cells.items() if cell_id in self.done},
         )
 
     @property
@@ -59,8 +69,8 @@ class Outcomes:
         return {dataset: sorted(counts) for dataset, counts in found.items()}
 
     def common(self, option: str) -> Any:
-        """The value of an option in all cells; None if it differs, or if no cell is done."""
-        values = {result.options[option] for result in self.done.values()}
+        """The value of an option in all cells; None if it differs, is at its default, or if no cell is done."""
+        values = {result.options.get(option) for result in self.done.values()}
         return values.pop() if len(values) == 1 else None
 
 
@@ -77,25 +87,42 @@ class PointResult:
     def results(self) -> Collection[CellResult]:
         return self.by_seed.values()
 
+    @property
+    def bases(self) -> set[Basis]:
+        return {result.basis for result in self.results}
+
     def rules(self) -> list[str]:
         """Every inference rule that was recorded."""
-        return list(dict.fromkeys(rule for result in self.results for rule in result.curves))
+        return list(dict.fromkeys(rule for result in self.results for rule in result.rules))
 
-    def best(self, rule: str | None = None) -> SeedValues | None:
-        return self._over_seeds(rule, lambda curve: max(curve.values()))
+    def reported(self, rule: str | None = None) -> SeedValues | None:
+        """Test accuracy in the round of the result."""
+        return self._over_seeds(rule, lambda found: found.reported.test.accuracy)
 
     def last(self, rule: str | None = None) -> SeedValues | None:
-        return self._over_seeds(rule, lambda curve: curve[max(curve)])
+        """Test accuracy in the last round."""
+        return self._over_seeds(rule, lambda found: found.last.test.accuracy)
+
+    def validation(self, rule: str | None = None) -> SeedValues | None:
+        """Validation accuracy in the round of the result; None without validation samples."""
+        return self._over_seeds(rule, lambda found: found.reported.validation.accuracy)
 
     def mean_curve(self) -> Curve:
         """The mean over seeds, in the rounds that all of them have."""
-        curves = [result.curve(None) for result in self.results]
+        curves = [found.curve for result in self.results if (found := result.of_rule(None))]
         common = set.intersection(*(set(curve) for curve in curves)) if curves else set()
         return {number: fmean(curve[number] for curve in curves) for number in sorted(common)}
 
-    def _over_seeds(self, rule: str | None, of_curve: Callable[[Curve], float]) -> SeedValues | None:
-        found = {seed: of_curve(curve) for seed, result in self.by_seed.items() if (curve := result.curve(rule))}
-        return SeedValues(found) if found else None
+    def total(self, quantity: Callable[[CellResult], float | None]) -> float | None:
+        """A quantity of the cells added up over seeds; None if one of them, or all, lack it."""
+        values = [quantity(result) for result in self.results]
+        known = [value for value in values if value is not None]
+        return sum(known) if values and len(known) == len(values) else None
+
+    def _over_seeds(self, rule: str | None, of_rule: Callable[[RuleResult], float | None]) -> SeedValues | None:
+        found = {seed: of_rule(result) for seed, cell in self.by_seed.items() if (result := cell.of_rule(rule))}
+        known = {seed: value for seed, value in found.items() if value is not None}
+        return SeedValues(known) if known else None
 
 
 @dataclass(frozen=True)
@@ -113,51 +140,150 @@ class SeedValues:
         """Sample standard deviation; None for a single seed."""
         return stdev(self.by_seed.values()) if len(self.by_seed) > 1 else None
 
-    def difference_to(self, other: SeedValues) -> float | None:
-        """Mean difference over the seeds both have: another seed is another split of the data."""
-        common = self.by_seed.keys() & other.by_seed.keys()
-        return fmean(self.by_seed[seed] - other.by_seed[seed] for seed in common) if common else None
-
 
 @dataclass(frozen=True, kw_only=True)
 class CellResult:
     """The results of a cell that is done."""
 
     options: dict[str, Any]
-    """Of its run, by their dotted names."""
+    """Of its run, by their dotted names; those at their default may be missing."""
     images: int
     inference: str
     """The method's own inference rule, by which it is compared."""
-    curves: dict[str, Curve]
+    basis: Basis
+    rules: dict[str, RuleResult]
     """By inference rule."""
+    rare: ClientCounts
+    """Test samples of rare classes, by the own rule in the round of the result; empty in runs before 0.2.0."""
+    core_minutes: float | None
+    """CPU time; None if it was not recorded."""
+    megabytes: float | None
+    """Traffic of a client in a round, both directions."""
 
     @classmethod
-    def of(cls, results: RunResults) -> CellResult:
-        """Raises DamagedCellError if something is missing in them."""
-        summary = results.summary
+    def read(cls, directory: CellDir) -> CellResult:
+        """Raises DamagedCellError if something cannot be read or is missing."""
+        results = directory.results()
+        seconds = directory.core_seconds()
         try:
-            return cls(
-                options=dotted(summary["config"]),
-                images=sum(client["train_samples"] + client["test_samples"] for client in summary["per_client"]),
-                inference=results.metrics[0]["inference"],
-                curves=_curves(results.metrics),
-            )
+            return cls._of(results.summary, results.metrics, None if seconds is None else seconds / 60)
         except (KeyError, IndexError, TypeError) as error:
             raise DamagedCellError.of_results(error) from None
 
-    def curve(self, rule: str | None) -> Curve:
-        """The curve of a rule, by default the method's own; empty if the method does not have the rule."""
-        return self.curves.get(rule or self.inference, {})
+    @classmethod
+    def _of(cls, summary: dict[str, Any], lines: list[dict[str, Any]], core_minutes: float | None) -> CellResult:
+        config, inference = summary["config"], lines[0]["inference"]
+        basis = basis_of(config)
+        rules = {rule: RuleResult.of(rule, lines, basis) for rule in lines[0]["accuracies"]}
+        reported = rules[inference].reported.round
+        return cls(
+            options=dotted(config),
+            images=sum(client["train_samples"] + client["test_samples"] for client in summary["per_client"]),
+            inference=inference,
+            basis=basis,
+            rules=rules,
+            rare=ClientCounts.rare_in([line for line in lines if line["round"] == reported]),
+            core_minutes=core_minutes,
+            megabytes=_megabytes(summary),
+        )
+
+    def of_rule(self, rule: str | None) -> RuleResult | None:
+        """The results of a rule, by default the method's own; None if the method does not have it."""
+        return self.rules.get(rule or self.inference)
 
 
-def _curves(lines: Iterable[dict[str, Any]]) -> dict[str, Curve]:
-    correct: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
-    samples: dict[int, int] = defaultdict(int)
-    for line in lines:
-        samples[line["round"]] += line["test_samples"]
-        for rule, accuracy in line["accuracies"].items():
-            correct[rule][line["round"]] += accuracy * line["test_samples"]
-    return {
-        rule: {number: 100 * by_round[number] / samples[number] for number in sorted(by_round) if samples[number]}
-        for rule, by_round in correct.items()
-    }
+@dataclass(frozen=True, kw_only=True)
+class RuleResult:
+    """The results of a cell under one inference rule."""
+
+    curve: Curve
+    reported: RoundResult
+    """The round of the result."""
+    last: RoundResult
+
+    @classmethod
+    def of(cls, rule: str, lines: Iterable[_Line], basis: Basis) -> RuleResult:
+        by_round: dict[int, list[_Line]] = defaultdict(list)
+        for line in lines:
+            if rule in line["accuracies"]:
+                by_round[line["round"]].append(line)
+        rounds = [RoundResult.of(number, rule, by_round[number]) for number in sorted(by_round)]
+        reported = best_round(rounds, lambda found: found.score(basis))
+        assert reported is not None  # the rule is in a line
+        return cls(
+            curve={found.round: found.test.accuracy for found in rounds if found.test.accuracy is not None},
+            reported=reported,
+            last=rounds[-1],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundResult:
+    """All clients after a number of completed rounds."""
+
+    round: int
+    test: ClientCounts
+    validation: ClientCounts
+
+    @classmethod
+    def of(cls, number: int, rule: str, lines: list[_Line]) -> RoundResult:
+        held_out = [line for line in lines if line.get("validation_samples")]
+        return cls(
+            round=number,
+            test=ClientCounts.of(lines, "test_samples", lambda line: line["accuracies"][rule]),
+            validation=ClientCounts.of(
+                held_out, "validation_samples", lambda line: line["validation_accuracies"][rule]
+            ),
+        )
+
+    @property
+    def clients(self) -> int:
+        return len(self.test.samples)
+
+    def score(self, basis: Basis) -> float:
+        """By which the round of the result is chosen."""
+        counts = self.validation if basis is Basis.VALIDATION else self.test
+        return counts.accuracy or 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientCounts:
+    """By client, samples and how many of them were classified correctly."""
+
+    samples: Mapping[int, int]
+    correct: Mapping[int, float]
+
+    @classmethod
+    def of(cls, lines: Iterable[_Line], samples: str, accuracy: Callable[[_Line], float]) -> ClientCounts:
+        listed = list(lines)
+        return cls(
+            samples={line["client"]: line[samples] for line in listed},
+            # an integer, but for the rounding of the accuracy in the file
+            correct={line["client"]: round(accuracy(line) * line[samples], 6) for line in listed},
+        )
+
+    @classmethod
+    def none(cls) -> ClientCounts:
+        return cls(samples={}, correct={})
+
+    @classmethod
+    def rare_in(cls, lines: Iterable[_Line]) -> ClientCounts:
+        with_rare = (line for line in lines if line.get("rare_test_samples"))
+        return cls.of(with_rare, "rare_test_samples", lambda line: line["rare_accuracy"])
+
+    def accuracy_of(self, client: int) -> float | None:
+        """In per cent; None without samples."""
+        return 100 * self.correct[client] / self.samples[client] if self.samples.get(client) else None
+
+    @property
+    def accuracy(self) -> float | None:
+        """In per cent, over the samples of all clients; None without samples."""
+        samples = sum(self.samples.values())
+        return 100 * sum(self.correct.values()) / samples if samples else None
+
+
+def _megabytes(summary: Mapping[str, Any]) -> float | None:
+    clients, rounds = summary.get("clients"), summary.get("completed_rounds")
+    if not clients or not rounds:
+        return None
+    return float((summary["bytes_up"] + summary["bytes_down"]) / clients / rounds / 1e6)

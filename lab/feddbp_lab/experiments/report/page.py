@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from feddbp_lab.experiments.report.figures import INK
-from feddbp_lab.experiments.report.tables import FormattedTable
+from feddbp_lab.experiments.report.formatted import FormattedTable
 from feddbp_lab.experiments.run.cell_dir import Failure
 
 _PIXELS_PER_POINT: Final = 1.7
@@ -38,13 +38,20 @@ class PageFigure:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PageTable:
+    """A table and the text below it."""
+
+    table: FormattedTable
+    caption: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class PagePart:
     """The results of one grid of an experiment."""
 
     title: str
     figure: PageFigure | None
-    table: FormattedTable
-    caption: str
+    tables: Sequence[PageTable]
 
 
 @dataclass(frozen=True, kw_only=True)

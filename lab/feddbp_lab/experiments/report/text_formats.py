@@ -1,16 +1,11 @@
-"""Tables as Markdown and LaTeX, and all results of a plan as CSV."""
+"""Tables as Markdown and LaTeX."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
-from feddbp_lab.experiments.plan import Coordinates, Part, Plan
-from feddbp_lab.experiments.report.outcomes import Outcomes, SeedValues
-from feddbp_lab.experiments.report.paper import paper_value
-from feddbp_lab.experiments.report.tables import FormattedTable, FormattedValue
+from feddbp_lab.experiments.report.formatted import FormattedTable, FormattedValue
 
 _TEX: Final = str.maketrans(
     {
@@ -29,6 +24,7 @@ _TEX: Final = str.maketrans(
         "–": "--",
         "−": "$-$",
         "±": r"$\pm$",
+        "†": r"$\dagger$",
         "×": r"$\times$",
         "Δ": r"$\Delta$",
         "α": r"$\alpha$",
@@ -110,72 +106,3 @@ def _tex_value(value: FormattedValue) -> str:
 
 def tex_escaped(text: str) -> str:
     return text.translate(_TEX)
-
-
-def as_csv(plan: Plan, outcomes: Outcomes) -> str:
-    """Accuracies in per cent, unrounded; an axis that a part does not have is empty there."""
-    lines = [line for part in plan.parts for line in _csv_lines(part, outcomes)]
-    # the axes of all parts before the other columns
-    axes = (axis.name for part in plan.parts for axis in part.axes)
-    columns = dict.fromkeys(("part", *axes, *(name for line in lines for name in line)))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(columns), restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return text.getvalue()
-
-
-def _csv_lines(part: Part, outcomes: Outcomes) -> Iterator[dict[str, Any]]:
-    for coordinates in part.combinations([axis.name for axis in part.axes]):
-        result = outcomes.at(part.point(coordinates))
-        own_rules = {cell.inference for cell in result.results}
-        for rule in result.rules() or [""]:
-            yield {
-                "part": part.title,
-                **{name: part.axis(name).values[index].key for name, index in coordinates.items()},
-                "rule": rule,
-                "counts": "yes" if rule in own_rules else "no",
-                "seeds": result.seeds,
-                "done": len(result.results),
-                "failed": result.failed,
-                **_statistics("best", result.best(rule)),
-                **_statistics("last", result.last(rule)),
-                "difference": _difference(part, outcomes, coordinates, rule),
-                **_paper(part, coordinates),
-            }
-
-
-def _statistics(name: str, values: SeedValues | None) -> dict[str, Any]:
-    if values is None:
-        return {f"{name}_mean": "", f"{name}_std": ""}
-    return {
-        f"{name}_mean": values.mean,
-        f"{name}_std": "" if values.deviation is None else values.deviation,
-        **{f"{name}_seed_{seed}": value for seed, value in values.by_seed.items()},
-    }
-
-
-def _difference(part: Part, outcomes: Outcomes, coordinates: Coordinates, rule: str) -> float | str:
-    """Difference of the best accuracy to that of the row others are compared with, in the same column.
-
-    A method's own rule is compared with the other method's own rule, any other rule with the same one.
-    """
-    reference = next((row for row in part.combinations(part.report.rows) if part.key(row) == part.report.compare), None)
-    if reference is None or {**coordinates, **reference} == coordinates:
-        return ""
-    result = outcomes.at(part.point(coordinates))
-    compared = outcomes.at(part.point({**coordinates, **reference}))
-    is_own_rule = any(cell.inference == rule for cell in result.results)
-    best, compared_best = result.best(rule), compared.best(None if is_own_rule else rule)
-    difference = best.difference_to(compared_best) if best and compared_best else None
-    return "" if difference is None else difference
-
-
-def _paper(part: Part, coordinates: Coordinates) -> dict[str, Any]:
-    report = part.report
-    across = [*report.columns, *([report.x] if report.x else [])]
-    row, column = ({name: coordinates[name] for name in names} for names in (report.rows, across))
-    value = paper_value(report.paper, part.paper_key(row), part.paper_key(column))
-    if value is None:
-        return {"paper_mean": "", "paper_std": ""}
-    return {"paper_mean": value.mean, "paper_std": "" if value.deviation is None else value.deviation}

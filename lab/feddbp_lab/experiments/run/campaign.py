@@ -74,8 +74,7 @@ def _with_earlier_seeds(spec: ExperimentSpec, requested: Plan, output: OutputDir
 
 
 def _is_started(plan: Plan, seed: int, output: OutputDir) -> bool:
-    cells = (point.cells[seed] for part in plan.parts for point in part.points)
-    return any(output.cell_dir(cell).state is not CellState.WAITING for cell in cells)
+    return any(output.cell_dir(cell).state is not CellState.WAITING for cell in plan.cell_ids_of(seed))
 
 
 def _print_dropped_cells(plan: Plan, output: OutputDir) -> None:

@@ -35,6 +35,7 @@ from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import FedDBPError
 from feddbp_common.file_lock import FileLock, is_locked
 from feddbp_lab.processes.local_federation import ProcessFailedError
+from feddbp_lab.results.protocol import Reported
 from feddbp_lab.results.run_results import MetricsTail, RunResults, weighted_accuracy
 
 _STATE_DIRS: Final = ("server", "clients")
@@ -181,11 +182,10 @@ class CellDir:
         except (OSError, ValueError, KeyError) as error:
             raise DamagedCellError.of_results(error) from None
 
-    def best_accuracy(self) -> float | None:
-        """The accuracy of a cell that is done, in its best round; None if no client evaluated."""
+    def reported(self) -> Reported:
+        """The result of a cell that is done, by the protocol of its run."""
         try:
-            best = json.loads((self.path / SUMMARY_NAME).read_text(encoding="utf-8"))["accuracy"]["best"]
-            return float(best["weighted"]) if best else None
+            return Reported.of(json.loads((self.path / SUMMARY_NAME).read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DamagedCellError.of_results(error) from None
 

@@ -51,7 +51,7 @@ def _cell_as_dict(cell: CellDir) -> dict[str, Any]:
     content: dict[str, Any] = {"state": state.value}
     try:
         if state is CellState.DONE:
-            content["accuracy"] = cell.best_accuracy()
+            content |= vars(cell.reported())
         elif state in (CellState.RUNNING, CellState.INTERRUPTED):
             content |= vars(cell.progress())
     except DamagedCellError as error:

@@ -16,6 +16,7 @@ from rich.text import Text
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_lab.experiments.cell import Cell
 from feddbp_lab.experiments.run.cell_dir import Failure
+from feddbp_lab.results.protocol import Reported
 from feddbp_lab.terminal.format import human_seconds, percent
 from feddbp_lab.terminal.status_words import rounds_done
 
@@ -223,5 +224,4 @@ class LiveCellDisplay(_DisplayBase):
 
 
 def _result(summary: dict[str, Any]) -> str:
-    best = summary["accuracy"]["best"]
-    return f"{percent(best['weighted'] if best else None)} in {human_seconds(summary['seconds'])}"
+    return f"{percent(Reported.of(summary).accuracy)} in {human_seconds(summary['seconds'])}"

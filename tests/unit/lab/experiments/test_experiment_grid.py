@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from experiment_samples import SMALL, spec
 
+from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import ConfigurationError
 from feddbp_lab.cli import main
+from feddbp_lab.experiments import profiles
 from feddbp_lab.experiments.cell import Cell
 from feddbp_lab.experiments.expansion import Expansion, expand, seeds_of, select_cells
 from feddbp_lab.experiments.profiles import PROFILES
@@ -101,19 +104,23 @@ def test_axes_the_report_does_not_mention_are_placed(
 
 
 def test_the_same_run_is_the_same_cell_in_every_experiment() -> None:
-    table1, table2, table3, fig2, fig3, study = (set(built_in(name).cells) for name in BUILT_IN)
+    table1, table2, table3, fig2, fig3, study, controls, tuning = (set(built_in(name).cells) for name in BUILT_IN)
     assert fig2 < table1
-    assert len(table1 & table2) == 5
+    assert len(table1 & table2) == 6
     assert len(table1 & table3) == 4
-    assert len(table1 & fig3) == 12
+    assert len(table1 & fig3) == 14
+    assert len(table1 & controls) == 4  # local training and three methods
+    assert len(table1 & tuning) == 6  # by their settings; the seeds of tuning are others
     assert len(table1 & study) == 2
     assert len(table3 & study) == 4  # the full method, and without hard negatives, on two data sets
 
 
-@pytest.mark.parametrize(("name", "cells"), list(zip(BUILT_IN, (48, 15, 20, 12, 60, 42), strict=True)))
+@pytest.mark.parametrize(("name", "cells"), list(zip(BUILT_IN, (48, 18, 20, 12, 70, 42, 9, 36), strict=True)))
 def test_built_in_experiments_have_the_expected_number_of_cells(name: str, cells: int) -> None:
     for profile in PROFILES:
-        assert len(built_in(name, profile=profile).cells) == cells
+        # one epoch of `smoke` stands for both 1 and 10 of the paper
+        is_scaled_to_equal = (name, profile) == ("table2", "smoke")
+        assert len(built_in(name, profile=profile).cells) == (12 if is_scaled_to_equal else cells)
 
 
 def test_profiles_set_rounds_epochs_models_learning_rate_and_clients() -> None:
@@ -121,13 +128,150 @@ def test_profiles_set_rounds_epochs_models_learning_rate_and_clients() -> None:
         (run.rounds, run.training.local_epochs, run.training.model_group, run.training.learning_rate, run.clients)
         for run in (cell.run for cell in built_in("table1", profile="paper").cells.values())
     }
-    (quick,) = {
+    (short,) = {
         (run.rounds, run.training.local_epochs, run.training.model_group, run.training.learning_rate, run.clients)
-        for run in (cell.run for cell in built_in("table1").cells.values())
+        for run in (cell.run for cell in built_in("table1", profile="short").cells.values())
     }
     assert paper == (100, 10, "htfe-8", 0.01, 20)
-    assert quick == (15, 2, "mini-8", 0.05, 20)
+    assert short == (15, 2, "mini-8", 0.05, 20)
     assert seeds_of(load_experiment("table1"), "paper") == (0, 1, 2)
+
+
+def quick_runs(name: str = "table1") -> list[RunConfig]:
+    return [cell.run for cell in built_in(name).cells.values()]
+
+
+def test_the_quick_profile_trains_all_methods_alike_and_holds_out_validation_samples() -> None:
+    trained = {
+        (run.clients, run.rounds, run.training.local_epochs, run.training.momentum, run.training.weight_decay)
+        for run in quick_runs()
+    }
+    assert trained == {(20, 40, 2, 0.9, 5e-4)}
+    scheduled = {
+        (run.training.schedule, run.training.keep_optimizer, run.training.validation, run.training.model_group)
+        for run in quick_runs()
+    }
+    assert scheduled == {("cosine", True, 0.1, "mini-8")}
+    assert {run.data.image_size for run in quick_runs()} == {32}
+
+
+def test_fine_tuning_is_left_out_with_a_note_where_a_method_has_no_rounds_without_exchange() -> None:
+    assert {run.method for run in quick_runs() if run.finetune_rounds != 8} == {"fedtgp", "fedgen"}
+    note = built_in("table1").plan.note
+    for title in ("FedTGP", "FedGen"):
+        assert f"{title} has no fine-tuning rounds: its server keeps a state that no single upload gives." in note
+    # a setting decides it, too
+    updates = spec(axes={"method": ["fedkd"]}, report={}, base={"method_settings": {"target": "update"}})
+    (cell,) = expand(updates, seeds=(0,), profile="quick").cells.values()
+    assert cell.run.finetune_rounds == 0
+    with pytest.raises(ConfigurationError, match="fedtgp has no rounds without exchange"):
+        expand(spec(axes={"method": ["fedtgp"]}, report={}, base={"finetune_rounds": 2}), seeds=(0,), profile="quick")
+
+
+@pytest.mark.parametrize(("rounds", "finetune_rounds"), [("1", 0), ("10", 2), ("80", 16)])
+def test_with_another_number_of_rounds_the_same_share_is_for_fine_tuning(rounds: str, finetune_rounds: int) -> None:
+    options: dict[str, Any] = {"seeds": (0,), "profile": "quick", "overrides": {"rounds": rounds}}
+    (cell,) = expand(spec(axes={"method": ["fd"]}, report={}, base={}), **options).cells.values()
+    assert (cell.run.rounds, cell.run.finetune_rounds) == (int(rounds), finetune_rounds)
+
+
+def test_a_profile_has_options_for_runs_of_a_method_or_a_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    special: dict[str, Any] = {
+        "method": {"fd": {"training.learning_rate": 0.3}},
+        "data.dataset": {"digits": {"rounds": 5}},
+    }
+    made = replace(PROFILES["short"], special=special)
+    monkeypatch.setattr(profiles, "PROFILES", {"made": made})
+    expanded = expand(
+        spec(axes={"method": ["fd", "fpl"]}, report={}, base={"data": {"dataset": "digits"}}),
+        seeds=(0,),
+        profile="made",
+    )
+    found = {cell.run.method: (cell.run.training.learning_rate, cell.run.rounds) for cell in expanded.cells.values()}
+    assert found == {"fd": (0.3, 5), "fpl": (0.05, 5)}
+    assert expanded.plan.note == (
+        "FD runs with learning_rate = 0.3 instead of 0.05. scikit-learn digits runs with rounds = 5 instead of 15."
+    )
+    # what a file says comes first
+    base = {"training": {"learning_rate": 0.7}}
+    (cell,) = expand(spec(axes={"method": ["fd"]}, report={}, base=base), seeds=(0,), profile="made").cells.values()
+    assert cell.run.training.learning_rate == 0.7
+
+
+def test_small_images_are_noted_for_the_data_sets_that_are_scaled() -> None:
+    note = built_in("table1").plan.note
+    assert "Oxford Flowers-102 runs with image_size = 32 instead of 64." in note
+    assert "CIFAR" not in note
+
+
+def test_the_short_profile_has_the_cells_that_quick_had_in_0_1_0() -> None:
+    assert {
+        "feddbp-cifar10-a0.1-mini-8-e2-r15-s0-e1f7ac4c",
+        "fedtgp-server_epochs=20-server_learning_rate=0.01-tiny-imagenet-a0.1-mini-8-e2-r15-s0-2a3addc8",
+    } <= set(built_in("table1", profile="short").cells)
+
+
+def test_the_smoke_profile_is_small_and_has_one_seed() -> None:
+    assert seeds_of(load_experiment("table1"), "smoke") == (0,)
+    sizes = {(cell.run.clients, cell.run.rounds) for cell in built_in("table1", profile="smoke").cells.values()}
+    assert sizes == {(8, 3)}
+
+
+# --- controls
+
+
+def controlled(**changed: Any) -> Expansion:
+    return expand(spec(**{"controls": True, "report": {}, **changed}), seeds=(0, 1))
+
+
+def test_controls_are_the_same_runs_without_exchange() -> None:
+    expanded = controlled(axes={"method": ["local", "feddbp"]})
+    local, feddbp = expanded.plan.parts[0].points
+    assert local.without_exchange == {}  # it exchanges nothing
+    for seed in (0, 1):
+        run, control = (expanded.cells[cells[seed]].run for cells in (feddbp.cells, feddbp.without_exchange))
+        assert control == run.model_copy(update={"exchange": "off"})
+    assert set(expanded.plan.cell_ids) == set(expanded.cells)
+    assert len(expanded.cells) == 2 * 3
+    (name,) = (cell.id for cell in expanded.cells.values() if cell.run.exchange == "off" and cell.run.seed == 0)
+    assert name.startswith("feddbp-no-exchange-digits-")
+
+
+def test_a_method_that_cannot_do_without_exchange_has_no_control_and_a_note() -> None:
+    expanded = controlled(axes={"method": ["fedtgp", "fedproto"]})
+    assert [bool(point.without_exchange) for point in expanded.plan.parts[0].points] == [False, True]
+    assert expanded.plan.note == (
+        "FedTGP has no control without exchange: its server keeps a state that no single upload gives."
+    )
+
+
+def test_a_run_that_has_no_exchange_anyway_has_no_control() -> None:
+    expanded = controlled(axes={"exchange": ["on", "off"]})
+    on, off = expanded.plan.parts[0].points
+    assert on.without_exchange == off.cells
+    assert off.without_exchange == {}
+
+
+def test_controls_may_be_given_for_all_parts_or_for_one() -> None:
+    parts = [{"axes": {"method": ["fd"]}}, {"axes": {"method": ["fpl"]}, "controls": False}]
+    expanded = controlled(axes={}, parts=parts)
+    assert [bool(part.points[0].without_exchange) for part in expanded.plan.parts] == [True, False]
+
+
+def test_the_built_in_controls_are_the_ones_of_feddbp_and_of_methods_with_a_second_network() -> None:
+    runs = [cell.run for cell in built_in("controls").cells.values()]
+    assert {(run.method, run.exchange, run.method_settings.get("anchors", "global")) for run in runs} == {
+        ("local", "on", "global"),
+        *((method, exchange, "global") for method in ("feddbp", "fedkd", "fedmrl") for exchange in ("on", "off")),
+        ("feddbp", "on", "random"),
+        ("feddbp", "on", "shuffled"),
+    }
+
+
+def test_tuning_has_seeds_of_its_own_and_shows_validation_accuracy_alone() -> None:
+    tuning = load_experiment("tuning")
+    assert seeds_of(tuning, "quick") == (10, 11)
+    assert [part.report.value for part in tuning.parts] == ["validation"]
 
 
 def test_local_epochs_are_scaled_to_the_profile_and_the_plan_notes_it() -> None:
@@ -174,7 +318,7 @@ def server_epochs(**of_file: Any) -> int:
 def test_the_quick_profile_reduces_server_epochs_unless_the_file_sets_them() -> None:
     assert server_epochs() == 20
     assert server_epochs(base={"method_settings": {"server_epochs": 7}}) == 7
-    assert built_in("table1").plan.note == (
+    assert built_in("table1", profile="short").plan.note == (
         "FedTGP runs with server_epochs = 20 instead of 100. "
         "FedTGP runs with server_learning_rate = 0.01 instead of its default."
     )
@@ -246,7 +390,12 @@ def test_the_file_overrides_the_profile_and_an_override_the_file() -> None:
             "the paper has no 'table9'; it has",
         ),
         (
-            "title = 'x'\n[axes]\nmethod = ['fd', 'fpl']\n[report]\ncompare = 'fedproto'",
+            "title = 'x'\n[axes]\nmethod = ['fd']\n[report]\nkind = 'curves'\nvalue = 'validation'",
+            "validation accuracy is reported as a table, not as curves",
+        ),
+        ("title = 'x'\ncontrols = 'all'\n[axes]\nmethod = ['fd']", "controls: input should be a valid boolean"),
+        (
+            "title = 'x'\n[axes]\nmethod = ['fd', 'fpl']\n[report]\ncompare = ['fd', 'fedproto']",
             "report.compare: there is no row 'fedproto'; there are: fd, fpl",
         ),
     ],
@@ -270,7 +419,10 @@ def test_an_error_in_a_file_is_one_line_and_exit_code_2(
         (["table9"], "no experiment is called 'table9'; did you mean 'table"),
         (["nowhere.toml"], "nowhere.toml: No such file or directory"),
         (["table1"], "--out is required"),
-        (["table1", "--out", "x", "--profile", "large"], "no profile is called 'large'; there are: paper, quick"),
+        (
+            ["table1", "--out", "x", "--profile", "large"],
+            "no profile is called 'large'; there are: quick, smoke, paper, short",
+        ),
         (["table1", "--out", "x", "--seeds", "one"], "--seeds: 'one' is not a list of numbers"),
         (["table1", "--out", "x", "--gpus", "0,1", "--jobs", "1"], "leaves some of the 2 GPUs without a cell"),
         (["table1", "--out", "x", "--only", "mnist"], "--only mnist: no cell of the experiment"),

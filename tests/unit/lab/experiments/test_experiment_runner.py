@@ -232,6 +232,40 @@ def test_seeds_of_several_calls_are_reported_together_and_other_profiles_are_ref
         assert f"{message}; give the same, or another --out" in capsys.readouterr().err
 
 
+def test_an_experiment_of_version_1_with_the_quick_profile_goes_on_as_short(
+    out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output_dir = OutputDir(out)
+    plan = expand(load_experiment("fig2"), seeds=(0,), profile="short").plan
+    old = json.loads(plan.model_dump_json())
+    del old["version"]
+    old["profile"], old["parts"][0]["report"]["compare"] = "quick", "fedproto"
+    for point in old["parts"][0]["points"]:
+        del point["without_exchange"]
+    (out / "experiments").mkdir(parents=True)
+    (out / "experiments" / "fig2.json").write_text(json.dumps(old))
+    for cell in expand(load_experiment("fig2"), seeds=(0,), profile="short").cells.values():
+        finish(output_dir, cell, lambda *_: 0.5)
+    assert main(["experiment", "report", str(out)]) == 0
+    assert "Profile short, 20 clients" in (out / "report" / "fig2.md").read_text()
+    capsys.readouterr()
+    assert main(["experiment", "run", "fig2", "--out", str(out), "--seeds", "0", "--profile", "short"]) == 0
+    assert "12 cells, 12 of them done" in capsys.readouterr().out
+    assert main(["experiment", "run", "fig2", "--out", str(out), "--seeds", "0"]) == 2
+    assert "holds fig2 with profile short, not quick" in capsys.readouterr().err
+
+
+def test_the_status_shows_the_accuracy_in_the_chosen_round(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output_dir, expanded = planned(out, base={"training": {"validation": 0.1}}, axes={"method": ["fd"]}, report={})
+    (cell,) = expanded.cells.values()
+    finish(output_dir, cell, lambda *_: 0.5)
+    path = output_dir.cell_dir(cell.id).path / "summary.json"
+    points = {name: {"weighted": share} for name, share in (("best", 0.9), ("chosen", 0.8), ("last", 0.7))}
+    for accuracy, expected in ((points, 0.8), (dict.fromkeys(points), None)):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "accuracy": accuracy}))
+        assert status(out, capsys)["cells"][cell.id] == {"state": "done", "accuracy": expected, "basis": "validation"}
+
+
 def test_cells_that_are_no_longer_part_of_a_grid_are_counted(
     tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from feddbp_lab.experiments.report.intervals import (
@@ -15,7 +14,7 @@ from feddbp_lab.experiments.report.intervals import (
 )
 
 
-def observed(sums: Sequence[float], samples: Sequence[float]) -> SeedObservations:
+def observed(sums: npt.ArrayLike, samples: npt.ArrayLike) -> SeedObservations:
     return SeedObservations(sums=np.array(sums, dtype=float), samples=np.array(samples, dtype=float))
 
 

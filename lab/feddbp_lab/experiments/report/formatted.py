@@ -1,0 +1,87 @@
+"""Tables as text, in a form every output format can write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class FormattedValue:
+    text: str
+    bold: bool = False
+    underlined: bool = False
+    faint: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class FormattedRow:
+    labels: tuple[str, ...]
+    values: tuple[FormattedValue, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnGroup:
+    title: str
+    width: int
+    """In columns of the body."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FormattedTable:
+    row_heads: tuple[str, ...]
+    """Heads of the columns that hold the rows' labels."""
+    groups: tuple[ColumnGroup, ...]
+    column_heads: tuple[str, ...]
+    """Heads of single columns below their group; all empty where every group has one column only."""
+    full_heads: tuple[str, ...]
+    """Heads for a format without groups: the group's title and the column's own."""
+    rows: tuple[FormattedRow, ...]
+
+    @property
+    def has_column_heads(self) -> bool:
+        return any(self.column_heads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableColumn:
+    """A column of the body; columns of the same group stand side by side."""
+
+    group: str
+    head: str
+    """Below the group."""
+    full_head: str
+    """Where there are no groups."""
+    values: Sequence[FormattedValue]
+    """One per row."""
+
+
+def assembled(
+    row_heads: tuple[str, ...], labels: Iterable[tuple[str, ...]], columns: Sequence[TableColumn]
+) -> FormattedTable:
+    """The table of these columns, with a row for each of the labels."""
+    groups: list[ColumnGroup] = []
+    for column in columns:
+        if groups and groups[-1].title == column.group:
+            groups[-1] = ColumnGroup(title=column.group, width=groups[-1].width + 1)
+        else:
+            groups.append(ColumnGroup(title=column.group, width=1))
+    return FormattedTable(
+        row_heads=row_heads,
+        groups=tuple(groups),
+        column_heads=tuple(column.head for column in columns),
+        full_heads=tuple(column.full_head for column in columns),
+        rows=tuple(
+            FormattedRow(labels=label, values=tuple(column.values[number] for column in columns))
+            for number, label in enumerate(labels)
+        ),
+    )
+
+
+def signed(value: float) -> str:
+    # a minus sign has the width of a plus sign, a hyphen has not
+    return f"{value:+.2f}".replace("-", "−")
+
+
+def plus_minus(mean: float, deviation: float | None) -> str:
+    return f"{mean:.2f}" if deviation is None else f"{mean:.2f} ± {deviation:.2f}"
