@@ -29,6 +29,7 @@ _TUNED: Final = {
     "keep_optimizer": True,
     "weight_decay": 5e-4,
     "schedule": "cosine",
+    "augment": "flip-crop",
     "validation": 0.1,
 }
 

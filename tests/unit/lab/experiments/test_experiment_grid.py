@@ -148,10 +148,10 @@ def test_the_quick_profile_trains_all_methods_alike_and_holds_out_validation_sam
     }
     assert trained == {(20, 40, 2, 0.9, 5e-4)}
     scheduled = {
-        (run.training.schedule, run.training.keep_optimizer, run.training.validation, run.training.model_group)
+        (run.training.schedule, run.training.keep_optimizer, run.training.validation, run.training.augment)
         for run in quick_runs()
     }
-    assert scheduled == {("cosine", True, 0.1, "mini-8")}
+    assert scheduled == {("cosine", True, 0.1, "flip-crop")}
     assert {run.data.image_size for run in quick_runs()} == {32}
 
 
