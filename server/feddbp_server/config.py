@@ -153,4 +153,6 @@ class ServerConfig(FrozenModel):
             participation=self.run.participation,
             max_extensions=self.rounds.max_extensions,
             seed=self.run.seed,
+            newcomers=frozenset(range(self.run.clients - self.run.newcomers, self.run.clients)),
+            newcomer_rounds=self.run.newcomer_rounds,
         )

@@ -80,14 +80,18 @@ def shard_of(
     client_id: int,
     batch_size: int,
     validation: float = 0.0,
+    train_samples: int | None = None,
 ) -> ClientData:
-    """A client's part of a public data set; every client computes the whole split itself."""
+    """A client's part of a public data set; every client computes the whole split itself.
+
+    With `train_samples` it keeps so many of its training samples, drawn at random, and all of its test samples.
+    """
     if not 0 <= client_id < clients:
         raise DataError(f"client id {client_id} is outside 0..{clients - 1}")
     least = least_samples(len(dataset), clients, batch_size)
     own = _dirichlet(dataset, clients, alpha, seed, least)[client_id]
     train, test = train_test_split(len(own), seed=seed, client_id=client_id)
-    return _client_data(dataset, own[train], dataset, own[test], validation)
+    return _client_data(dataset, own[train[:train_samples]], dataset, own[test], validation)
 
 
 def private_shard(parts: ImageParts, *, seed: int, client_id: int, validation: float = 0.0) -> ClientData:

@@ -25,7 +25,7 @@ class OptimizerStateError(FedDBPError):
 
 
 def learning_rate_factor(training: TrainingConfig, progress: float, rounds: int) -> float:
-    """The factor of all learning rates after `progress` rounds of the run; fractions are parts of a round."""
+    """The factor of all learning rates after `progress` of the client's rounds; fractions are parts of a round."""
     match training.schedule:
         case "cosine":
             return (1 + math.cos(math.pi * min(1.0, progress / rounds))) / 2
@@ -52,13 +52,14 @@ class Optimization:
         training: TrainingConfig,
         precision: Precision,
         *,
-        rounds: int,
+        rounds: range,
         make_optimizer: MakeOptimizer | None = None,
     ) -> None:
         self._method = method
         self._training = training
         self._precision = precision
         self._rounds = rounds
+        """In which the client trains; the schedule extends over them."""
         self._make = make_optimizer or _BUILTIN[training.optimizer]
         self._optimizer: torch.optim.Optimizer | None = None
         self._learning_rates: list[float] = []
@@ -125,8 +126,8 @@ class Optimization:
     def _set_learning_rates(self, optimizer: torch.optim.Optimizer) -> None:
         if self._training.schedule == "constant":
             return
-        progress = self._round + self._steps / self._steps_in_round
-        factor = learning_rate_factor(self._training, progress, self._rounds)
+        progress = self._round - self._rounds.start + self._steps / self._steps_in_round
+        factor = learning_rate_factor(self._training, progress, len(self._rounds))
         for group, learning_rate in zip(optimizer.param_groups, self._learning_rates, strict=True):
             group["lr"] = learning_rate * factor
 

@@ -149,6 +149,7 @@ def load_client_data(config: RunConfig, client_id: int, options: LocalOptions) -
         client_id=client_id,
         batch_size=config.training.batch_size,
         validation=config.training.validation,
+        train_samples=config.newcomer_samples or None if config.is_newcomer(client_id) else None,
     )
     return shard if config.data.image_size is None else at_image_size(shard, config.data.image_size)
 

@@ -98,8 +98,9 @@ class LocalTrainer:
         self._validation_split = None if data.validation is None else _DeviceSplit(data.validation, device)
         self._is_rare = _is_rare(data).to(device)
         self._remainder = _remainder_rule(config.training.batch_remainder, self.method)
+        rounds = config.rounds_of(client_id)
         self._optimization = Optimization(
-            self.method, config.training, self._precision, rounds=config.rounds, make_optimizer=make_optimizer
+            self.method, config.training, self._precision, rounds=rounds, make_optimizer=make_optimizer
         )
         self._average = WeightAverage(self.method, config.training.ema) if config.training.ema else None
         self._augment = augment

@@ -293,6 +293,15 @@ class GuideConfig(FrozenModel):
         return name
 
 
+class Sources(StrEnum):
+    """Whose uploads of a round go into what a client receives after it."""
+
+    ALL = "all"
+    FINISHED = "finished"
+    """Its own, and the last one of every client that has finished: what a newcomer receives."""
+    OWN = "own"
+
+
 class RunConfig(FrozenModel):
     """Run: settings that are the same for all clients."""
 
@@ -317,6 +326,27 @@ class RunConfig(FrozenModel):
         ge=0,
         le=_UINT32_MAX,
         description="last rounds of the run, in which each client goes on from the result of its own upload alone",
+        json_schema_extra=added_in("0.2.0"),
+    )
+    newcomers: int = Field(
+        0,
+        ge=0,
+        le=MAX_CLIENTS,
+        description="clients, those with the highest ids, that join when the others have finished",
+        json_schema_extra=added_in("0.2.0"),
+    )
+    newcomer_rounds: int = Field(
+        0,
+        ge=0,
+        le=_UINT32_MAX,
+        description="last rounds of the run, in which newcomers alone train",
+        json_schema_extra=added_in("0.2.0"),
+    )
+    newcomer_samples: int = Field(
+        0,
+        ge=0,
+        le=_UINT32_MAX,
+        description="training samples that a newcomer keeps of its shard; 0 keeps all",
         json_schema_extra=added_in("0.2.0"),
     )
     data: DataConfig = DataConfig()
@@ -360,16 +390,54 @@ class RunConfig(FrozenModel):
     def _uploads_suffice_without_exchange(self) -> Self:
         if self.finetune_rounds >= self.rounds and self.finetune_rounds:
             raise ConfigurationError(f"finetune_rounds is {self.finetune_rounds}, but the run has {self.rounds} rounds")
-        alone = self.exchange == "off" or self.finetune_rounds > 0
+        alone = self.exchange == "off" or self.finetune_rounds > 0 or self.newcomers > 0
         if alone and self.method_spec.has_history(self.settings):
             raise ConfigurationError(
                 f"{self.method} has no rounds without exchange: its server keeps a state that no single upload gives"
             )
         return self
 
+    @model_validator(mode="after")
+    def _newcomers_fit(self) -> Self:
+        if bool(self.newcomers) != bool(self.newcomer_rounds):
+            raise ConfigurationError("newcomers need both a number of them and rounds of their own")
+        if self.newcomer_samples and not self.newcomers:
+            raise ConfigurationError("newcomer_samples is given, but the run has no newcomers")
+        if not self.newcomers:
+            return self
+        if self.newcomers >= self.clients:
+            raise ConfigurationError(f"{self.newcomers} of {self.clients} clients are newcomers; some must not be")
+        if self.newcomer_rounds >= self.rounds:
+            raise ConfigurationError(f"newcomer_rounds is {self.newcomer_rounds}, but the run has {self.rounds} rounds")
+        if self.finetune_rounds >= self.newcomer_rounds:
+            raise ConfigurationError(
+                f"newcomer_rounds is {self.newcomer_rounds} and finetune_rounds {self.finetune_rounds}: "
+                "no round is left in which newcomers receive anything"
+            )
+        return self
+
     def exchanges_in(self, round_number: int) -> bool:
-        """Whether the uploads of a round are combined over clients, or each client gets the result of its own."""
-        return self.exchange == "on" and round_number < self.rounds - self.finetune_rounds
+        """Whether the uploads of a round go into the global state."""
+        return self.exchange == "on" and round_number < self.rounds - max(self.finetune_rounds, self.newcomer_rounds)
+
+    def sources_of(self, client_id: int, round_number: int) -> Sources:
+        """Whose uploads of a round go into what a client receives after it."""
+        if self.exchange == "off":
+            return Sources.OWN
+        is_fine_tuning = round_number >= self.rounds - self.finetune_rounds
+        if not self.newcomers:
+            return Sources.OWN if is_fine_tuning else Sources.ALL
+        if not self.is_newcomer(client_id) or round_number not in self.rounds_of(client_id):
+            return Sources.ALL
+        return Sources.OWN if is_fine_tuning else Sources.FINISHED
+
+    def is_newcomer(self, client_id: int) -> bool:
+        return client_id >= self.clients - self.newcomers
+
+    def rounds_of(self, client_id: int) -> range:
+        """The rounds in which a client may train."""
+        joined = self.rounds - self.newcomer_rounds
+        return range(joined, self.rounds) if self.is_newcomer(client_id) else range(joined)
 
     @property
     def method_spec(self) -> Method:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_common.config.run import RunConfig
+from feddbp_common.config.run import RunConfig, Sources
 from feddbp_common.errors import refuse
 from feddbp_common.wire import Encoded, Payload, decode, encode
 from feddbp_common.wire.codec import prototype_bytes
@@ -135,23 +135,29 @@ class Aggregator:
     def adopt(self, state: GlobalState) -> None:
         self._state = state
 
-    async def download(self, client_id: int, round_number: int) -> Encoded:
+    async def download(self, client_id: int, round_number: int, label_counts: LabelCounts) -> Encoded:
         """What a client receives at the start of a round, computed on request: there are no copies per client."""
         state = self._state  # before anything is awaited: a round may close meanwhile
-        is_alone = round_number > 0 and not self._config.exchanges_in(round_number - 1)
-        if not self._strategy.personalises and not is_alone:
+        sources = self._config.sources_of(client_id, round_number - 1) if round_number else Sources.ALL
+        if not self._strategy.personalises and sources is Sources.ALL:
             return state.reply
         own = await self._store.run(lambda store: self._last_upload(store, client_id, round_number))
         if own is None:
             return state.reply
-        if is_alone:
-            return await asyncio.to_thread(self._reply_to_one, client_id, round_number - 1, own)
-        return self._encoded_reply(state.payload, own)
+        if sources is Sources.ALL:
+            return self._encoded_reply(state.payload, own)
+        payloads = {client_id: own}
+        if sources is Sources.FINISHED:
+            payloads |= await self._store.run(lambda store: self._finished_uploads(store, round_number))
+        uploads = [
+            Upload(client_id=number, payload=payload, label_counts=label_counts(number))
+            for number, payload in sorted(payloads.items())
+        ]
+        return await asyncio.to_thread(self._reply_of, uploads, round_number - 1, own)
 
-    def _reply_to_one(self, client_id: int, round_number: int, own: Payload) -> Encoded:
-        """What the client would receive if no other had taken part in the round."""
-        alone = Upload(client_id=client_id, payload=own, label_counts=[1] * self._config.classes)
-        state = self._strategy.aggregate(self._strategy.initial(), [alone], round_number=round_number)
+    def _reply_of(self, uploads: list[Upload], round_number: int, own: Payload) -> Encoded:
+        """What a client would receive if these uploads alone were those of the round."""
+        state = self._strategy.aggregate(self._strategy.initial(), uploads, round_number=round_number)
         return self._encoded_reply(state, own)
 
     def _encoded_state(self, payload: Payload) -> GlobalState:
@@ -178,6 +184,13 @@ class Aggregator:
         if record is None:
             return None
         return decode(pb.Manifest.FromString(record.manifest), store.upload_body(record))
+
+    def _finished_uploads(self, store: Store, round_number: int) -> dict[int, Payload]:
+        """The last upload of every client that is no newcomer, by client id."""
+        config = self._config
+        finished = (number for number in range(config.clients) if not config.is_newcomer(number))
+        records = (store.last_upload_before(number, round_number) for number in finished)
+        return {record.client_id: self._payload(store, record) for record in records if record is not None}
 
 
 def _done(result: list[tuple[int, Payload]]) -> Future[list[tuple[int, Payload]]]:

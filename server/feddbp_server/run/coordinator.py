@@ -139,7 +139,9 @@ class Coordinator:
         session.downloads += 1
         try:
             check_download(round_number, self._engine.state)
-            encoded = await self._engine.aggregator.download(session.client_id, round_number)
+            encoded = await self._engine.aggregator.download(
+                session.client_id, round_number, self.sessions.label_counts
+            )
             yield pb.DownloadPart(manifest=encoded.manifest)
             fault_point("server.download.sending")
             for piece in chunked(encoded.segments):

@@ -52,6 +52,19 @@ class RoundPolicy:
     participation: float
     max_extensions: int
     seed: int
+    newcomers: frozenset[int] = frozenset()
+    """Clients that take part only in the last rounds, without the others."""
+    newcomer_rounds: int = 0
+
+    def taking_part(self, members: frozenset[int], number: int) -> frozenset[int]:
+        """The members that train or evaluate in a round."""
+        if not self.newcomers:
+            return members
+        is_theirs = number >= self.rounds - self.newcomer_rounds
+        return members & self.newcomers if is_theirs else members - self.newcomers
+
+    def may_open(self, members: frozenset[int], number: int) -> bool:
+        return len(members) >= self.min_clients and bool(self.taking_part(members, number))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,7 +300,7 @@ def _record(state: RunState, event: Event, policy: RoundPolicy, now: float) -> S
 
 def _advance(state: RunState, effects: tuple[Effect, ...], policy: RoundPolicy, now: float) -> Step:
     """Advances to the next phase if the state allows it."""
-    if state.phase is Phase.WAITING and len(state.members) >= policy.min_clients:
+    if state.phase is Phase.WAITING and policy.may_open(state.members, state.round):
         state, opened = _open_round(state, state.round, policy, now)
         return state, (*effects, *opened)
     if state.phase is Phase.COLLECTING and not state.selected and not state.uploaded:
@@ -315,13 +328,14 @@ def select(members: frozenset[int], number: int, policy: RoundPolicy) -> frozens
 
 
 def _open_round(state: RunState, number: int, policy: RoundPolicy, now: float) -> Step:
-    selected = select(state.members, number, policy)
+    members = policy.taking_part(state.members, number)
+    selected = select(members, number, policy)
     opened = replace(
         state,
         phase=Phase.COLLECTING,
         round=number,
         selected=selected,
-        observers=state.members - selected,
+        observers=members - selected,
         uploaded=frozenset(),
         # a round that opens again keeps its reports: clients do not repeat them
         reported=state.reported if number == state.round else frozenset(),
@@ -340,7 +354,7 @@ def _close_round(state: RunState) -> Step:
 def _after_aggregation(state: RunState, policy: RoundPolicy, now: float) -> Step:
     completed = state.round + 1
     if completed < policy.rounds:
-        if len(state.members) >= policy.min_clients:
+        if policy.may_open(state.members, completed):
             return _open_round(state, completed, policy, now)
         none: frozenset[int] = frozenset()
         waiting = replace(

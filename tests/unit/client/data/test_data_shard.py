@@ -46,6 +46,16 @@ def test_the_shards_of_all_clients_are_the_data_set() -> None:
     assert sorted(everyone) == list(range(400))
 
 
+def test_a_shard_may_keep_a_part_of_its_training_samples_and_all_of_its_test_samples() -> None:
+    data = numbered(400)
+    for whole, part in zip(shards(data), shards(data, train_samples=20, validation=0.1), strict=True):
+        assert part.validation is not None
+        kept = [*identities(part.train), *identities(part.validation)]
+        assert kept == identities(whole.train)[:20]
+        assert len(part.validation) == 2
+        assert identities(part.test) == identities(whole.test)
+
+
 def test_labels_stay_with_their_images() -> None:
     for part in shards(numbered(400)):
         assert [number % 4 for number in identities(part.train)] == part.train.labels.tolist()

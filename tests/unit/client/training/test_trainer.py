@@ -63,7 +63,15 @@ def method(backbone: nn.Module | None = None, **task: Any) -> Recording:
 
 
 def trainer(
-    local: LocalMethod[Any], *, train: int = 40, rounds: int = 4, validation: int = 0, **training: Any
+    local: LocalMethod[Any],
+    *,
+    train: int = 40,
+    rounds: int = 4,
+    validation: int = 0,
+    newcomers: int = 0,
+    newcomer_rounds: int = 0,
+    client_id: int = 0,
+    **training: Any,
 ) -> LocalTrainer:
     settings = {"local_epochs": 1, "batch_size": 8, "learning_rate": 0.1, "feature_dim": 8, **training}
     return LocalTrainer(
@@ -79,9 +87,11 @@ def trainer(
             method="local",
             rounds=rounds,
             data=DataConfig(dataset="custom", classes=CLASSES),
+            newcomers=newcomers,
+            newcomer_rounds=newcomer_rounds,
             training=TrainingConfig.model_validate(settings),
         ),
-        client_id=0,
+        client_id=client_id,
         device=torch.device("cpu"),
     )
 
@@ -174,6 +184,17 @@ def test_the_cosine_schedule_falls_to_almost_nothing_over_the_run() -> None:
     first, last = (moved(number, schedule="cosine", rounds=20) for number in (0, 19))
     assert last < first / 50
     assert moved(0, rounds=20) > first  # it falls within a round, too
+
+
+def test_the_schedule_of_a_newcomer_extends_over_its_own_rounds() -> None:
+    # of 20 clients the last is a newcomer, in the last 4 of 12 rounds
+    run: dict[str, Any] = {"schedule": "cosine", "rounds": 12, "newcomers": 1, "newcomer_rounds": 4}
+    alone = [moved(number, schedule="cosine", rounds=4) for number in range(4)]
+    joined = [moved(8 + number, client_id=19, **run) for number in range(4)]
+    others = [moved(number, client_id=0, **run) for number in (0, 7)]
+    assert joined[0] > 0.5 * alone[0] > joined[3] > 0
+    assert others[0] > 0.5 * alone[0]
+    assert others[1] < 0.1 * others[0]
 
 
 def test_the_step_schedule_multiplies_the_learning_rate_every_so_many_rounds() -> None:

@@ -233,6 +233,34 @@ def test_public_images_have_their_published_size_unless_the_run_scales_them() ->
     assert run_from_proto(run_to_proto(scaled)) == scaled
 
 
+JOINED: dict[str, Any] = {"clients": 5, "rounds": 10, "finetune_rounds": 2, "newcomers": 2, "newcomer_rounds": 4}
+
+
+def test_newcomers_are_the_clients_with_the_highest_ids_and_have_the_last_rounds() -> None:
+    run = RunConfig.model_validate(JOINED)
+    assert [run.is_newcomer(client) for client in range(5)] == [False] * 3 + [True] * 2
+    assert [run.rounds_of(client) for client in (2, 3)] == [range(6), range(6, 10)]
+    assert [run.exchanges_in(number) for number in (5, 6, 9)] == [True, False, False]
+    assert RunConfig(clients=5, rounds=10).rounds_of(4) == range(10)
+
+
+@pytest.mark.parametrize(
+    ("changed", "client", "expected"),
+    [
+        ({}, 0, ["all"] * 10),
+        ({}, 4, ["all"] * 6 + ["finished"] * 2 + ["own"] * 2),
+        ({"exchange": "off"}, 4, ["own"] * 10),
+        ({"newcomers": 0, "newcomer_rounds": 0}, 4, ["all"] * 8 + ["own"] * 2),
+        ({"newcomers": 0, "newcomer_rounds": 0, "finetune_rounds": 0}, 4, ["all"] * 10),
+    ],
+)
+def test_whose_uploads_a_client_receives_depends_on_when_it_joined(
+    changed: dict[str, Any], client: int, expected: list[str]
+) -> None:
+    run = RunConfig.model_validate({**JOINED, **changed})
+    assert [run.sources_of(client, number) for number in range(10)] == expected
+
+
 @pytest.mark.parametrize(
     ("given_name", "answer"),
     [
@@ -257,6 +285,14 @@ def test_an_unknown_method_is_answered_with_a_similar_one_or_all(given_name: str
         ({"data": {"dataset": "cifar10", "classes": 100}}, "cifar10 has 10 classes, not 100"),
         ({"data": {"dataset": "custom", "classes": 3, "class_names": "a,b"}}, "2 class names for 3 classes"),
         ({"data": {"dataset": "custom", "class_names": "a,b,a"}}, "a class name is given twice"),
+        ({"newcomers": 2}, "newcomers need both a number of them and rounds of their own"),
+        ({"newcomer_samples": 60}, "newcomer_samples is given, but the run has no newcomers"),
+        ({"newcomers": 20, "newcomer_rounds": 1}, "20 of 20 clients are newcomers; some must not be"),
+        ({"newcomers": 1, "newcomer_rounds": 100}, "newcomer_rounds is 100, but the run has 100 rounds"),
+        (
+            {"newcomers": 1, "newcomer_rounds": 8, "finetune_rounds": 8},
+            "newcomer_rounds is 8 and finetune_rounds 8: no round is left in which newcomers receive anything",
+        ),
         (
             {"method": "fedkd", "data": {"dataset": "custom", "classes": 3, "image_size": 8}},
             "the network this method shares needs images with a side of at least 16, not 8",

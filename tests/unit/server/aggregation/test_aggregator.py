@@ -124,13 +124,13 @@ async def test_a_client_is_personalised_with_its_newest_upload_before_the_round(
     def own_values(reply: Payload, sent: Payload) -> int:
         return int((prototypes_of(reply).vectors == prototypes_of(sent).vectors).sum())
 
-    in_round_1 = await aggregator.download(0, 1)
+    in_round_1 = await aggregator.download(0, 1, label_counts)
     assert (
         own_values(decode(in_round_1.manifest, in_round_1.body()), trained_upload(0)) >= 4
     )  # two channels, two classes
-    in_round_2 = await aggregator.download(0, 2)
+    in_round_2 = await aggregator.download(0, 2, label_counts)
     assert own_values(decode(in_round_2.manifest, in_round_2.body()), trained_upload(0, scale=100.0)) >= 4
-    stranger = await aggregator.download(7, 1)
+    stranger = await aggregator.download(7, 1, label_counts)
     assert stranger.manifest.sha256.hex() == aggregator.sha256
 
 
@@ -141,7 +141,7 @@ async def test_replies_are_sent_in_the_wire_type_but_the_state_is_stored_in_full
     await save(thread, 0, trained_upload(0))
     encoded = await aggregator.close_round(0, label_counts)
     aggregator.adopt(encoded)
-    reply = await aggregator.download(5, 1)
+    reply = await aggregator.download(5, 1, label_counts)
     await thread.close()
     assert reply.manifest.prototypes.matrix.dtype == pb.DTYPE_BFLOAT16
     assert reply.body() == encode(encoded.payload, real_type=WireType.BFLOAT16).body()
@@ -153,11 +153,11 @@ async def test_a_state_that_cannot_be_encoded_fails_the_round_and_no_download(
 ) -> None:
     config = CONFIG.model_copy(update={"wire": WireConfig(wire_dtype=RealType.FLOAT16)})
     aggregator = Aggregator(config, thread)
-    before = await aggregator.download(0, 0)
+    before = await aggregator.download(0, 0, label_counts)
     monkeypatch.setattr(aggregator._strategy, "aggregate", lambda *_, **__: trained_upload(0, scale=1e6))
     with pytest.raises(PayloadError, match="prototypes"):
         await aggregator.close_round(0, label_counts)
-    assert (await aggregator.download(0, 0)) is before
+    assert (await aggregator.download(0, 0, label_counts)) is before
 
 
 async def test_an_error_of_the_strategy_is_raised_from_close_round(
@@ -211,7 +211,7 @@ async def test_a_reply_that_is_the_same_for_all_is_made_once_a_round(thread: Sto
     for number in range(2):
         await save(thread, 0, trained_upload(number), number)
         aggregator.adopt(await aggregator.close_round(number, label_counts))
-        first, second = [await aggregator.download(client, number + 1) for client in (0, 1)]
+        first, second = [await aggregator.download(client, number + 1, label_counts) for client in (0, 1)]
         assert first is second
         replies.append(first.manifest.sha256)
     assert replies[0] != replies[1]
@@ -221,7 +221,7 @@ async def test_a_reply_that_is_the_same_for_all_is_made_once_a_round(thread: Sto
 
 
 async def prototypes_for(aggregator: Aggregator, client: int, round_number: int) -> FloatArray | None:
-    reply = await aggregator.download(client, round_number)
+    reply = await aggregator.download(client, round_number, label_counts)
     received = decode(reply.manifest, reply.body()).prototypes
     return None if received is None else received.vectors
 
@@ -263,8 +263,65 @@ async def test_fine_tuning_starts_from_the_last_exchange_and_goes_on_alone(threa
     assert aggregator.sha256 == digest
 
 
+# --- newcomers
+
+
+JOINED = CONFIG.model_copy(
+    update={
+        "clients": 4,  # the last two are newcomers
+        "rounds": 6,
+        "finetune_rounds": 1,
+        "newcomers": 2,
+        "newcomer_rounds": 4,
+        "method_settings": {"k_top": 0},
+    }
+)
+
+
+def mean_of(*vectors: FloatArray) -> FloatArray:
+    return np.asarray(np.mean([each.astype(np.float64) for each in vectors], axis=0), dtype=np.float32)
+
+
+async def test_a_newcomer_receives_the_final_state_and_then_what_it_makes_of_it_without_other_newcomers(
+    thread: StoreWriter,
+) -> None:
+    aggregator = Aggregator(JOINED, thread)
+    await after_rounds(aggregator, thread, 2)
+    digest, finished = aggregator.sha256, [own_prototypes(client, 2) for client in (0, 1)]
+    for newcomer in (2, 3):
+        np.testing.assert_array_equal(await prototypes_for(aggregator, newcomer, 2), mean_of(*finished))
+    for number in (2, 3):
+        for newcomer in (2, 3):
+            await save(thread, newcomer, trained_upload(newcomer, scale=number + 1), number)
+        aggregator.adopt(await aggregator.close_round(number, label_counts))
+        await thread.run(lambda store: store.forget_superseded_uploads(number + 1))  # noqa: B023 - run at once
+        for newcomer in (2, 3):
+            own = own_prototypes(newcomer, number + 1)
+            np.testing.assert_array_equal(
+                await prototypes_for(aggregator, newcomer, number + 1), mean_of(*finished, own)
+            )
+    # what the others have learnt stays as it was
+    assert aggregator.sha256 == digest
+    np.testing.assert_array_equal(await prototypes_for(aggregator, 0, 4), mean_of(*finished))
+
+
+async def test_in_the_last_rounds_a_newcomer_goes_on_alone(thread: StoreWriter) -> None:
+    aggregator = Aggregator(JOINED, thread)
+    await after_rounds(aggregator, thread, 2)
+    await save(thread, 3, trained_upload(3), 5)
+    np.testing.assert_array_equal(await prototypes_for(aggregator, 3, 6), own_prototypes(3))
+
+
+async def test_without_exchange_a_newcomer_receives_nothing_of_the_others(thread: StoreWriter) -> None:
+    aggregator = Aggregator(JOINED.model_copy(update={"exchange": "off"}), thread)
+    await after_rounds(aggregator, thread, 2)
+    assert await prototypes_for(aggregator, 3, 2) is None
+    await save(thread, 3, trained_upload(3), 2)
+    np.testing.assert_array_equal(await prototypes_for(aggregator, 3, 3), own_prototypes(3))
+
+
 @pytest.mark.parametrize("method", ["fedtgp", "fedgen"])
 def test_methods_whose_server_keeps_a_state_have_no_rounds_without_exchange(method: str) -> None:
-    for setting in ({"exchange": "off"}, {"finetune_rounds": 3}):
+    for setting in ({"exchange": "off"}, {"finetune_rounds": 3}, {"newcomers": 1, "newcomer_rounds": 3}):
         with pytest.raises(ConfigurationError, match=f"{method} has no rounds without exchange"):
             RunConfig.model_validate({"method": method, **setting})

@@ -658,6 +658,38 @@ def test_the_selection_is_the_same_in_every_version() -> None:
     assert sorted(chosen) == [4, 6, 8]
 
 
+# --- newcomers ---
+
+
+def test_newcomers_take_part_in_the_last_rounds_and_the_others_in_those_before() -> None:
+    run = Run(min_clients=3, rounds=3, newcomers=ids(2), newcomer_rounds=1)
+    run(Joined(0), Joined(1), Joined(2))
+    taking_part = []
+    while run.phase is not Phase.EVALUATING:
+        number = run.state.round
+        taking_part.append((number, run.state.selected, run.state.observers))
+        run(*(Uploaded(client, number) for client in run.state.selected), Aggregated(number))
+    assert taking_part == [(0, ids(0, 1), ids()), (1, ids(0, 1), ids()), (2, ids(2), ids())]
+    assert run.state.observers == ids(0, 1, 2)
+
+
+def test_participation_is_a_share_of_those_who_take_part() -> None:
+    run = Run(min_clients=6, rounds=3, participation=0.5, newcomers=ids(4, 5), newcomer_rounds=1)
+    run(*(Joined(client) for client in range(6)))
+    assert len(run.state.selected) == 2
+    assert run.state.selected | run.state.observers == ids(0, 1, 2, 3)
+
+
+def test_newcomers_alone_open_no_round_before_theirs() -> None:
+    run = Run(min_clients=1, rounds=3, newcomers=ids(2), newcomer_rounds=1)
+    run(Joined(2))
+    assert run.phase is Phase.WAITING
+    run(Joined(0))
+    assert (run.phase, run.state.selected) == (Phase.COLLECTING, ids(0))
+    run(Left(0))
+    assert run.phase is Phase.WAITING
+
+
 # --- purity ---
 
 
