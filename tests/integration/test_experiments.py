@@ -11,7 +11,7 @@ import pytest
 from light_runs import exits, start_client, start_server, status_when
 from processes import Command, Federation, outcome_in, processes_naming, wait_until
 
-from feddbp_common.artifacts import CELL_FAILURE_NAME, SUMMARY_NAME
+from feddbp_common.artifacts import CELL_FAILURE_NAME, METRICS_NAME, SUMMARY_NAME
 
 GRID = """
 title = "Small"
@@ -23,6 +23,21 @@ training = {{ local_epochs = 1, learning_rate = 0.05, feature_dim = 32 }}
 data.alpha = 0.5
 [axes]
 data.dataset = ["{dataset}"]
+"""
+NEWCOMER = """
+title = "Newcomers"
+controls = true
+[base]
+clients = 4
+newcomers = 2
+rounds = 5
+newcomer_rounds = 3
+newcomer_samples = 12
+finetune_rounds = 1
+training = { local_epochs = 1, learning_rate = 0.05, feature_dim = 32 }
+data.alpha = 0.5
+[axes]
+method = ["fedavg"]
 """
 SAME_RUN = (
     *("--clients", 2, "--min-clients", 2, "--rounds", 3, "--round-deadline", 0, "--alpha", 0.5),
@@ -82,6 +97,24 @@ async def test_a_killed_runner_resumes_to_the_same_bits(
     for command in (clients, server):
         await exits(command, 0)
     assert (digest, lines) == running_federation.outcome()
+
+
+def test_newcomers_join_a_finished_federation_and_are_reported_alone(running_federation: Federation) -> None:
+    path, out = running_federation.directory / "grid.toml", running_federation.directory / "out"
+    path.write_text(NEWCOMER)
+    running_federation.start("feddbp_lab.cli", "experiment", "run", path, "--out", out, name="runner").expect_exit(0)
+    for cell in (out / "cells").iterdir():
+        lines = [json.loads(line) for line in (cell / METRICS_NAME).read_text().splitlines()]
+        taking_part = {number: {line["client"] for line in lines if line["round"] == number} for number in range(6)}
+        assert taking_part == {0: {0, 1}, 1: {0, 1}, 2: {2, 3}, 3: {2, 3}, 4: {2, 3}, 5: {0, 1, 2, 3}}
+        clients = json.loads((cell / SUMMARY_NAME).read_text())["per_client"]
+        assert [client["train_samples"] for client in clients[2:]] == [12, 12]
+        # before its first training a newcomer has the state of the others, or nothing
+        received = {line["client"]: line["bytes_down"] for line in lines if line["round"] == 2}
+        assert all((count > 10_000) is ("no-exchange" not in cell.name) for count in received.values())
+    markdown = (out / "report" / "grid.md").read_text()
+    assert "over all newcomers' test samples, after the last round" in markdown
+    assert "| FedAvg, no exchange |" in markdown
 
 
 def test_a_cell_without_its_data_fails_and_is_run_again_with_them(experiments: Experiments) -> None:

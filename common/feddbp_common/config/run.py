@@ -434,6 +434,12 @@ class RunConfig(FrozenModel):
     def is_newcomer(self, client_id: int) -> bool:
         return client_id >= self.clients - self.newcomers
 
+    def clients_in(self, round_number: int) -> int:
+        """How many clients train or evaluate in a round; all evaluate after the last."""
+        if not self.newcomers or round_number >= self.rounds:
+            return self.clients
+        return self.newcomers if round_number >= self.rounds - self.newcomer_rounds else self.clients - self.newcomers
+
     def rounds_of(self, client_id: int) -> range:
         """The rounds in which a client may train."""
         joined = self.rounds - self.newcomer_rounds

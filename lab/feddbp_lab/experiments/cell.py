@@ -30,6 +30,7 @@ class Cell:
             run.data.dataset,
             f"a{run.data.alpha:g}",
             run.training.model_group,
+            *([f"n{run.newcomer_samples}"] if run.newcomers else []),
             f"e{run.training.local_epochs}",
             f"r{run.rounds}",
             f"s{run.seed}",

@@ -25,6 +25,7 @@ _TITLES: Final = {
     "training.weight_decay": "weight decay",
     "training.model_group": "models",
     "training.batch_size": "B",
+    "newcomer_samples": "newcomer's images",
     "method_settings": "Settings",
     "method_settings.l_d_form": "form of L_d",
     "method_settings.l_s_reduction": "L_s over channels",

@@ -1,4 +1,4 @@
-"""The protocol: which round of a run its result is taken from. Status, tables, figures and files all use it."""
+"""The protocol: which round and which clients of a run its result is of. Status, tables, figures and files use it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,21 @@ class Basis(StrEnum):
     """Highest accuracy on the validation samples of all clients; test samples have no part in the choice."""
     BEST = "best"
     """Highest accuracy on the test samples themselves, for runs without validation samples: optimistic."""
+    LAST = "last"
+    """The last round, for runs with newcomers, who have too few samples to choose on."""
 
 
 def basis_of(config: Mapping[str, Any]) -> Basis:
     """The basis of a run with this configuration, as its summary holds it: settings at their default may be missing."""
+    if config.get("newcomers"):
+        return Basis.LAST
     return Basis.VALIDATION if get(config, ("training", "validation")) else Basis.BEST
+
+
+def counts_in_result(config: Mapping[str, Any], client_id: int) -> bool:
+    """Whether the result is of this client: of newcomers alone in a run that has some."""
+    newcomers = config.get("newcomers", 0)
+    return not newcomers or client_id >= config["clients"] - newcomers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,11 +39,23 @@ class Reported:
     """The result of a run."""
 
     accuracy: float | None
-    """Between 0 and 1, over the test samples of all clients; None if no client evaluated."""
+    """Between 0 and 1, over the test samples of its clients; None if no client evaluated."""
     basis: Basis
 
     @classmethod
     def of(cls, summary: Mapping[str, Any]) -> Reported:
         basis = basis_of(summary["config"])
+        if basis is Basis.LAST:
+            return cls(accuracy=_last_of_newcomers(summary), basis=basis)
         point = summary["accuracy"]["chosen" if basis is Basis.VALIDATION else "best"]
         return cls(accuracy=float(point["weighted"]) if point else None, basis=basis)
+
+
+def _last_of_newcomers(summary: Mapping[str, Any]) -> float | None:
+    newcomers = [
+        client
+        for client in summary["per_client"]
+        if counts_in_result(summary["config"], client["client"]) and client["accuracy"] is not None
+    ]
+    samples = sum(client["test_samples"] for client in newcomers)
+    return sum(client["accuracy"] * client["test_samples"] for client in newcomers) / samples if samples else None

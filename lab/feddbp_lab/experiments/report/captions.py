@@ -39,7 +39,7 @@ def accuracy_caption(plan: Plan, grid: ResultGrid) -> str:
             f"Accuracy (%) over all clients' validation samples in the round of its maximum, {_seeds(plan)}. {_HIGHEST}"
         )
     sentences = [
-        f"Accuracy (%) over all clients' test samples, {_round(grid)}, {_seeds(plan)}.",
+        f"Accuracy (%) over all {_whose(grid)} test samples, {_round(grid)}, {_seeds(plan)}.",
         f"{BEST_MARK}: in the best round, since the run has no validation samples." if is_mixed(grid) else "",
         _HIGHEST,
         "last: after the last round." if has_last_round(grid) else "",
@@ -48,7 +48,13 @@ def accuracy_caption(plan: Plan, grid: ResultGrid) -> str:
     return " ".join(filter(None, sentences))
 
 
+def _whose(grid: ResultGrid) -> str:
+    return "newcomers'" if Basis.LAST in grid.bases else "clients'"
+
+
 def _round(grid: ResultGrid) -> str:
+    if Basis.LAST in grid.bases:
+        return "after the last round"
     if Basis.VALIDATION in grid.bases:
         return "in the round chosen on the validation samples of all clients"
     return "in the best round"

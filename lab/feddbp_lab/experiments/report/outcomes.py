@@ -13,7 +13,7 @@ from feddbp_common.evaluation import best_round
 from feddbp_lab.experiments.plan import Plan, Point
 from feddbp_lab.experiments.run.cell_dir import CellDir, CellState, DamagedCellError, Failure
 from feddbp_lab.experiments.run.output_dir import OutputDir
-from feddbp_lab.results.protocol import Basis, basis_of
+from feddbp_lab.results.protocol import Basis, basis_of, counts_in_result
 
 Curve = dict[int, float]
 """Accuracy in per cent over all clients' test samples, by completed rounds."""
@@ -174,15 +174,16 @@ class CellResult:
     def _of(cls, summary: dict[str, Any], lines: list[dict[str, Any]], core_minutes: float | None) -> CellResult:
         config, inference = summary["config"], lines[0]["inference"]
         basis = basis_of(config)
-        rules = {rule: RuleResult.of(rule, lines, basis) for rule in lines[0]["accuracies"]}
+        counted = [line for line in lines if counts_in_result(config, line["client"])]
+        rules = {rule: RuleResult.of(rule, counted, basis) for rule in lines[0]["accuracies"]}
         reported = rules[inference].reported.round
         return cls(
             options=dotted(config),
-            images=sum(client["train_samples"] + client["test_samples"] for client in summary["per_client"]),
+            images=_images(summary),
             inference=inference,
             basis=basis,
             rules=rules,
-            rare=ClientCounts.rare_in([line for line in lines if line["round"] == reported]),
+            rare=ClientCounts.rare_in([line for line in counted if line["round"] == reported]),
             core_minutes=core_minutes,
             megabytes=_megabytes(summary),
         )
@@ -208,7 +209,7 @@ class RuleResult:
             if rule in line["accuracies"]:
                 by_round[line["round"]].append(line)
         rounds = [RoundResult.of(number, rule, by_round[number]) for number in sorted(by_round)]
-        reported = best_round(rounds, lambda found: found.score(basis))
+        reported = rounds[-1] if basis is Basis.LAST else best_round(rounds, lambda found: found.score(basis))
         assert reported is not None  # the rule is in a line
         return cls(
             curve={found.round: found.test.accuracy for found in rounds if found.test.accuracy is not None},
@@ -280,6 +281,16 @@ class ClientCounts:
         """In per cent, over the samples of all clients; None without samples."""
         samples = sum(self.samples.values())
         return 100 * sum(self.correct.values()) / samples if samples else None
+
+
+def _images(summary: Mapping[str, Any]) -> int:
+    """Of all clients but newcomers, whose shards an experiment may cut to different sizes."""
+    config = summary["config"]
+    has_newcomers = bool(config.get("newcomers"))
+    clients = (
+        client for client in summary["per_client"] if not (has_newcomers and counts_in_result(config, client["client"]))
+    )
+    return sum(client["train_samples"] + client["test_samples"] for client in clients)
 
 
 def _megabytes(summary: Mapping[str, Any]) -> float | None:

@@ -22,7 +22,7 @@ from feddbp_lab.terminal.format import NO_VALUE
 
 BEST_MARK: Final = "†"
 """After an accuracy of the best round, in a table whose others are of a round chosen on validation samples."""
-_ROUND_HEADS: Final = {Basis.VALIDATION: "chosen", Basis.BEST: "best"}
+_ROUND_HEADS: Final = {Basis.VALIDATION: "chosen", Basis.BEST: "best", Basis.LAST: "last"}
 
 
 def accuracy_table(grid: ResultGrid) -> FormattedTable:

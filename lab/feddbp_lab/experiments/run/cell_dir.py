@@ -191,12 +191,12 @@ class CellDir:
 
     def progress(self) -> CellProgress:
         """The progress of a cell that was started and is not done."""
-        config = self._config()
+        run = RunConfig.model_validate(self._config())
         lines = MetricsTail(self.path / "server" / METRICS_NAME).new_lines()
         reports = Counter(line["round"] for line in lines)
-        complete = max((number for number, count in reports.items() if count >= config["clients"]), default=None)
+        complete = max((number for number, count in reports.items() if count >= run.clients_in(number)), default=None)
         newest = [line for line in lines if line["round"] == complete]
-        return CellProgress(completed_rounds=complete or 0, rounds=config["rounds"], accuracy=weighted_accuracy(newest))
+        return CellProgress(completed_rounds=complete or 0, rounds=run.rounds, accuracy=weighted_accuracy(newest))
 
     def _outcome(self) -> str:
         """The outcome in the server's summary; empty if it cannot be read."""

@@ -241,7 +241,9 @@ def test_newcomers_are_the_clients_with_the_highest_ids_and_have_the_last_rounds
     assert [run.is_newcomer(client) for client in range(5)] == [False] * 3 + [True] * 2
     assert [run.rounds_of(client) for client in (2, 3)] == [range(6), range(6, 10)]
     assert [run.exchanges_in(number) for number in (5, 6, 9)] == [True, False, False]
+    assert [run.clients_in(number) for number in (0, 5, 6, 9, 10)] == [3, 3, 2, 2, 5]
     assert RunConfig(clients=5, rounds=10).rounds_of(4) == range(10)
+    assert RunConfig(clients=5, rounds=10).clients_in(9) == 5
 
 
 @pytest.mark.parametrize(

@@ -104,18 +104,20 @@ def test_axes_the_report_does_not_mention_are_placed(
 
 
 def test_the_same_run_is_the_same_cell_in_every_experiment() -> None:
-    table1, table2, table3, fig2, fig3, study, controls, tuning = (set(built_in(name).cells) for name in BUILT_IN)
+    cells = {name: set(built_in(name).cells) for name in BUILT_IN}
+    table1, table2, table3, fig2, fig3, study = list(cells.values())[:6]
     assert fig2 < table1
     assert len(table1 & table2) == 6
     assert len(table1 & table3) == 4
     assert len(table1 & fig3) == 14
-    assert len(table1 & controls) == 4  # local training and three methods
-    assert len(table1 & tuning) == 6  # by their settings; the seeds of tuning are others
+    assert len(table1 & cells["controls"]) == 6  # local training and five methods
+    assert len(table1 & cells["tuning"]) == 8  # by their settings; the seeds of tuning are others
+    assert not table1 & cells["newcomer"]
     assert len(table1 & study) == 2
     assert len(table3 & study) == 4  # the full method, and without hard negatives, on two data sets
 
 
-@pytest.mark.parametrize(("name", "cells"), list(zip(BUILT_IN, (48, 18, 20, 12, 70, 42, 9, 36), strict=True)))
+@pytest.mark.parametrize(("name", "cells"), list(zip(BUILT_IN, (56, 18, 20, 12, 70, 42, 13, 18, 48), strict=True)))
 def test_built_in_experiments_have_the_expected_number_of_cells(name: str, cells: int) -> None:
     for profile in PROFILES:
         # one epoch of `smoke` stands for both 1 and 10 of the paper
@@ -259,13 +261,27 @@ def test_controls_may_be_given_for_all_parts_or_for_one() -> None:
 
 
 def test_the_built_in_controls_are_the_ones_of_feddbp_and_of_methods_with_a_second_network() -> None:
+    (networks, prototypes) = built_in("controls").plan.parts
+    controlled_rows = [bool(point.without_exchange) for point in networks.points]
+    assert controlled_rows == [False] + [True] * 5
+    assert [value.key for value in networks.axes[0].values[1:]] == [
+        *("feddbp", "feddbp:guided", "fedkd", "fedmrl", "fedavg")
+    ]
+    # FedDBP with its own prototypes only is the control of FedDBP
+    assert prototypes.points[2].cells == networks.points[1].without_exchange
     runs = [cell.run for cell in built_in("controls").cells.values()]
-    assert {(run.method, run.exchange, run.method_settings.get("anchors", "global")) for run in runs} == {
-        ("local", "on", "global"),
-        *((method, exchange, "global") for method in ("feddbp", "fedkd", "fedmrl") for exchange in ("on", "off")),
-        ("feddbp", "on", "random"),
-        ("feddbp", "on", "shuffled"),
+    assert {run.method_settings["anchors"] for run in runs if "anchors" in run.method_settings} == {
+        "random",
+        "shuffled",
     }
+
+
+def test_newcomers_of_all_architectures_join_with_few_images_when_the_others_have_finished() -> None:
+    runs = quick_runs("newcomer")
+    assert {run.newcomer_samples for run in runs} == {60, 150}
+    assert {(run.clients, run.newcomers, run.newcomer_rounds, run.rounds) for run in runs} == {(24, 8, 40, 80)}
+    assert {run.training.validation for run in runs} == {0.0}
+    assert {run.exchange for run in runs if run.method == "feddbp"} == {"on", "off"}
 
 
 def test_tuning_has_seeds_of_its_own_and_shows_validation_accuracy_alone() -> None:
@@ -481,7 +497,7 @@ def selection(*only: str) -> set[tuple[str, str]]:
 def test_only_prefers_an_exact_word_over_a_substring() -> None:
     assert {dataset for _, dataset in selection("cifar10")} == {"cifar10"}
     assert {dataset for _, dataset in selection("cifar")} == {"cifar10", "cifar100"}
-    assert len(selection()) == 48
+    assert len(selection()) == 4 * len({run.method for run in quick_runs()})
 
 
 def test_words_in_one_only_are_alternatives_and_a_second_only_narrows() -> None:

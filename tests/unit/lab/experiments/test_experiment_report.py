@@ -215,6 +215,23 @@ def test_the_cost_is_the_cpu_time_of_all_seeds(tmp_path: Path) -> None:
     assert cost["all"] == ["5.0", "", "5.0", "", "10.0"]
 
 
+def test_the_result_of_a_run_with_newcomers_is_theirs_after_the_last_round(tmp_path: Path) -> None:
+    base = {"clients": 2, "rounds": 4, "newcomers": 1, "newcomer_rounds": 2}
+    axes = {"method": ["local", "fedproto"], "newcomer_samples": [10, 20]}
+    report = {"rows": "method", "columns": "newcomer_samples", "compare": "local"}
+    output_dir, expanded = planned(tmp_path, base=base, axes=axes, report=report)
+    for cell in expanded.cells.values():
+        finish(output_dir, cell, rising)
+    write_report(output_dir)
+    markdown = (output_dir.report_dir / "small.md").read_text()
+    # of the second client, one point above the mean, after round 4
+    assert rows(markdown)["FedProto"] == ["<u>55.00</u>", "<u>55.00</u>"]
+    assert rows(markdown)["Method"] == ["10", "20"]
+    assert "over all newcomers' test samples, after the last round, seed 0." in markdown
+    assert tables(markdown)[2]["10", "FedProto"][1] == "0 of 1"
+    assert "cannot be compared" not in markdown
+
+
 def test_missing_and_failed_cells_are_marked(tmp_path: Path) -> None:
     directory = reported(
         tmp_path,
@@ -328,7 +345,7 @@ def test_the_papers_tables_agree_with_each_other_and_with_the_built_in_experimen
         (part,) = expand(load_experiment(name), seeds=(0,), profile="paper").plan.parts
         shown = part.report.rows, part.report.columns
         down, across = ({part.paper_key(coordinates) for coordinates in part.combinations(axes)} for axes in shown)
-        assert set(table) == down - {"local"}
+        assert set(table) == down - {"local", "feddbp:guided", "fedavg"}
         assert all(set(row) == across for row in table.values())
 
 

@@ -266,6 +266,18 @@ def test_the_status_shows_the_accuracy_in_the_chosen_round(out: Path, capsys: py
         assert status(out, capsys)["cells"][cell.id] == {"state": "done", "accuracy": expected, "basis": "validation"}
 
 
+def test_the_status_of_a_run_with_newcomers_shows_their_accuracy(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = {"clients": 2, "rounds": 3, "newcomers": 1, "newcomer_rounds": 2}
+    output_dir, expanded = planned(out, base=base, axes={"method": ["fd"]}, report={})
+    (cell,) = expanded.cells.values()
+    finish(output_dir, cell, lambda *_: 0.5)
+    path = output_dir.cell_dir(cell.id).path / "summary.json"
+    summary = json.loads(path.read_text())
+    summary["per_client"][0]["accuracy"] = 0.1
+    path.write_text(json.dumps(summary))
+    assert status(out, capsys)["cells"][cell.id] == {"state": "done", "accuracy": 0.5, "basis": "last"}
+
+
 def test_cells_that_are_no_longer_part_of_a_grid_are_counted(
     tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
