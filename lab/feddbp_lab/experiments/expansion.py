@@ -7,30 +7,32 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pydantic import ValidationError
-
-from feddbp_common.config.catalog import CUSTOM_DATASET, DATASETS
-from feddbp_common.config.diagnostics import FieldError, did_you_mean
-from feddbp_common.config.nested import dotted, undotted
-from feddbp_common.config.run import DataConfig, RunConfig, resolve_settings
-from feddbp_common.config.sources import options_of
+from feddbp_common.config.diagnostics import did_you_mean
+from feddbp_common.config.nested import dotted
+from feddbp_common.config.run import DataConfig, RunConfig
 from feddbp_common.errors import ConfigurationError
-from feddbp_common.methods import METHODS, method_named, split_preset
+from feddbp_common.methods import split_preset
 from feddbp_common.wire import PayloadRules
 from feddbp_lab.experiments.cell import Cell
 from feddbp_lab.experiments.plan import PLAN_VERSION, Axis, AxisValue, Part, Plan, Point, axis_title, value_label
 from feddbp_lab.experiments.profiles import Profile, profile_named
+from feddbp_lab.experiments.run_options import (
+    METHOD,
+    OPTIONS,
+    SETTINGS,
+    check_names,
+    has_history,
+    is_option,
+    leaves_of,
+    run_of,
+    titles_of,
+)
 from feddbp_lab.experiments.spec import ExperimentSpec, PartSpec
 
-_METHOD: Final = "method"
 _EPOCHS: Final = "training.local_epochs"
-_SETTINGS: Final = "method_settings"
-_DATASET: Final = "data.dataset"
 _EXCHANGE: Final = "exchange"
 _FINETUNE: Final = "finetune_rounds"
 _HISTORY: Final = "its server keeps a state that no single upload gives"
-_OPTIONS: Final = frozenset(".".join(option.location) for option in options_of(RunConfig))
-_DEFAULT_METHOD: Final = RunConfig.model_fields["method"].default
 _DEFAULT_SEEDS: Final = (0,)
 
 
@@ -53,7 +55,7 @@ def expand(
     profile: str | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Expansion:
-    _check_names(overrides or {}, f"{spec.name}: --override")
+    check_names(overrides or {}, f"{spec.name}: --override")
     expander = _Expander(
         spec, profile=profile_named(profile) if profile else None, overrides=overrides or {}, seeds=seeds
     )
@@ -121,7 +123,7 @@ class _Expander:
     def expand_part(self, part: PartSpec) -> Part:
         choices = {name: [self._choice(name, value) for value in values] for name, values in part.axes.items()}
         self._check_overrides(choices)
-        base = {**_leaves(self._spec.base, "base"), **_leaves(part.base, "base"), **self.overrides}
+        base = {**leaves_of(self._spec.base, "base"), **leaves_of(part.base, "base"), **self.overrides}
         points = []
         for at in itertools.product(*(range(len(listed)) for listed in choices.values())):
             options = dict(base)
@@ -139,11 +141,10 @@ class _Expander:
     def _with_profile(self, given: Mapping[str, Any]) -> dict[str, Any]:
         if self._profile is None:
             return dict(given)
-        method, _ = split_preset(str(given.get(_METHOD, _DEFAULT_METHOD)))
-        options = {**self._profile.options_for({**given, _METHOD: method}), **given}
-        if _FINETUNE in options and _FINETUNE not in given and _has_history(method, options):
+        options = {**self._profile.options_for(titles_of(given), given), **given}
+        if _FINETUNE in options and _FINETUNE not in given and has_history(options):
             del options[_FINETUNE]
-            self._note(f"{METHODS[method].title} has no fine-tuning rounds: {_HISTORY}.")
+            self._note(f"{run_of(options).method_spec.title} has no fine-tuning rounds: {_HISTORY}.")
         return options
 
     def _point(self, at: tuple[int, ...], options: Mapping[str, Any], *, controls: bool) -> Point:
@@ -164,7 +165,7 @@ class _Expander:
         return True
 
     def _runs(self, options: Mapping[str, Any]) -> list[RunConfig]:
-        return [_run_config({**options, "seed": seed}) for seed in self.seeds]
+        return [run_of({**options, "seed": seed}) for seed in self.seeds]
 
     def _add_cells(self, runs: Iterable[RunConfig]) -> dict[int, str]:
         """The ids of the cells by seed."""
@@ -179,19 +180,21 @@ class _Expander:
                     raise ConfigurationError(f"--override {name}: the experiment's axis {axis!r} sets it")
 
     def _choice(self, axis: str, value: Any) -> _Choice:
-        if axis == _SETTINGS:
+        if axis == SETTINGS:
             if not isinstance(value, dict):
                 raise ConfigurationError(f"axes.{axis}: {value!r} is not a table of settings")
             label = value_label(axis, value)
-            return _Choice(value=AxisValue(key=label, label=label), options=_leaves({_SETTINGS: value}, f"axes.{axis}"))
-        if not _is_option(axis):
+            return _Choice(
+                value=AxisValue(key=label, label=label), options=leaves_of({SETTINGS: value}, f"axes.{axis}")
+            )
+        if not is_option(axis):
             return _variant(axis, value)
         if isinstance(value, dict | list):
             raise ConfigurationError(f"axes.{axis}: {value!r} is not a single value")
         options = {axis: value}
-        if axis == _METHOD:
+        if axis == METHOD:
             method, settings = split_preset(str(value))
-            options = {axis: method, **{f"{_SETTINGS}.{name}": setting for name, setting in settings.items()}}
+            options = {axis: method, **{f"{SETTINGS}.{name}": setting for name, setting in settings.items()}}
         if axis == _EPOCHS and self._profile is not None and self._spec.scale_epochs and isinstance(value, int):
             return _scaled_epochs(value, self._profile.scaled_epochs(value))
         return _Choice(value=AxisValue(key=str(value), label=value_label(axis, value)), options=options)
@@ -211,26 +214,18 @@ class _Expander:
         """Notes what the profile changes for this method or data set alone, with the values of the others."""
         if self._profile is None:
             return
-        chosen = {_METHOD: run.method, _DATASET: run.data.dataset}
         usual = RunConfig(method=run.method, data=DataConfig(dataset=run.data.dataset))
-        values, others = dotted(run.model_dump(mode="json")), {**dotted(usual.model_dump(mode="json"))}
-        others |= dotted(self._profile.base)
-        for option, title in ((_METHOD, run.method_spec.title), (_DATASET, DATASETS[run.data.dataset].title)):
-            for name, value in self._profile.special_options({option: chosen[option]}).items():
-                if values[name] == value != others[name]:
-                    other = "its default" if others[name] is None else others[name]
-                    self._note(f"{title} runs with {name.rpartition('.')[2]} = {value} instead of {other}.")
+        others = {**dotted(usual.model_dump(mode="json")), **dotted(self._profile.base)}
+        values = dotted(run.model_dump(mode="json"))
+        for name, title in titles_of(values).items():
+            for option, value in self._profile.special.get(name, {}).items():
+                if values[option] == value != others[option]:
+                    other = "its default" if others[option] is None else others[option]
+                    self._note(f"{title} runs with {option.rpartition('.')[2]} = {value} instead of {other}.")
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
-
-
-def _has_history(method: str, options: Mapping[str, Any]) -> bool:
-    prefix = f"{_SETTINGS}."
-    settings = {name.removeprefix(prefix): value for name, value in options.items() if name.startswith(prefix)}
-    spec = method_named(method)
-    return spec.has_history(resolve_settings(spec, settings))
 
 
 def _scaled_epochs(printed: int, epochs: int) -> _Choice:
@@ -242,31 +237,13 @@ def _variant(axis: str, value: Any) -> _Choice:
     """A labelled set of options, on an axis that is no option itself."""
     if not isinstance(value, dict):
         raise ConfigurationError(
-            f"axes: there is no option {axis!r}{did_you_mean(axis, _OPTIONS)} "
+            f"axes: there is no option {axis!r}{did_you_mean(axis, OPTIONS)} "
             "(an axis of another name lists tables of label and set)"
         )
     if set(value) != {"label", "set"} or not isinstance(value["set"], dict):
         raise ConfigurationError(f"axes.{axis}: {value!r} must have a label, and a table of options called set")
     label = str(value["label"])
-    return _Choice(value=AxisValue(key=label, label=label), options=_leaves(value["set"], f"axes.{axis}: {label}"))
-
-
-def _leaves(table: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The options of a nested table by their dotted names."""
-    leaves = dotted(table)
-    _check_names(leaves, where)
-    for name, value in leaves.items():
-        if isinstance(value, list):
-            raise ConfigurationError(f"{where}.{name}: {value!r} is not a single value; lists belong under axes")
-    return leaves
-
-
-def _check_names(names: Iterable[str], where: str) -> None:
-    for name in names:
-        if name == "seed":
-            raise ConfigurationError(f"{where}: seeds are given by `seeds` in the file, or by --seeds")
-        if not _is_option(name):
-            raise ConfigurationError(f"{where}: there is no option {name!r}{did_you_mean(name, _OPTIONS)}")
+    return _Choice(value=AxisValue(key=label, label=label), options=leaves_of(value["set"], f"axes.{axis}: {label}"))
 
 
 def _check_rows(part: Part) -> None:
@@ -277,19 +254,3 @@ def _check_rows(part: Part) -> None:
     for option, named in named_rows:
         if named not in rows:
             raise ConfigurationError(f"report.{option}: there is no row {named!r}; there are: {', '.join(rows)}")
-
-
-def _is_option(name: str) -> bool:
-    # the names of settings depend on the method, whose own validation checks them
-    return (name in _OPTIONS and name != "seed") or name.startswith(f"{_SETTINGS}.")
-
-
-def _run_config(options: Mapping[str, Any]) -> RunConfig:
-    try:
-        run = RunConfig.model_validate(undotted(options))
-    except ValidationError as error:
-        first = FieldError.first_in(error)
-        raise ConfigurationError(f"{first} (got {first.value!r})") from None
-    if run.data.dataset == CUSTOM_DATASET:
-        raise ConfigurationError("data.dataset: only public data sets can be split; custom data are a client's own")
-    return run

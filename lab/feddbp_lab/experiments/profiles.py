@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
@@ -42,27 +42,23 @@ class Profile:
     base: Mapping[str, Any]
     epochs: int
     seeds: tuple[int, ...] = _SEEDS
-    special: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
-    """Options for runs in which an option has a certain value: by that option, by its value, by dotted name."""
+    special: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Options by dotted name, for runs of a method, of a method with a preset (NAME:PRESET), or on a data set."""
 
     def scaled_epochs(self, epochs: int) -> int:
         """Epochs of the paper scaled to this profile's epochs, at least one."""
         return max(1, round(epochs * self.epochs / PAPER_EPOCHS))
 
-    def options_for(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The options, by dotted name, of a run for which these are given."""
-        options = {**dotted(self.base), **self.special_options(given)}
+    def options_for(self, names: Iterable[str], given: Mapping[str, Any]) -> dict[str, Any]:
+        """The options, by dotted name, of a run of these names for which some options are given."""
+        options = dotted(self.base)
+        for name in names:
+            options |= self.special.get(name, {})
         rounds = str(given.get("rounds", ""))
         if rounds.isdecimal() and "finetune_rounds" in options:
             # the same share of another number of rounds
             options["finetune_rounds"] = int(rounds) * options["finetune_rounds"] // options["rounds"]
         return options
-
-    def special_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for option, by_value in self.special.items():
-            found |= by_value.get(str(given.get(option)), {})
-        return found
 
 
 def _profile(
@@ -72,7 +68,7 @@ def _profile(
     rounds: int,
     training: Mapping[str, Any],
     seeds: tuple[int, ...] = _SEEDS,
-    special: Mapping[str, Mapping[str, Mapping[str, Any]]] = MappingProxyType({}),
+    special: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     **options: Any,
 ) -> Profile:
     base = {
@@ -93,7 +89,7 @@ PROFILES: Final = MappingProxyType(
             rounds=40,
             finetune_rounds=8,
             training=_TUNED,
-            special={"method": {"fedtgp": _SHORTER_FEDTGP}, "data.dataset": _SMALL_IMAGES},
+            special={"fedtgp": _SHORTER_FEDTGP, **_SMALL_IMAGES},
         ),
         "smoke": _profile(
             "3 rounds of 1 epoch with 8 clients, to see that everything runs; no results",
@@ -103,7 +99,7 @@ PROFILES: Final = MappingProxyType(
             finetune_rounds=1,
             training=_TUNED,
             seeds=(0,),
-            special={"method": {"fedtgp": _SHORTER_FEDTGP}, "data.dataset": _SMALL_IMAGES},
+            special={"fedtgp": _SHORTER_FEDTGP, **_SMALL_IMAGES},
         ),
         "paper": _profile(
             "as in the paper: HtFE-img-8, 100 rounds of 10 epochs, learning rate 0.01",
@@ -116,7 +112,7 @@ PROFILES: Final = MappingProxyType(
             epochs=QUICK_EPOCHS,
             rounds=15,
             training={"learning_rate": 0.05},
-            special={"method": {"fedtgp": _SHORTER_FEDTGP}},
+            special={"fedtgp": _SHORTER_FEDTGP},
         ),
     }
 )

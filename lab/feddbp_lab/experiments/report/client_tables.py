@@ -72,19 +72,18 @@ def _client_values(ours: PointResult, theirs: PointResult | None) -> list[Format
 
 def cost_table(grid: ResultGrid) -> FormattedTable | None:
     """Core-minutes of all seeds together, and traffic; None if no cell has recorded its time."""
-    minutes = {place.title: [_core_minutes(grid.result(row, place)) for row in grid.rows] for place in grid.places}
-    if all(value is None for values in minutes.values() for value in values):
+    minutes = [[_core_minutes(grid.result(row, place)) for row in grid.rows] for place in grid.places]
+    if not any(value is not None for values in minutes for value in values):
         return None
     columns: list[TableColumn] = []
-    for place in grid.places:
+    for place, values in zip(grid.places, minutes, strict=True):
         traffic = [_megabytes(grid.result(row, place)) for row in grid.rows]
-        columns.append(_cost_column(place.title, "core-min", _with_sum(minutes[place.title])))
+        columns.append(_cost_column(place.title, "core-min", [*values, _sum(values)]))
         columns.append(_cost_column(place.title, "MB", [*traffic, None], digits=2))
-    by_row = [_sum(values) for values in zip(*minutes.values(), strict=True)]
-    columns.append(_cost_column("together", "core-min", _with_sum(by_row)))
-    labels = [row.labels for row in grid.rows]
+    by_row = [_sum(values) for values in zip(*minutes, strict=True)]
+    columns.append(_cost_column("together", "core-min", [*by_row, _sum(by_row)]))
     total = ("all", *[""] * (len(grid.row_heads) - 1))
-    return assembled(grid.row_heads, [*labels, total], columns)
+    return assembled(grid.row_heads, [*(row.labels for row in grid.rows), total], columns).without_empty_rows()
 
 
 def _cost_column(group: str, head: str, values: list[float | None], *, digits: int = 1) -> TableColumn:
@@ -101,10 +100,6 @@ def _core_minutes(result: PointResult | None) -> float | None:
 def _megabytes(result: PointResult | None) -> float | None:
     total = None if result is None else result.total(lambda cell: cell.megabytes)
     return None if result is None or total is None else total / len(result.results)
-
-
-def _with_sum(values: list[float | None]) -> list[float | None]:
-    return [*values, _sum(values)]
 
 
 def _sum(values: Iterable[float | None]) -> float | None:

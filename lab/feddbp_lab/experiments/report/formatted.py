@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +41,11 @@ class FormattedTable:
     @property
     def has_column_heads(self) -> bool:
         return any(self.column_heads)
+
+    def without_empty_rows(self) -> FormattedTable | None:
+        """None if no row is left."""
+        rows = tuple(row for row in self.rows if any(value.text for value in row.values))
+        return replace(self, rows=rows) if rows else None
 
 
 @dataclass(frozen=True, kw_only=True)

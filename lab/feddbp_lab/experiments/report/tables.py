@@ -75,7 +75,7 @@ def _accuracies(grid: ResultGrid, column: GridColumn) -> list[FormattedValue]:
 
 
 def difference_table(grid: ResultGrid) -> FormattedTable | None:
-    """Differences to the rows that the part compares with, and to the same runs without exchange; None without any."""
+    """Differences to rows that the part compares with and to the same runs without exchange; None if there are none."""
     if grid.part.report.value != "test" or not (grid.references or grid.has_controls):
         return None
     columns = []
@@ -86,7 +86,7 @@ def difference_table(grid: ResultGrid) -> FormattedTable | None:
         if grid.has_controls:
             values = [difference_value(grid.federation_share(row, column)) for row in grid.rows]
             columns.append(_difference_column(column, "federation's share", values))
-    return assembled(grid.row_heads, (row.labels for row in grid.rows), columns)
+    return assembled(grid.row_heads, (row.labels for row in grid.rows), columns).without_empty_rows()
 
 
 def _difference_column(column: GridColumn, head: str, values: list[FormattedValue]) -> TableColumn:

@@ -179,8 +179,10 @@ def test_with_another_number_of_rounds_the_same_share_is_for_fine_tuning(rounds:
 
 def test_a_profile_has_options_for_runs_of_a_method_or_a_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
     special: dict[str, Any] = {
-        "method": {"fd": {"training.learning_rate": 0.3}},
-        "data.dataset": {"digits": {"rounds": 5}},
+        "fd": {"training.learning_rate": 0.3},
+        "feddbp": {"training.learning_rate": 0.4},
+        "feddbp:gentle": {"training.learning_rate": 0.6},
+        "digits": {"rounds": 5},
     }
     made = replace(PROFILES["short"], special=special)
     monkeypatch.setattr(profiles, "PROFILES", {"made": made})
@@ -192,12 +194,24 @@ def test_a_profile_has_options_for_runs_of_a_method_or_a_data_set(monkeypatch: p
     found = {cell.run.method: (cell.run.training.learning_rate, cell.run.rounds) for cell in expanded.cells.values()}
     assert found == {"fd": (0.3, 5), "fpl": (0.05, 5)}
     assert expanded.plan.note == (
-        "FD runs with learning_rate = 0.3 instead of 0.05. scikit-learn digits runs with rounds = 5 instead of 15."
+        "scikit-learn digits runs with rounds = 5 instead of 15. FD runs with learning_rate = 0.3 instead of 0.05."
     )
     # what a file says comes first
     base = {"training": {"learning_rate": 0.7}}
     (cell,) = expand(spec(axes={"method": ["fd"]}, report={}, base=base), seeds=(0,), profile="made").cells.values()
     assert cell.run.training.learning_rate == 0.7
+    # a preset by name or by its settings is the same run
+    gentle = spec(axes={"method": ["feddbp", "feddbp:gentle"]}, report={}, base={})
+    rates = [cell.run.training.learning_rate for cell in expand(gentle, seeds=(0,), profile="made").cells.values()]
+    assert rates == [0.4, 0.6]
+    settings = spec(
+        axes={"method": ["feddbp"]}, report={}, base={"method_settings": {"lambda_2": 1.0, "lambda_3": 0.1}}
+    )
+    named = spec(axes={"data": {"alpha": [0.1]}}, report={}, base={"method": "feddbp:gentle"})
+    for other in (settings, named):
+        assert set(expand(other, seeds=(0,), profile="made").cells) < set(
+            expand(gentle, seeds=(0,), profile="made").cells
+        )
 
 
 def test_small_images_are_noted_for_the_data_sets_that_are_scaled() -> None:
