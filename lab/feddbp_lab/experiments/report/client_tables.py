@@ -50,7 +50,9 @@ def client_table(grid: ResultGrid) -> FormattedTable | None:
         TableColumn(group=head, head="", full_head=head, values=[line[number] for line in lines])
         for number, head in enumerate(_CLIENT_HEADS)
     ]
-    return assembled(("", *grid.row_heads), labels, columns) if lines else None
+    if not any(place for place, *_ in labels):  # there is one place, without a title
+        return assembled(grid.row_heads, [label[1:] for label in labels], columns) if lines else None
+    return assembled(("", *grid.row_heads), labels, columns)
 
 
 def _client_values(ours: PointResult, theirs: PointResult | None) -> list[FormattedValue]:
@@ -80,8 +82,9 @@ def cost_table(grid: ResultGrid) -> FormattedTable | None:
         traffic = [_megabytes(grid.result(row, place)) for row in grid.rows]
         columns.append(_cost_column(place.title, "core-min", [*values, _sum(values)]))
         columns.append(_cost_column(place.title, "MB", [*traffic, None], digits=2))
-    by_row = [_sum(values) for values in zip(*minutes, strict=True)]
-    columns.append(_cost_column("together", "core-min", [*by_row, _sum(by_row)]))
+    if len(grid.places) > 1:
+        by_row = [_sum(values) for values in zip(*minutes, strict=True)]
+        columns.append(_cost_column("together", "core-min", [*by_row, _sum(by_row)]))
     total = ("all", *[""] * (len(grid.row_heads) - 1))
     return assembled(grid.row_heads, [*(row.labels for row in grid.rows), total], columns).without_empty_rows()
 
@@ -89,7 +92,10 @@ def cost_table(grid: ResultGrid) -> FormattedTable | None:
 def _cost_column(group: str, head: str, values: list[float | None], *, digits: int = 1) -> TableColumn:
     texts = ["" if value is None else f"{value:,.{digits}f}" for value in values]
     return TableColumn(
-        group=group, head=head, full_head=f"{group}, {head}", values=[FormattedValue(text=text) for text in texts]
+        group=group or "Cost",
+        head=head,
+        full_head=", ".join(filter(None, (group, head))),
+        values=[FormattedValue(text=text) for text in texts],
     )
 
 

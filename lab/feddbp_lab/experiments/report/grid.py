@@ -28,6 +28,7 @@ class GridRow:
 @dataclass(frozen=True, kw_only=True)
 class GridColumn:
     group: str
+    """Empty if the part has no axes in its columns."""
     head: str
     """Within its group; empty if the group has one column only."""
     coordinates: Coordinates
@@ -124,8 +125,7 @@ class ResultGrid:
         part, report = self.part, self.part.report
         groups, sweep = part.combinations(report.columns), part.combinations([report.x] if report.x else [])
         for group, x in itertools.product(groups, sweep):
-            heading = part.heading(group) or "Accuracy"
-            yield GridColumn(group=heading, head=part.heading(x), coordinates={**group, **x})
+            yield GridColumn(group=part.heading(group), head=part.heading(x), coordinates={**group, **x})
 
     def _rules(self) -> list[str | None]:
         """Every inference rule recorded in the part; before there are results, the method's own (None)."""

@@ -179,7 +179,7 @@ class CellResult:
         reported = rules[inference].reported.round
         return cls(
             options=dotted(config),
-            images=_images(summary),
+            images=_images(summary, lines),
             inference=inference,
             basis=basis,
             rules=rules,
@@ -283,14 +283,15 @@ class ClientCounts:
         return 100 * sum(self.correct.values()) / samples if samples else None
 
 
-def _images(summary: Mapping[str, Any]) -> int:
+def _images(summary: Mapping[str, Any], lines: Iterable[_Line]) -> int:
     """Of all clients but newcomers, whose shards an experiment may cut to different sizes."""
     config = summary["config"]
-    has_newcomers = bool(config.get("newcomers"))
-    clients = (
-        client for client in summary["per_client"] if not (has_newcomers and counts_in_result(config, client["client"]))
+    held_out = {line["client"]: line.get("validation_samples", 0) for line in lines}
+    return sum(
+        client["train_samples"] + client["test_samples"] + held_out.get(client["client"], 0)
+        for client in summary["per_client"]
+        if not config.get("newcomers") or not counts_in_result(config, client["client"])
     )
-    return sum(client["train_samples"] + client["test_samples"] for client in clients)
 
 
 def _megabytes(summary: Mapping[str, Any]) -> float | None:

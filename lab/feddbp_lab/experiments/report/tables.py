@@ -48,12 +48,14 @@ def has_paper(grid: ResultGrid) -> bool:
 def _accuracy_columns(grid: ResultGrid, column: GridColumn) -> Iterator[TableColumn]:
     def beside(head: str, text_of: Callable[[GridRow], str]) -> TableColumn:
         values = [FormattedValue(text=text_of(row), faint=True) for row in grid.rows]
-        return TableColumn(group=column.group, head=head, full_head=head, values=values)
+        return TableColumn(group=group, head=head, full_head=head, values=values)
 
+    group = column.group or "Accuracy"
     last, paper = has_last_round(grid), has_paper(grid)
     rounds = "/".join(_ROUND_HEADS[basis] for basis in sorted(grid.bases, reverse=True))
     head = column.head or ((rounds or "ours") if last or paper else "")
-    yield TableColumn(group=column.group, head=head, full_head=column.title, values=_accuracies(grid, column))
+    full_head = ", ".join(filter(None, (group, column.head)))
+    yield TableColumn(group=group, head=head, full_head=full_head, values=_accuracies(grid, column))
     if last:
         yield beside("last", lambda row: _last_text(grid.result(row, column), column.rule))
     if paper:
@@ -90,8 +92,12 @@ def difference_table(grid: ResultGrid) -> FormattedTable | None:
 
 
 def _difference_column(column: GridColumn, head: str, values: list[FormattedValue]) -> TableColumn:
-    own = f"{column.head}: {head}" if column.head else head
-    return TableColumn(group=column.group, head=own, full_head=f"{column.group}, {own}", values=values)
+    return TableColumn(
+        group=column.group or "Difference",
+        head=f"{column.head}: {head}" if column.head else head,
+        full_head=f"{column.title}: {head}" if column.title else head,
+        values=values,
+    )
 
 
 def difference_value(difference: Difference | None) -> FormattedValue:

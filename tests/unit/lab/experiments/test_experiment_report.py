@@ -106,7 +106,7 @@ def test_highest_is_underlined_and_differences_have_intervals(tmp_path: Path) ->
     assert rows(markdown)["FedProto"] == ["61.00 ± 1.00"] * 2
     assert rows(markdown)["Local training"] == ["51.00 ± 1.00"] * 2
     assert rows(markdown, 1) == {
-        "Method": ["α = 0.1, Δ to FedProto", "α = 1, Δ to FedProto"],
+        "Method": ["α = 0.1: Δ to FedProto", "α = 1: Δ to FedProto"],
         "Local training": ["**−10.00 [−10.00, −10.00]**"] * 2,
         "FedDBP": ["**+20.00 [+20.00, +20.00]**"] * 2,
     }
@@ -134,7 +134,7 @@ def test_a_difference_is_bold_only_if_its_interval_excludes_zero(tmp_path: Path)
 def test_rows_may_be_compared_with_several_others(tmp_path: Path) -> None:
     report = {"rows": "method", "columns": "data.alpha", "compare": ["local", "feddbp"]}
     markdown = (reported(tmp_path, report=report) / "small.md").read_text()
-    assert rows(markdown, 1)["Method"][:2] == ["α = 0.1, Δ to Local training", "α = 0.1, Δ to FedDBP"]
+    assert rows(markdown, 1)["Method"][:2] == ["α = 0.1: Δ to Local training", "α = 0.1: Δ to FedDBP"]
     assert rows(markdown, 1)["FedProto"][:2] == ["**+10.00 [+10.00, +10.00]**", "**−20.00 [−20.00, −20.00]**"]
     assert rows(markdown, 1)["Local training"][0] == rows(markdown, 1)["FedDBP"][1] == ""
 
@@ -446,6 +446,24 @@ def test_the_report_lists_the_options_all_runs_share(tmp_path: Path) -> None:
     markdown = (reported(tmp_path) / "small.md").read_text()
     assert "2 clients, models mini-8, 2 rounds, local epochs 10" in markdown  # not alpha, which differs
     assert "scikit-learn digits: 160 images" in markdown
+
+
+def test_validation_samples_count_as_images(tmp_path: Path) -> None:
+    # two clients with 30 and 90 training, 10 and 30 test samples; with validation 10 and 30 more are held out
+    changed = {"axes": {"training": {"validation": [0.0, 0.1]}}, "report": {}}
+    assert "scikit-learn digits: 160 or 200 images" in (reported(tmp_path, **changed) / "small.md").read_text()
+
+
+def test_a_part_without_columns_has_plain_heads(tmp_path: Path) -> None:
+    output_dir, expanded = planned(tmp_path, axes={"method": ["local", "feddbp"]}, report={"compare": "local"})
+    for cell in expanded.cells.values():
+        finish(output_dir, cell, rising, core_seconds=60)
+    write_report(output_dir)
+    accuracies, differences, clients, cost = tables((output_dir.report_dir / "small.md").read_text())
+    assert accuracies["Method",] == ["Accuracy"]
+    assert differences["Method",] == ["Δ to Local training"]
+    assert clients["FedDBP",][:2] == ["+30.00", "0 of 2"]
+    assert (cost["Method",], cost["all",]) == (["core-min", "MB"], ["2.0", ""])
 
 
 def test_a_directory_without_an_experiment_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
