@@ -84,7 +84,7 @@ def _profile(
 PROFILES: Final = MappingProxyType(
     {
         "quick": _profile(
-            f"eight small architectures, 40 rounds of {QUICK_EPOCHS} epochs, tuned training; minutes a cell",
+            f"eight small networks, 40 rounds of {QUICK_EPOCHS} epochs, tuned training",
             epochs=QUICK_EPOCHS,
             rounds=40,
             finetune_rounds=8,
@@ -92,7 +92,7 @@ PROFILES: Final = MappingProxyType(
             special={"fedtgp": _SHORTER_FEDTGP, **_SMALL_IMAGES},
         ),
         "smoke": _profile(
-            "3 rounds of 1 epoch with 8 clients, to see that everything runs; no results",
+            "8 clients, 3 rounds of 1 epoch: to see that everything runs",
             epochs=1,
             rounds=3,
             clients=8,
@@ -102,13 +102,13 @@ PROFILES: Final = MappingProxyType(
             special={"fedtgp": _SHORTER_FEDTGP, **_SMALL_IMAGES},
         ),
         "paper": _profile(
-            "as in the paper: HtFE-img-8, 100 rounds of 10 epochs, learning rate 0.01",
+            "as in the paper: HtFE-img-8, 100 rounds of 10 epochs, rate 0.01",
             epochs=PAPER_EPOCHS,
             rounds=100,
             training={"model_group": "htfe-8", "learning_rate": PAPER_LEARNING_RATE},
         ),
         "short": _profile(
-            f"`quick` of version 0.1.0: 15 rounds of {QUICK_EPOCHS} epochs, learning rate 0.05, nothing tuned",
+            f"quick of version 0.1.0: 15 rounds of {QUICK_EPOCHS} epochs, nothing tuned",
             epochs=QUICK_EPOCHS,
             rounds=15,
             training={"learning_rate": 0.05},
