@@ -36,6 +36,7 @@ def test_file_names_are_those_that_existing_state_directories_have() -> None:
         "CLIENT_LOCK_NAME": "daemon.lock",
         "CURVES_NAME": "curves.png",
         "CELL_CONFIG_NAME": "config.json",
+        "CELL_COST_NAME": "cost.json",
         "CELL_FAILURE_NAME": "failure.json",
         "CELL_LOCK_NAME": ".running",
         "RUNNER_LOCK_NAME": ".runner",
