@@ -24,8 +24,25 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logging(*, as_json: bool, level: str = "info") -> None:
+    """Logs what is at the level or above it; of libraries, nothing below `info`. Python's warnings are logged, too."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         JsonFormatter() if as_json else logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
     )
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    ours = logging.getLevelNamesMapping()[level.upper()]
+    logging.basicConfig(level=max(ours, logging.INFO), handlers=[handler], force=True)
+    for package in ("feddbp", "feddbp_client"):
+        logging.getLogger(package).setLevel(ours)
+    logging.captureWarnings(True)
+
+
+def logs_are_json() -> bool:
+    return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers)
+
+
+def print_outcome(prog: str, message: str, *, exception: BaseException | None = None) -> None:
+    """Prints the line with which a command ends; it is JSON if the log is."""
+    if logs_are_json():
+        logging.getLogger(prog).error(message, exc_info=exception)
+    else:
+        print(f"{prog}: {message}", file=sys.stderr)

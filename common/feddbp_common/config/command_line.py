@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -14,6 +17,7 @@ from pydantic import BaseModel
 from feddbp_common.config.diagnostics import did_you_mean
 from feddbp_common.config.sources import add_flags, resolve
 from feddbp_common.errors import ConfigurationError, ExitCode, FedDBPError
+from feddbp_common.logs import logs_are_json, print_outcome
 from feddbp_common.version import VERSION
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -72,14 +76,38 @@ def import_from_working_directory() -> None:
 def run_command(prog: str, command: Callable[[Sequence[str]], int], argv: Sequence[str] | None = None) -> int:
     """Runs a command and reports an error as one line on stderr and an exit code."""
     try:
-        return command(sys.argv[1:] if argv is None else argv)
+        with _terminated_as_interrupted():
+            return command(sys.argv[1:] if argv is None else argv)
     except FedDBPError as error:
-        print(f"{prog}: error: {error}", file=sys.stderr)
+        print_outcome(prog, f"error: {error}")
         return error.exit_code
     except KeyboardInterrupt:
-        print(f"{prog}: interrupted", file=sys.stderr)
+        print_outcome(prog, "interrupted")
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
         # the reader closed the pipe: suppress further output, including the flush at interpreter exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FAILURE
+    except Exception as error:
+        if not logs_are_json():
+            raise
+        print_outcome(prog, f"error: {type(error).__name__}: {error}", exception=error)
+        return ExitCode.FAILURE
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Until a command handles signals itself, SIGTERM ends it as Ctrl-C does: with a line and the same exit code."""
+    before = signal.getsignal(signal.SIGTERM)
+    if threading.current_thread() is not threading.main_thread() or before in (None, signal.SIG_IGN):
+        yield
+        return
+
+    def interrupt(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

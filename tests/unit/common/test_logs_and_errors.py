@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import warnings
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.atomic_files import replace_text
+from feddbp_common.config.command_line import run_command
 from feddbp_common.errors import ConfigurationError, ExitCode, FedDBPError, PayloadError, PayloadTooLargeError
 from feddbp_common.logs import configure_logging
 from feddbp_common.rpc.failures import REFUSAL_METADATA_KEY, refusal_in
@@ -24,6 +26,9 @@ def stderr(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[[], str]]:
     yield lambda: capsys.readouterr().err
     root.handlers[:] = handlers
     root.setLevel(level)
+    for package in ("feddbp", "feddbp_client"):
+        logging.getLogger(package).setLevel(logging.NOTSET)
+    logging.captureWarnings(False)
 
 
 def test_a_json_log_has_one_object_per_line(stderr: Callable[[], str]) -> None:
@@ -53,6 +58,36 @@ def test_logging_can_be_reconfigured(stderr: Callable[[], str]) -> None:
     configure_logging(as_json=True)
     logging.getLogger("feddbp.sample").info("once")
     assert json.loads(stderr())["message"] == "once"
+
+
+def test_a_debug_log_has_no_details_of_libraries(stderr: Callable[[], str]) -> None:
+    configure_logging(as_json=False, level="debug")
+    for name in ("feddbp.client", "feddbp_client.data", "library"):
+        logging.getLogger(name).debug("detail of %s", name)
+    assert [line.partition("DEBUG ")[2].strip() for line in stderr().splitlines()] == [
+        "detail of feddbp.client",
+        "detail of feddbp_client.data",
+    ]
+
+
+def test_warnings_and_the_error_that_ends_a_command_are_json_if_the_log_is(stderr: Callable[[], str]) -> None:
+    def failing(_: object) -> int:
+        configure_logging(as_json=True)
+        warnings.warn("lr_scheduler was called too early", UserWarning, stacklevel=1)
+        raise ConfigurationError("no data")
+
+    def faulty(_: object) -> int:
+        return 1 // 0
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert run_command("brew", failing, []) == 2
+        assert run_command("brew", faulty, []) == 1
+    warning, error, fault = map(json.loads, stderr().splitlines())
+    assert "lr_scheduler was called too early" in warning["message"]
+    assert (error["level"], error["logger"], error["message"]) == ("error", "brew", "error: no data")
+    assert "ZeroDivisionError" in fault["message"]
+    assert "Traceback" in fault["exception"]
 
 
 def test_errors_have_one_base_class_and_exit_codes_do_not_change() -> None:

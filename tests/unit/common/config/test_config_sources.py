@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 from collections.abc import Sequence
 from datetime import timedelta
 from enum import StrEnum
@@ -329,3 +331,15 @@ def test_an_unexpected_exception_is_not_caught() -> None:
 
     with pytest.raises(ZeroDivisionError):
         run_command("brew", bug, [])
+
+
+def test_sigterm_ends_a_command_as_ctrl_c_does(capsys: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    def terminated(_: object) -> int:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return 0
+
+    assert run_command("brew", terminated, []) == 130
+    assert capsys.readouterr().err == "brew: interrupted\n"
+    assert signal.getsignal(signal.SIGTERM) is before
