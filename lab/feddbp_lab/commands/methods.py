@@ -17,9 +17,10 @@ from feddbp_common.config.command_line import Parser
 from feddbp_common.config.run import MAX_CLASSES, MAX_CLIENTS
 from feddbp_common.config.types import field_extra
 from feddbp_common.errors import ExitCode
+from feddbp_common.humanize import NO_VALUE
 from feddbp_common.methods import METHODS, PRESET_MARK, ExchangeShape, Method, method_named
 from feddbp_common.methods.payload_size import ImageShape, PayloadSize
-from feddbp_lab.terminal.format import NO_VALUE, plain_table
+from feddbp_lab.terminal.format import plain_table
 
 PROG: Final = "feddbp methods"
 

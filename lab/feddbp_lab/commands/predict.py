@@ -12,8 +12,8 @@ from pydantic import Field
 from feddbp_common.config.command_line import settings_from
 from feddbp_common.config.types import FrozenModel
 from feddbp_common.errors import ExitCode
+from feddbp_common.humanize import percent
 from feddbp_lab.commands.options import DEVICE_HELP, checkpoint_parser, load_client
-from feddbp_lab.terminal.format import percent
 
 if TYPE_CHECKING:
     from feddbp_client.inference.trained_client import Candidate, Prediction, TrainedClient

@@ -23,6 +23,7 @@ from feddbp_client.config import ClientConfig, ComputeConfig, IdentityConfig, So
 from feddbp_common.artifacts import ENDPOINT_NAME, SUMMARY_NAME
 from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import ExitCode, FedDBPError
+from feddbp_common.humanize import client_names
 from feddbp_common.optional_deps import require
 from feddbp_lab.control_client import watch_status
 from feddbp_lab.processes.flags import arguments_for, clean_environment
@@ -136,7 +137,7 @@ class LocalFederation:
             self.address = await self._wait_for_endpoint(self._server)
             for number, ids in enumerate(self.options.ids_by_process()):
                 arguments = arguments_for(self.options.client_config(ids, self.address))
-                name = f"the process of {_clients(ids)}"
+                name = f"the process of {client_names(ids)}"
                 self._clients.append(self._start(name, CLIENT_MODULE, arguments, log=f"clients-{number}"))
         except BaseException:
             await self._supervisor.stop()
@@ -235,10 +236,6 @@ class LocalFederation:
 
 def _failure(child: ChildProcess) -> ProcessFailedError:
     return ProcessFailedError(child, child.exited.result(), child.last_lines(12))
-
-
-def _clients(ids: list[int]) -> str:
-    return f"client {ids[0]}" if len(ids) == 1 else f"clients {', '.join(map(str, ids))}"
 
 
 async def _next(stream: AsyncIterator[pb.RunStatus]) -> pb.RunStatus | None:

@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Any, Self, TextIO
 
 from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.humanize import human_bytes, human_seconds, percent
 from feddbp_lab.results.run_results import MetricsTail, weighted_accuracy
-from feddbp_lab.terminal.format import human_bytes, human_seconds, percent
 
 
 @dataclass(kw_only=True)

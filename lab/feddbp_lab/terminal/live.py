@@ -17,7 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_lab.terminal.format import NO_VALUE, human_seconds, percent, plain_table, sparkline
+from feddbp_common.humanize import NO_VALUE, human_seconds, percent
+from feddbp_lab.terminal.format import plain_table, sparkline
 from feddbp_lab.terminal.status_words import (
     activity,
     activity_text,

@@ -10,9 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from feddbp_common.artifacts import CURVES_NAME, METRICS_NAME, SUMMARY_NAME
+from feddbp_common.humanize import NO_VALUE, human_bytes, human_seconds, percent
 from feddbp_common.methods import method_named
 from feddbp_lab.results.run_results import RunResults
-from feddbp_lab.terminal.format import NO_VALUE, human_bytes, human_seconds, percent, plain_table
+from feddbp_lab.terminal.format import plain_table
 
 
 def run_table(results: RunResults, directory: Path) -> RenderableType:

@@ -14,7 +14,8 @@ from rich.text import Text
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.errors import FedDBPError
-from feddbp_lab.terminal.format import NO_VALUE, human_bytes, human_seconds, id_ranges, percent, plain_table
+from feddbp_common.humanize import NO_VALUE, client_names, human_bytes, human_seconds, percent
+from feddbp_lab.terminal.format import plain_table
 from feddbp_lab.terminal.status_words import activity_text, phase_text, totals_text, trained_accuracy
 
 _SHOWN_INCIDENTS: Final = 5
@@ -83,7 +84,7 @@ def status_line(status: pb.RunStatus) -> Text:
     """Phase, round, missing clients, time left and reason in one line."""
     text = phase_text(status)
     if status.missing:
-        text.append(f"   waiting for {_clients(list(status.missing))}", style="yellow")
+        text.append(f"   waiting for {client_names(status.missing)}", style="yellow")
     if status.HasField("time_left"):
         text.append(
             f"   {human_seconds(status.time_left.ToTimedelta().total_seconds())} until the deadline", style="dim"
@@ -91,10 +92,6 @@ def status_line(status: pb.RunStatus) -> Text:
     if status.reason:
         text.append(f"   {status.reason}")
     return text
-
-
-def _clients(ids: list[int]) -> str:
-    return f"client {ids[0]}" if len(ids) == 1 else f"clients {id_ranges(ids)}"
 
 
 def _clients_table(status: pb.RunStatus, now: float, *, wide: bool) -> Table:

@@ -7,7 +7,7 @@ from typing import Final
 from rich.text import Text
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_lab.terminal.format import human_bytes, percent
+from feddbp_common.humanize import human_bytes, percent
 
 _PHASES: Final = {
     pb.PHASE_WAITING: ("waiting for clients", "yellow"),

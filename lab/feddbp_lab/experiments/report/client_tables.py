@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from statistics import fmean
 from typing import Final
 
+from feddbp_common.humanize import NO_VALUE
 from feddbp_lab.experiments.report.comparison import compare, compare_rare
 from feddbp_lab.experiments.report.formatted import (
     FormattedTable,
@@ -17,7 +18,6 @@ from feddbp_lab.experiments.report.formatted import (
 from feddbp_lab.experiments.report.grid import ResultGrid
 from feddbp_lab.experiments.report.outcomes import PointResult
 from feddbp_lab.experiments.report.tables import difference_value
-from feddbp_lab.terminal.format import NO_VALUE
 
 _CLIENT_HEADS: Final = (
     "mean gain",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from feddbp_common.humanize import NO_VALUE
 from feddbp_lab.experiments.report.comparison import Difference
 from feddbp_lab.experiments.report.formatted import (
     FormattedTable,
@@ -18,7 +19,6 @@ from feddbp_lab.experiments.report.grid import GridColumn, GridRow, ResultGrid
 from feddbp_lab.experiments.report.outcomes import PointResult, SeedValues
 from feddbp_lab.experiments.report.paper import PaperValue
 from feddbp_lab.results.protocol import Basis
-from feddbp_lab.terminal.format import NO_VALUE
 
 BEST_MARK: Final = "†"
 """After an accuracy of the best round, in a table whose others are of a round chosen on validation samples."""

@@ -12,9 +12,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from feddbp_common.humanize import percent
 from feddbp_lab.experiments.run.cell_dir import CellDir, CellState, DamagedCellError, Failure
 from feddbp_lab.experiments.run.output_dir import OutputDir
-from feddbp_lab.terminal.format import percent, plain_table
+from feddbp_lab.terminal.format import plain_table
 
 _WATCH_SECONDS: Final = 2.0
 

@@ -14,10 +14,10 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
 from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.humanize import human_seconds, percent
 from feddbp_lab.experiments.cell import Cell
 from feddbp_lab.experiments.run.cell_dir import Failure
 from feddbp_lab.results.protocol import Reported
-from feddbp_lab.terminal.format import human_seconds, percent
 from feddbp_lab.terminal.status_words import rounds_done
 
 _SHARE_FOR_ESTIMATE: Final = 0.01

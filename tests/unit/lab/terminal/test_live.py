@@ -6,6 +6,7 @@ import pytest
 from lab_samples import client, printed, run_status
 
 from feddbp.v1 import federation_pb2 as pb
+from feddbp_lab.terminal.format import sparkline
 from feddbp_lab.terminal.live import LiveView, RunHistory
 
 
@@ -118,3 +119,7 @@ def test_the_trend_has_each_round_once() -> None:
     for number, correct in ((0, 0), (1, 10), (1, 10), (2, 20)):
         history.update(run_status(client(4, metrics_round=number, correct=correct)), 0.0)
     assert history.trend(4) == [0.2, 0.4]
+
+
+def test_a_sparkline_has_the_newest_values() -> None:
+    assert sparkline([0.0, 0.5, 1.0], 2) == "▅█"

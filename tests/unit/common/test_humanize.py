@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from feddbp_lab.terminal.format import human_bytes, human_seconds, id_ranges, percent, sparkline
+from feddbp_common.humanize import address_text, client_names, human_bytes, human_seconds, id_ranges, percent
 
 
 @pytest.mark.parametrize(
@@ -42,5 +42,18 @@ def test_consecutive_ids_are_a_range() -> None:
     assert id_ranges([]) == ""
 
 
-def test_a_sparkline_has_the_newest_values() -> None:
-    assert sparkline([0.0, 0.5, 1.0], 2) == "▅█"
+def test_one_client_is_named_in_the_singular() -> None:
+    assert (client_names([3]), client_names([3, 4, 7])) == ("client 3", "clients 3-4, 7")
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("ipv4:10.0.0.7:3471", "10.0.0.7:3471"),
+        ("ipv6:%5B::1%5D:3471", "[::1]:3471"),
+        ("unix:/tmp/socket", "unix:/tmp/socket"),
+        ("", ""),
+    ],
+)
+def test_the_address_of_a_peer_has_no_scheme(peer: str, address: str) -> None:
+    assert address_text(peer) == address
