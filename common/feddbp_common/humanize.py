@@ -51,6 +51,11 @@ def client_names(ids: Collection[int]) -> str:
     return f"client {id_ranges(ids)}" if len(ids) == 1 else f"clients {id_ranges(ids)}"
 
 
+def round_name(number: int, rounds: int) -> str:
+    """A round, counted from 1 for people; programs count from 0, and take the final evaluation for one more."""
+    return "the final evaluation" if number >= rounds else f"round {number + 1}/{rounds}"
+
+
 def address_text(peer: str) -> str:
     """The address in gRPC's name of a peer: `10.0.0.7:3471` for `ipv4:10.0.0.7:3471`."""
     _, _, address = peer.partition(":")

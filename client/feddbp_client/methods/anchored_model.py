@@ -59,7 +59,7 @@ class AnchoredModel(SmallModel):
         if anchored == number - 1:
             return self._plus(anchor, decompress(changes))
         raise FedDBPError(
-            f"the server sent the update of round {number - 1}, but this client no longer has the weights before it; "
+            f"the server sent the update of round {number}, but this client no longer has the weights before it; "
             "start it again once the next round is open"
         )
 

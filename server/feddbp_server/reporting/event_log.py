@@ -18,7 +18,9 @@ from typing import Any
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.artifacts import AUDIT_NAME
+from feddbp_common.humanize import address_text, client_names, human_seconds
 from feddbp_common.version import VERSION
+from feddbp_server.reporting.round_lines import ClosedRound, RoundLines
 from feddbp_server.run.limits import DEFAULT_LIMITS, Limits
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.sessions import Session
@@ -170,8 +172,9 @@ class Incident:
 class EventLog:
     """Owns where events are reported; decides nothing, and is called once an event is durable."""
 
-    def __init__(self, audit: Audit, *, limits: Limits, changed: Callable[[], None]) -> None:
+    def __init__(self, audit: Audit, *, rounds: RoundLines, limits: Limits, changed: Callable[[], None]) -> None:
         self.audit = audit
+        self.rounds = rounds
         self.incidents: deque[Incident] = deque(maxlen=limits.incidents)
         self._limits = limits
         self._changed = changed
@@ -188,8 +191,9 @@ class EventLog:
         version = session.capabilities.software_version
         if self.audit.record_client_event("joined", client=session.client_id, epoch=session.epoch):
             log.info(
-                "client %d joins with %s on %s (session %d%s)",
+                "client %d joins%s with %s on %s (session %d%s)",
                 session.client_id,
+                f" from {address_text(session.peer)}" if session.peer else "",
                 session.capabilities.architecture or "an unnamed model",
                 session.capabilities.device or "an unnamed device",
                 session.epoch,
@@ -200,6 +204,14 @@ class EventLog:
         shown = one_line(reason, self._limits.text_characters)
         if self.audit.record_client_event("left", client=session.client_id, reason=shown):
             log.info("client %d left: %s", session.client_id, shown or "no reason given")
+
+    def disconnected(self, session: Session, *, awaited_in: int | None, seconds_left: float | None) -> None:
+        """A client is lost; `awaited_in` is the round that waits for it, if one does."""
+        if not self.audit.record_client_event("disconnected", client=session.client_id, peer=session.peer):
+            return
+        limit = "" if seconds_left is None else f", for {human_seconds(seconds_left)} at most"
+        waits = "" if awaited_in is None else f"; {self.rounds.name(awaited_in)} waits for it{limit}"
+        log.warning("client %d is disconnected%s", session.client_id, waits)
 
     def accepted(self, session: Session, round_number: int, manifest: pb.Manifest) -> None:
         self.audit.record(
@@ -213,8 +225,9 @@ class EventLog:
     def failed(self, session: Session, round_number: int, cause: str) -> None:
         shown = one_line(cause, self._limits.text_characters) or "no cause given"
         if self.audit.record_client_event("failed", client=session.client_id, round=round_number, cause=shown):
-            log.warning("client %d failed in round %d: %s", session.client_id, round_number, shown)
-            self.incident(session.client_id, f"failed in round {round_number}: {shown}")
+            where = self.rounds.name(round_number)
+            log.warning("client %d failed in %s: %s", session.client_id, where, shown)
+            self.incident(session.client_id, f"failed in {where}: {shown}")
 
     def refused(self, call: str, refusal: RefusedError, *, peer: str) -> None:
         """A flood of refusals is only counted: it must not displace other incidents."""
@@ -238,38 +251,46 @@ class EventLog:
         self.audit.record(what)
         log.info("an operator has %s the run", what)
 
+    def closed(self, closed: ClosedRound) -> None:
+        """The one line of a round, once it is aggregated."""
+        level = logging.WARNING if self.rounds.missing(closed) else logging.INFO
+        log.log(level, "%s", self.rounds.closed(closed))
+
+    def lingering(self, unaware: frozenset[int], seconds: float) -> None:
+        """The server would stop, but for clients that have not received the end of the run."""
+        if seconds > 0:
+            names = client_names(unaware)
+            log.info("waiting up to %s for %s to receive the end of the run", human_seconds(seconds), names)
+
     def effect(self, effect: Effect) -> None:
         match effect:
             case RoundOpened(number, selected):
-                log.info("round %d is open for %d clients", number, len(selected))
+                # of later rounds, the line of the round before says enough
+                log.log(logging.DEBUG if number else logging.INFO, "%s", self.rounds.opened(number, selected))
             case CloseRound(number, missing):
                 if missing:
-                    log.warning("round %d closes without %s", number, _listed(missing))
                     self.audit.record("closed_without", round=number, clients=sorted(missing))
-                    self.incident(None, f"round {number} closed without {_listed(missing)}")
+                    self.incident(None, f"{self.rounds.name(number)} closed without {client_names(missing)}")
             case DeadlineExtended(number, extension, missing):
-                log.warning("round %d: extension %d, waiting for %s", number, extension, _listed(missing))
-                self.incident(None, f"round {number} extended; missing: {_listed(missing)}")
+                name, names = self.rounds.name(number), client_names(missing)
+                log.warning("%s: extension %d, waiting for %s", name, extension, names)
+                self.incident(None, f"{name} extended; missing: {names}")
             case MembersDropped(clients):
-                log.warning("dropped until they join again: %s", _listed(clients))
+                log.warning("dropped until they join again: %s", client_names(clients))
                 self.audit.record("dropped", clients=sorted(clients))
-                self.incident(None, f"dropped until they join again: {_listed(clients)}")
+                self.incident(None, f"dropped until they join again: {client_names(clients)}")
             case RoundAbandoned(number):
+                name = self.rounds.name(number)
                 log.warning(
-                    "round %d: every client selected for it has left; it opens again as soon as enough have joined",
-                    number,
+                    "%s: every client selected for it has left; it opens again as soon as enough have joined", name
                 )
-                self.incident(None, f"round {number} opens again: every client selected for it has left")
+                self.incident(None, f"{name} opens again: every client selected for it has left")
             case FinalEvaluationOpened(_):
                 log.info("all rounds are done; clients evaluate the final state")
             case RunEnded(phase, reason):
                 self.audit.record("ended", phase=phase.value, reason=reason)
                 level = logging.INFO if phase is Phase.FINISHED else logging.ERROR
                 log.log(level, "the run %s: %s", phase.value, reason)
-
-
-def _listed(clients: frozenset[int]) -> str:
-    return ", ".join(f"client {client}" for client in sorted(clients))
 
 
 def append_line(file: io.FileIO, line: str) -> None:

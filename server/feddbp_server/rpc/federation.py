@@ -62,14 +62,14 @@ class FederationService(pb_grpc.FederationServicer):
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:
         with self._acting_as(request.client_id, context):
-            session, secret = await self._coordinator.join(request)
+            session, secret = await self._coordinator.join(request, peer=context.peer())
             response = pb.JoinResponse(session=secret, epoch=session.epoch)
             response.lease.FromTimedelta(self._coordinator.sessions.lease)
             return response
 
     async def Follow(self, request: pb.FollowRequest, context: Context) -> AsyncIterator[pb.RoundEvent]:
         with self._caller(request.session, context) as session:
-            async for event in self._coordinator.follow(session):
+            async for event in self._coordinator.follow(session, peer=context.peer()):
                 yield event
 
     async def Download(self, request: pb.DownloadRequest, context: Context) -> AsyncIterator[pb.DownloadPart]:

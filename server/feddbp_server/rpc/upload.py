@@ -254,7 +254,7 @@ class Uploads:
         if record.sha256 != sha256:
             raise RefusedError(
                 pb.REFUSAL_REASON_ALREADY_UPLOADED,
-                f"another upload of client {record.client_id} to round {record.round} was accepted before",
+                f"another upload of client {record.client_id} to round {record.round + 1} was accepted before",
                 field="round",
                 current_round=self._engine.state.round,
             )
@@ -268,7 +268,7 @@ def check_upload(client_id: int, round_number: int, state: RunState) -> None:
     if client_id not in state.selected:
         raise RefusedError(
             pb.REFUSAL_REASON_NOT_SELECTED,
-            f"client {client_id} was not selected for round {round_number}",
+            f"client {client_id} was not selected for round {round_number + 1}",
             field="round",
             current_round=state.round,
         )

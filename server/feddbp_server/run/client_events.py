@@ -37,4 +37,6 @@ def _why_wait(state: RunState, policy: RoundPolicy) -> str:
         return f"the run continues as soon as {policy.min_clients} clients have joined"
     if state.phase is Phase.PAUSED:
         return "the run is paused"
-    return f"round {state.round} is in progress"
+    if state.phase is Phase.EVALUATING:
+        return "the final evaluation is in progress"
+    return f"round {state.round + 1} is in progress"

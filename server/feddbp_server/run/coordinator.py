@@ -64,23 +64,24 @@ class Coordinator:
 
     # --- clients ---
 
-    async def join(self, request: pb.JoinRequest) -> tuple[Session, str]:
+    async def join(self, request: pb.JoinRequest, *, peer: str = "") -> tuple[Session, str]:
         """A session for a client, and its secret."""
         state = self._engine.state
         if state.phase.is_final and request.client_id in state.members:
             self._confirm_end(request.client_id)  # the refusal below says so
         check_join(request, self.run_id, self.config, state, self._limits)
-        joining = self._engine.begin(self._commit_join(request))
+        joining = self._engine.begin(self._commit_join(request, peer))
         try:
             return await asyncio.shield(joining)
         except asyncio.CancelledError:
             self._engine.begin(self._release(joining))
             raise
 
-    async def _commit_join(self, request: pb.JoinRequest) -> tuple[Session, str]:
+    async def _commit_join(self, request: pb.JoinRequest, peer: str) -> tuple[Session, str]:
         engine = self._engine
         async with self.sessions.lock:
             session, secret = self.sessions.prepare_join(request, engine.clock())
+            session.peer = peer
             await engine.store.run(lambda store: store.save_client(session.record()))
             fault_point("server.join.committed")
             superseded = self.sessions.join(session)
@@ -100,17 +101,20 @@ class Coordinator:
             session, _ = await joining
             self.sessions.leave(session)
 
-    async def follow(self, session: Session) -> AsyncGenerator[pb.RoundEvent, None]:
-        """The run as this client sees it, and then every change of that."""
+    async def follow(self, session: Session, *, peer: str = "") -> AsyncGenerator[pb.RoundEvent, None]:
+        """The run as this client sees it, and then every change of that; ends when the client leaves."""
         if session.streams >= self._limits.streams_per_session:
             raise RefusedError(pb.REFUSAL_REASON_BUSY, "this session has too many event streams open")
         engine = self._engine
+        session.peer = peer or session.peer
         session.streams += 1
         sent: pb.RoundEvent | None = None
         try:
             await engine.run_shielded(engine.apply(Connected(session.client_id)))
             while True:
                 changed = engine.run_changed.upcoming()
+                if self.sessions.has_left(session):
+                    return
                 if not self.sessions.is_current(session):
                     raise RefusedError(pb.REFUSAL_REASON_STALE_SESSION, "this session was superseded by a newer one")
                 event = event_for(session.client_id, engine.state, engine.policy, draining=engine.draining)
@@ -131,6 +135,20 @@ class Coordinator:
                 session.last_seen = engine.clock()
                 if session.streams == 0:
                     engine.apply_in_background(Disconnected(session.client_id))
+                    self._notice_disconnection(session)
+
+    def _notice_disconnection(self, session: Session) -> None:
+        """Reports a lost client, unless it leaves or is back in a moment: an orderly goodbye ends the stream, too."""
+        wait = self._limits.disconnection_wait.total_seconds()
+        asyncio.get_running_loop().call_later(wait, self._report_disconnection, session)
+
+    def _report_disconnection(self, session: Session) -> None:
+        engine, state = self._engine, self._engine.state
+        is_back = session.streams > 0 or not self.sessions.is_current(session)
+        if is_back or engine.draining or state.phase.is_final:
+            return
+        awaited_in = state.round if session.client_id in state.missing else None
+        engine.event_log.disconnected(session, awaited_in=awaited_in, seconds_left=self.view.time_left())
 
     async def download(self, session: Session, round_number: int) -> AsyncIterator[pb.DownloadPart]:
         """The client's own state for a round: its manifest, then its body in chunks."""
@@ -199,12 +217,22 @@ class Coordinator:
         while not engine.state.phase.is_final:
             await engine.run_changed.upcoming().wait()
         give_up = engine.clock() + linger.total_seconds()
-        while not engine.state.members <= self._received_end and engine.clock() < give_up:
-            changed = engine.status_changed.upcoming()
-            try:
-                await asyncio.wait_for(changed.wait(), timeout=max(0.0, give_up - engine.clock()))
-            except TimeoutError:
-                break
+        promptly = engine.clock() + self._limits.disconnection_wait.total_seconds()
+        await self._end_received(until=min(promptly, give_up))
+        if self._unaware:
+            engine.event_log.lingering(self._unaware, max(0.0, give_up - engine.clock()))
+        await self._end_received(until=give_up)
+
+    @property
+    def _unaware(self) -> frozenset[int]:
+        """Members that have not received the end of the run."""
+        return self._engine.state.members - self._received_end
+
+    async def _end_received(self, *, until: float) -> None:
+        while self._unaware and (left := until - self._engine.clock()) > 0:
+            changed = self._engine.status_changed.upcoming()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), timeout=left)
 
     # --- operators ---
 

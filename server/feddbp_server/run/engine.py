@@ -22,6 +22,7 @@ from feddbp_common.fault_injection import fault_point
 from feddbp_server.aggregation.aggregator import Aggregator, GlobalState
 from feddbp_server.reporting.event_log import Audit, EventLog
 from feddbp_server.reporting.metrics_log import MetricsLog, reports_in
+from feddbp_server.reporting.round_lines import ClosedRound, RoundLines
 from feddbp_server.reporting.summary import RunOutcome, write_summary
 from feddbp_server.run.durations import AGGREGATION_BOUNDS, Durations, PhaseTimes
 from feddbp_server.run.limits import Limits
@@ -94,7 +95,12 @@ class RunEngine:
         """Something a client receives over its event stream."""
         self.status_changed = Broadcast()
         """Anything the status shows."""
-        self.event_log = EventLog(audit, limits=limits, changed=self.status_changed.publish)
+        self.event_log = EventLog(
+            audit,
+            rounds=RoundLines(rounds=policy.rounds, clients=config.clients, clock=clock),
+            limits=limits,
+            changed=self.status_changed.publish,
+        )
         self.draining = False
         self.phase_times = PhaseTimes(clock)
         self.aggregation_times = Durations(AGGREGATION_BOUNDS)
@@ -142,7 +148,8 @@ class RunEngine:
         if self.state.phase.is_final:
             log.warning("the run in this state directory is over; another one needs another --state-dir")
         else:
-            log.info("resuming the run in phase %s, round %d", self.state.phase.value, number)
+            self.event_log.rounds.resumed(self.state.selected)
+            log.info("resuming the run: %s, %s", self.state.phase.value, self.event_log.rounds.name(number))
 
     # --- events ---
 
@@ -230,25 +237,34 @@ class RunEngine:
     # --- closing a round ---
 
     async def _close_round(self, number: int) -> None:
-        started = time.perf_counter()
+        started, name = time.perf_counter(), self.event_log.rounds.name(number)
         fault_point("server.close.begun")
         try:
             aggregate = await self._aggregate(number)
             seconds = time.perf_counter() - started
             self.aggregation_times.add(seconds)
-            log.info("round %d is aggregated, after %.0f ms", number, 1000 * seconds)
+            log.debug("%s is aggregated, after %.0f ms", name, 1000 * seconds)
+            self.event_log.closed(self._closed_round(number))
             await self.apply_until_durable(Aggregated(number), aggregate)
         except Exception as error:
             if self.draining and isinstance(error, StoreError):
-                log.error("round %d could not be closed: %s; the next server will", number, error)
+                log.error("%s could not be closed: %s; the next server will", name, error)
                 return
-            log.exception("round %d could not be closed", number)
-            await self._apply_or_log(RunFailed(f"round {number} could not be closed: {error}"))
+            log.exception("%s could not be closed", name)
+            await self._apply_or_log(RunFailed(f"{name} could not be closed: {error}"))
             return
         fault_point("server.close.announced")
         # after the next round was announced, which should not wait for a clean-up
         with suppress(StoreError):  # the next round's clean-up includes this one's
             await self.store.tidy(lambda store: store.forget_superseded_uploads(number + 1))
+
+    def _closed_round(self, number: int) -> ClosedRound:
+        return ClosedRound(
+            number=number,
+            uploaded=self.state.uploaded,
+            accuracy=self.metrics_log.accuracy_of(number),
+            evaluated=len(self.metrics_log.reporters_of(number)),
+        )
 
     async def _aggregate(self, number: int) -> GlobalState:
         """Retries a few times, since a read may fail once; a damaged database fails every time."""

@@ -41,6 +41,9 @@ class Limits:
     status_interval: timedelta = timedelta(seconds=0.1)
     """Shortest time between two messages of a status stream; changes in between are sent together."""
 
+    disconnection_wait: timedelta = timedelta(seconds=1)
+    """Before a client whose event stream ended counts as lost, and before a finished server says for whom it waits."""
+
     message_bytes: int = 1 << 20
     """Of one message: a chunk has 256 KiB and every other message is smaller."""
     metadata_bytes: int = 16 << 10

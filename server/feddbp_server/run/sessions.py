@@ -32,6 +32,8 @@ class Session:
     downloads: int = 0
     """Downloads that are being sent."""
     progress: pb.Progress = field(default_factory=pb.Progress)
+    peer: str = ""
+    """Where it last joined or followed from, as gRPC names it; empty before that."""
 
     def record(self) -> ClientRecord:
         return ClientRecord(
@@ -121,6 +123,10 @@ class Sessions:
     def is_current(self, session: Session) -> bool:
         """Whether a session is in force: neither superseded nor ended."""
         return self._by_secret.get(session.session_sha256) is session
+
+    def has_left(self, session: Session) -> bool:
+        """Whether a session ended and no newer one of its client superseded it."""
+        return self._by_id.get(session.client_id) is session and not self.is_current(session)
 
     def get(self, client_id: int) -> Session | None:
         return self._by_id.get(client_id)

@@ -389,7 +389,7 @@ def _at_deadline(state: RunState, policy: RoundPolicy, now: float) -> Step:
         return _end(
             state,
             Phase.FAILED,
-            f"round {state.round} needs {_counted(needed, 'upload')} and has {len(state.uploaded)} after "
+            f"round {state.round + 1} needs {_counted(needed, 'upload')} and has {len(state.uploaded)} after "
             f"{_counted(state.extensions, 'extension')}; missing: {_names(state.missing)}",
         )
     extended = replace(state, deadline=_deadline(policy, now), extensions=state.extensions + 1)

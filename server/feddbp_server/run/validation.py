@@ -117,10 +117,19 @@ def one_line(text: str, limit: int) -> str:
 def wrong_round(asked: int, state: RunState) -> RefusedError:
     return RefusedError(
         pb.REFUSAL_REASON_RUN_ENDED if state.phase.is_final else pb.REFUSAL_REASON_WRONG_ROUND,
-        f"round {asked} is not open; the run is {state.phase.value}, round {state.round}",
+        f"round {asked + 1} is not open; {_where(state)}",
         field="round",
         current_round=state.round,
     )
+
+
+def _where(state: RunState) -> str:
+    """Where the run is; for people, rounds are counted from 1."""
+    if state.phase.is_final:
+        return f"the run is over: {state.reason}"
+    if Phase.EVALUATING in (state.phase, state.held_phase):
+        return "the run is in its final evaluation"
+    return f"the run is {state.phase.value}, round {state.round + 1}"
 
 
 def _check_names(field: str, names: Iterable[str], limits: Limits) -> None:

@@ -70,7 +70,7 @@ class FedGenStrategy(Strategy[FedGenSettings]):
             if settings.full:
                 slope = slope + diversity_loss(noise, made.features)[1]
             adam.step(generator.parts, generator.gradients(made, slope))
-        log.info("round %d: generator trained from a loss of %.4g to %.4g", round_number, losses[0], losses[-1])
+        log.info("round %d: generator trained from a loss of %.4g to %.4g", round_number + 1, losses[0], losses[-1])
         self.check_sendable(
             Payload(tensors=generator.tensors()),
             FEDGEN.download_rules(settings, self.facts.shape),

@@ -33,7 +33,7 @@ class FedTGPStrategy(Strategy[FedTGPSettings]):
         network = self._network(known)
         margin = margin_between(pool.means, tau=self.settings.tau)
         loss = self._train(network, pool, margin, round_number)
-        log.info("round %d: prototypes trained to a loss of %.4g at a margin of %.4g", round_number, loss, margin)
+        log.info("round %d: prototypes trained to a loss of %.4g at a margin of %.4g", round_number + 1, loss, margin)
         class_ids = np.arange(shape.classes, dtype=np.int32)
         state = Payload(
             prototypes=PrototypeSet(class_ids=class_ids, vectors=network.prototypes()), tensors=network.tensors()

@@ -13,6 +13,7 @@ import pytest
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_server.reporting.event_log import Audit, EventLog
+from feddbp_server.reporting.round_lines import RoundLines
 from feddbp_server.run.limits import DEFAULT_LIMITS
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.sessions import Session
@@ -38,7 +39,8 @@ def changes() -> Changes:
 @pytest.fixture
 def event_log(tmp_path: Path, changes: Changes) -> Iterator[EventLog]:
     audit = Audit(tmp_path, clock=lambda: 0.0)  # a stopped clock, so that rate limits do not recover
-    yield EventLog(audit, limits=DEFAULT_LIMITS, changed=changes)
+    rounds = RoundLines(rounds=9, clients=8, clock=lambda: 0.0)
+    yield EventLog(audit, rounds=rounds, limits=DEFAULT_LIMITS, changed=changes)
     audit.close()
 
 
@@ -109,7 +111,7 @@ def test_one_client_does_not_displace_the_incidents_of_others(event_log: EventLo
         event_log.incident(1, f"trouble {number}")
     assert [(incident.client_id, incident.message) for incident in event_log.incidents] == [
         (None, "the disk is full"),
-        (2, "failed in round 3: its own trouble"),
+        (2, "failed in round 4/9: its own trouble"),
         *((1, f"trouble {number}") for number in range(497, 500)),
     ]
 
@@ -118,7 +120,7 @@ def test_a_round_that_closes_with_missing_clients_is_an_incident(event_log: Even
     event_log.effect(CloseRound(round=4, missing=frozenset()))
     assert not event_log.incidents
     event_log.effect(CloseRound(round=4, missing=frozenset({7, 2})))
-    assert [incident.message for incident in event_log.incidents] == ["round 4 closed without client 2, client 7"]
+    assert [incident.message for incident in event_log.incidents] == ["round 5/9 closed without clients 2, 7"]
     (noted,) = audited(tmp_path)
     assert (noted["what"], noted["round"], noted["clients"]) == ("closed_without", 4, [2, 7])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from feddbp_common.wire import Payload
 from feddbp_server.rpc.federation import FederationService
 from feddbp_server.run.refusals import RefusedError
 
-CONTEXT: Any = None  # without authentication, the context of a call is not used
+CONTEXT: Any = SimpleNamespace(peer=lambda: "ipv4:127.0.0.1:5")  # without authentication, no more of it is used
 Call = Callable[[FederationService, Daemon], Awaitable[object]]
 
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import json
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -26,12 +30,16 @@ from coordinator_runs import (
 from run_machine import ids
 
 from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.artifacts import AUDIT_NAME
 from feddbp_common.wire import Payload
 from feddbp_server.rpc.status_reply import status_of
 from feddbp_server.run.engine import Broadcast
+from feddbp_server.run.limits import DEFAULT_LIMITS
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.state_machine import Phase
 from feddbp_server.store import MemoryStore
+
+AT_ONCE = replace(DEFAULT_LIMITS, disconnection_wait=timedelta(0))
 
 
 async def silent(events: AsyncIterator[pb.RoundEvent]) -> bool:
@@ -134,16 +142,13 @@ async def test_an_id_is_free_at_once_even_if_its_client_left_with_a_stream_open(
     assert again.session.epoch == 2
 
 
-async def test_the_stream_of_a_client_that_left_ends(server: Server) -> None:
+async def test_the_stream_of_a_client_that_left_ends_without_a_refusal(server: Server) -> None:
     daemon = await Daemon.join(server, 0)
     events = server.coordinator.follow(daemon.session)
     await next_event(events)
-    waiting = asyncio.create_task(anext(events))
-    await asyncio.sleep(0)
-    await server.coordinator.leave(daemon.session, "bye")
-    done, _ = await asyncio.wait([waiting], timeout=1)
-    assert done, "the stream stays open"
-    assert isinstance(waiting.exception(), StopAsyncIteration | RefusedError)
+    await server.coordinator.leave(daemon.session, "done for today")
+    with pytest.raises(StopAsyncIteration):
+        await next_event(events)
 
 
 async def test_a_client_that_left_has_left_after_a_restart_too(tmp_path: Path) -> None:
@@ -183,8 +188,10 @@ async def test_a_round_whose_selected_clients_have_all_left_is_reported_and_wait
         assert server.phase is Phase.WAITING
         assert server.engine.state.members == ids(observer)
         (*_, incident) = server.engine.event_log.incidents
-        assert incident.message == "round 0 opens again: every client selected for it has left"
-    assert "round 0: every client selected for it has left; it opens again as soon as enough have joined" in caplog.text
+        assert incident.message == "round 1/2 opens again: every client selected for it has left"
+    assert (
+        "round 1/2: every client selected for it has left; it opens again as soon as enough have joined" in caplog.text
+    )
 
 
 async def test_a_run_that_is_over_refuses_joins(server: Server) -> None:
@@ -277,6 +284,93 @@ async def test_the_server_waits_a_limited_time_for_disconnected_members(server: 
     await asyncio.wait_for(server.coordinator.ended(linger=timedelta(seconds=0.05)), timeout=PATIENCE)
 
 
+class LogLines(logging.Handler):
+    """The lines of the server's log with a word in them, to be waited for."""
+
+    def __init__(self, word: str) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self._word = word
+        self._arrived = asyncio.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._word in record.getMessage():
+            self.lines.append(record.getMessage())
+            self._arrived.set()
+
+    async def first(self, count: int) -> list[str]:
+        async with asyncio.timeout(PATIENCE):
+            while len(self.lines) < count:
+                await self._arrived.wait()
+                self._arrived.clear()
+        return self.lines[:count]
+
+
+@contextmanager
+def logged(word: str) -> Iterator[LogLines]:
+    log, lines = logging.getLogger("feddbp.server"), LogLines(word)
+    level = log.level
+    log.setLevel(logging.INFO)
+    log.addHandler(lines)
+    try:
+        yield lines
+    finally:
+        log.removeHandler(lines)
+        log.setLevel(level)
+
+
+async def test_a_finished_server_says_for_whom_it_waits(tmp_path: Path) -> None:
+    async with Server(MemoryStore(), tmp_path, limits=AT_ONCE) as server:
+        daemons = await join_all(server)
+        await server.coordinator.stop("enough")
+        with logged("to receive the end") as waiting:
+            ended = asyncio.create_task(server.coordinator.ended(linger=timedelta(seconds=PATIENCE)))
+            (line,) = await waiting.first(1)
+        assert "for clients 0-2 to receive the end of the run" in line
+        for daemon in daemons:
+            _ = [event async for event in server.coordinator.follow(daemon.session)]
+        await asyncio.wait_for(ended, PATIENCE)
+
+
+# --- lost clients ---
+
+
+async def follow_once(server: Server, daemon: Daemon) -> None:
+    """Opens an event stream and closes it as a client does that is killed."""
+    events = server.coordinator.follow(daemon.session, peer="ipv4:10.0.0.7:99")
+    await next_event(events)
+    await events.aclose()
+
+
+async def test_a_lost_client_is_reported_with_the_round_that_waits_for_it(tmp_path: Path) -> None:
+    async with Server(MemoryStore(), tmp_path, limits=AT_ONCE, deadline=3600) as server:
+        daemons = await join_all(server)
+        await daemons[1].work(0)
+        with logged("disconnected") as lost:
+            for daemon in daemons[:2]:
+                await follow_once(server, daemon)
+            awaited, done = sorted(await lost.first(2))
+    assert awaited.startswith("client 0 is disconnected; round 1/2 waits for it, for ")
+    assert done == "client 1 is disconnected"
+    audit = [json.loads(line) for line in (tmp_path / AUDIT_NAME).read_text().splitlines()]
+    peers = [(line["client"], line["peer"]) for line in audit if line["what"] == "disconnected"]
+    assert sorted(peers) == [(0, "ipv4:10.0.0.7:99"), (1, "ipv4:10.0.0.7:99")]
+
+
+async def test_a_client_that_left_or_is_back_is_not_reported_as_lost(server: Server) -> None:
+    left, back, lost = await join_all(server)
+    with logged("disconnected") as reported:
+        for daemon in (left, back, lost):
+            await follow_once(server, daemon)
+        await server.coordinator.leave(left.session, "stopped by its operator")
+        back_again = server.coordinator.follow(back.session)
+        await next_event(back_again)
+        for daemon in (left, back, lost):
+            server.coordinator._report_disconnection(daemon.session)  # as its timer does, later
+        await back_again.aclose()
+    assert reported.lines == ["client 2 is disconnected; round 1/2 waits for it"]
+
+
 async def test_no_change_is_missed_between_reading_and_waiting() -> None:
     broadcast = Broadcast()
     upcoming = broadcast.upcoming()
@@ -313,7 +407,7 @@ async def test_progress_and_failures_are_shown(server: Server) -> None:
     assert (status.clients[1].progress.epochs_done, status.clients[1].progress.epochs) == (2, 10)
     (incident,) = status.incidents
     assert incident.client_id == 2
-    assert incident.message.startswith("failed in round 0: out of memory")
+    assert incident.message.startswith("failed in round 1/2: out of memory")
     assert len(incident.message) < 600
 
 

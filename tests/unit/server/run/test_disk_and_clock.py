@@ -195,7 +195,7 @@ async def test_uploads_that_cannot_be_read_fail_the_run(server: Server, disk: Fu
         await daemon.work(0)
     await server.until_over()
     assert server.phase is Phase.FAILED
-    assert "round 0 could not be closed" in summary_of(tmp_path)["reason"]
+    assert "round 1/2 could not be closed" in summary_of(tmp_path)["reason"]
 
 
 async def test_a_deadline_that_passes_while_the_disk_is_full_is_applied_later(disk: FullDisk, tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ async def test_a_round_without_enough_uploads_is_extended_and_then_fails_naming_
     assert status.phase == pb.PHASE_FAILED
     assert "missing: client 0, client 2" in status.reason
     extended = [incident.message for incident in status.incidents]
-    assert extended == ["round 0 extended; missing: client 0, client 2"] * 2
+    assert extended == ["round 1/2 extended; missing: clients 0, 2"] * 2
     assert summary_of(tmp_path)["outcome"] == "failed"
     assert summary_of(tmp_path)["completed_rounds"] == 0
 
@@ -174,7 +174,7 @@ async def test_a_strategy_that_fails_fails_the_run_with_its_reason(
         await daemon.work(0)
     ended = (await next_event(events)).run_ended
     assert ended.outcome == pb.RUN_OUTCOME_FAILED
-    assert ended.reason == "round 0 could not be closed: cannot count to three"
+    assert ended.reason == "round 1/2 could not be closed: cannot count to three"
     await server.until_over()
     summary = summary_of(tmp_path)
     assert (summary["outcome"], summary["reason"], summary["completed_rounds"]) == ("failed", ended.reason, 0)

@@ -217,7 +217,7 @@ def test_after_the_last_extension_the_run_fails_and_names_the_missing() -> None:
     assert isinstance(ended, RunEnded)
     assert ended.phase is run.phase is Phase.FAILED
     assert ended.reason == run.state.reason
-    assert "round 0 needs 2 uploads and has 1 after 1 extension; missing: " in ended.reason
+    assert "round 1 needs 2 uploads and has 1 after 1 extension; missing: " in ended.reason
     assert "client 0, client 2" in ended.reason
     assert "client 1" not in ended.reason
 
@@ -397,7 +397,7 @@ def test_an_observer_that_makes_the_quorum_is_selected_when_the_others_left() ->
     assert run(Left(trainer)) == (RoundAbandoned(0), RoundOpened(0, ids(observer)))
     (ended,) = run.after(10)
     assert isinstance(ended, RunEnded)
-    assert ended.reason == f"round 0 needs 1 upload and has 0 after 0 extensions; missing: client {observer}"
+    assert ended.reason == f"round 1 needs 1 upload and has 0 after 0 extensions; missing: client {observer}"
 
 
 def test_a_round_that_opens_again_keeps_its_reports() -> None:

@@ -283,7 +283,7 @@ def test_members_receive_the_open_round_and_whether_they_are_selected() -> None:
 def test_a_late_joiner_receives_waiting() -> None:
     waiting = event_of(9, state(members=ids(0, 1, 2, 9)))
     assert waiting.WhichOneof("event") == "waiting"
-    assert "round 4 is in progress" in waiting.waiting.reason
+    assert "round 5 is in progress" in waiting.waiting.reason
 
 
 @pytest.mark.parametrize(

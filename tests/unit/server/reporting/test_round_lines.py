@@ -1,0 +1,71 @@
+"""The line of a round: its number for people, who took part, how long it took, what is left."""
+
+from __future__ import annotations
+
+import pytest
+from run_machine import ids
+
+from feddbp_server.reporting.round_lines import ClosedRound, RoundLines
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def lines(clock: Clock) -> RoundLines:
+    return RoundLines(rounds=4, clients=3, clock=clock)
+
+
+def closed(
+    number: int, uploaded: frozenset[int], *, accuracy: float | None = None, evaluated: int | None = None
+) -> ClosedRound:
+    return ClosedRound(
+        number=number,
+        uploaded=uploaded,
+        accuracy=accuracy,
+        evaluated=len(uploaded) if evaluated is None else evaluated,
+    )
+
+
+def test_rounds_are_counted_from_one_and_the_last_evaluation_is_none(lines: RoundLines) -> None:
+    assert [lines.name(number) for number in (0, 3, 4)] == ["round 1/4", "round 4/4", "the final evaluation"]
+    assert lines.opened(0, ids(0, 1)) == "round 1/4 is open for 2 of 3 clients"
+
+
+def test_a_closed_round_says_who_uploaded_how_long_it_took_and_what_is_left(lines: RoundLines, clock: Clock) -> None:
+    lines.opened(0, ids(0, 1, 2))
+    clock.now += 20
+    assert lines.closed(closed(0, ids(0, 1, 2), accuracy=0.1)) == (
+        "round 1/4: 3 of 3 clients uploaded, in 20 s; about 1 min 00 s left"
+    )
+    lines.opened(1, ids(0, 1, 2))
+    clock.now += 40
+    assert lines.closed(closed(1, ids(0, 2), accuracy=0.875, evaluated=3)) == (
+        "round 2/4: 2 of 3 clients uploaded, without client 1, in 40 s; "
+        "accuracy 87.5 % after round 1, over 3 of 3 clients; about 1 min 00 s left"
+    )
+
+
+def test_clients_that_left_a_round_are_missing_in_it(lines: RoundLines) -> None:
+    lines.opened(2, ids(0, 1, 2))
+    assert lines.missing(closed(2, ids(1))) == ids(0, 2)
+
+
+def test_nothing_is_left_after_the_last_round(lines: RoundLines, clock: Clock) -> None:
+    lines.opened(3, ids(0, 1, 2))
+    clock.now += 1
+    assert lines.closed(closed(3, ids(0, 1, 2))) == "round 4/4: 3 of 3 clients uploaded, in 1.0 s"
+
+
+def test_a_round_that_an_earlier_server_opened_has_no_duration(lines: RoundLines) -> None:
+    lines.resumed(ids(0, 1))
+    assert lines.closed(closed(1, ids(0))) == "round 2/4: 1 of 3 clients uploaded, without client 1"
