@@ -21,7 +21,7 @@ class ExitCode(IntEnum):
     RUN_FAILED = 5
     """The run ended before its last round."""
     INTERRUPTED = 130
-    """Ctrl-C or SIGTERM."""
+    """Ctrl-C or SIGTERM before the end; started again, a server or a client resumes."""
 
 
 class FedDBPError(Exception):

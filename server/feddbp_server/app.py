@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import signal
+import socket
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
@@ -51,7 +52,6 @@ class Server:
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
         self._limits = config.limits.in_force
-        self._stop_signal: int | None = None
         self._stopping = asyncio.Event()
         self._store = StoreWriter(SqliteStore(config.listen.state_dir))
         self._audit = Audit(config.listen.state_dir, limits=self._limits)
@@ -106,13 +106,28 @@ class Server:
             self.port = self._add_port(address)
         except RuntimeError:
             raise ConfigurationError(
-                f"cannot listen on {address}: the port is in use or the address is not one of this machine"
+                f"cannot listen on {address}: {_bind_problem(self._config.listen.host, self._config.listen.port)}"
             ) from None
         self._serve_metrics()
         await self._grpc.start()
         await self._set_health()
         self._write_endpoint()
-        log.info("listening on %s:%d", self._config.listen.host, self.port)
+        self._log_start()
+
+    def _log_start(self) -> None:
+        run, listen = self._config.run, self._config.listen
+        log.info(
+            "run %s: %s on %s, %d clients, %d rounds, seed %d; state directory %s",
+            self.engine.run_id,
+            run.method_spec.title,
+            run.data.dataset,
+            run.clients,
+            run.rounds,
+            run.seed,
+            listen.state_dir,
+        )
+        tls = "without" if listen.certs is None else "with"
+        log.info("listening on %s %s TLS", _address(listen.host, self.port), tls)
 
     def _make_monitor(self) -> Monitor | None:
         if self._config.listen.metrics_port is None:
@@ -163,10 +178,10 @@ class Server:
                 await task
 
     def _stop(self, number: int) -> None:
-        self._stop_signal = number
         self._stopping.set()
-        if not self.engine.state.phase.is_final:
-            log.info("%s: stopping; the run resumes when the server is started again", signal.Signals(number).name)
+        over = self.engine.state.phase.is_final
+        what = "the run is over" if over else "the run resumes when the server is started again"
+        log.info("%s: stopping; %s", signal.Signals(number).name, what)
 
     async def _update_health(self) -> None:
         while True:
@@ -197,7 +212,7 @@ class Server:
             return ExitCode.OK
         if self.engine.state.phase.is_final:
             return ExitCode.RUN_FAILED
-        return ExitCode.INTERRUPTED if self._stop_signal == signal.SIGINT else ExitCode.OK
+        return ExitCode.INTERRUPTED
 
     def _add_reflection(self) -> None:
         from grpc_reflection.v1alpha import reflection
@@ -206,4 +221,18 @@ class Server:
 
 
 def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    bare = host.strip("[]")
+    return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
+
+
+def _bind_problem(host: str, port: int) -> str:
+    """Why an address cannot be listened on: gRPC does not say."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC does
+            probe.bind(address)
+            probe.listen()
+    except OSError as error:
+        return f"{error.strerror}; another --port or --host may be free"
+    return "it was in use a moment ago; try again"

@@ -16,6 +16,7 @@ from raw_calls import RawCall, RawChannel
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.daemon.connection import Connection
 from feddbp_common.artifacts import AUDIT_NAME
+from feddbp_common.errors import ExitCode
 
 RUN = (
     "--clients",
@@ -102,7 +103,7 @@ async def test_a_refusal_is_logged_with_call_client_and_reason_and_counted(
     await connection.close()
     await channel.close()
     server.terminate()
-    await exits(server, 0)
+    await exits(server, ExitCode.INTERRUPTED)
 
 
 async def test_leaves_and_failures_are_logged_with_the_clients_reason(running_federation: Federation) -> None:
@@ -132,7 +133,7 @@ async def test_a_client_that_fails_in_a_loop_does_not_fill_the_disk(running_fede
     await connection.leave(client.session, "done")
     await connection.close()
     server.terminate()
-    await exits(server, 0)
+    await exits(server, ExitCode.INTERRUPTED)
     floods = audit(running_federation, "flood")
     for what in ("joined", "failed"):
         written = len(audit(running_federation, what))
@@ -166,7 +167,7 @@ async def test_a_flood_of_refusals_is_counted_but_does_not_fill_the_disk(running
     assert await refusals_of(running_federation) == {"other_run": sent}
     await channel.close()
     server.terminate()
-    await exits(server, 0)
+    await exits(server, ExitCode.INTERRUPTED)
     written = len(audit(running_federation, "refused"))
     assert 1_000 <= written < sent
     assert written + sum(entry["refusals"] for entry in audit(running_federation, "flood")) == sent

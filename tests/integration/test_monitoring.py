@@ -16,6 +16,7 @@ from processes import Federation, wait_until
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.artifacts import ENDPOINT_NAME
+from feddbp_common.errors import ExitCode
 
 CLIENTS, ROUNDS = 3, 3
 RUN = ("--clients", CLIENTS, "--rounds", ROUNDS, "--min-clients", CLIENTS, "--metrics-port", 0, "--linger", "5s")
@@ -134,6 +135,6 @@ def test_metrics_end_with_the_server(running_federation: Federation) -> None:
     server = running_federation.server("--metrics-port", 0)
     assert scrape(running_federation.state_dir).value("feddbp_round") == 0
     server.terminate()
-    server.expect_exit(0)
+    server.expect_exit(ExitCode.INTERRUPTED)
     with pytest.raises(OSError, match="refused"):
         scrape(running_federation.state_dir)

@@ -25,6 +25,7 @@ from raw_calls import RawChannel, serialised
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.daemon.connection import Connection, ServerUnavailableError, upload_parts
 from feddbp_common.artifacts import AUDIT_NAME, DATABASE_NAME, ENDPOINT_NAME, METRICS_NAME, SERVER_LOCK_NAME
+from feddbp_common.errors import ExitCode
 from feddbp_common.wire import Encoded
 
 CLIENTS = 3
@@ -184,7 +185,7 @@ async def test_a_read_only_state_directory_is_refused(used_before: bool, running
     if used_before:
         server = await start_server(running_federation, *RUN)
         server.terminate()
-        await exits(server, 0)
+        await exits(server, ExitCode.INTERRUPTED)
         (running_federation.state_dir / ENDPOINT_NAME).unlink()
     with read_only_disk(running_federation.state_dir) as disk:
         running_federation.before_server = disk.words
@@ -204,7 +205,7 @@ def used(running_federation: Federation) -> Federation:
     """A state directory with an unfinished run."""
     server = running_federation.server(*RUN)
     server.terminate()
-    server.expect_exit(0)
+    server.expect_exit(ExitCode.INTERRUPTED)
     return running_federation
 
 
@@ -298,7 +299,7 @@ async def test_a_server_that_shuts_down_accepts_an_upload_whole_or_not_at_all(
     receipt = pb.UploadReceipt.FromString(await finished.call)
     with pytest.raises(grpc.aio.AioRpcError):
         await stalled.call
-    await exits(server, 0 if number == signal.SIGTERM else 130)
+    await exits(server, ExitCode.INTERRUPTED)
     assert accepted(running_federation.state_dir) == {(0, 0, receipt.sha256.hex())}
     await channel.close()
 
@@ -313,7 +314,7 @@ async def test_clients_reconnect_to_a_restarted_server(running_federation: Feder
     async with stalled_run(running_federation) as (server, crowd, gate):
         for _ in range(3):
             server.terminate()
-            await exits(server, 0)
+            await exits(server, ExitCode.INTERRUPTED)
             server = await start_server(running_federation, *RUN)
         gate.opened.set()
         await crowd.ended()
@@ -329,7 +330,7 @@ async def test_a_real_client_reconnects_to_a_restarted_server(running_federation
     async with Crowd(running_federation.address, [1], on_event={1: gate}) as crowd:
         await gate.reached.wait()
         server.terminate()
-        await exits(server, 0)
+        await exits(server, ExitCode.INTERRUPTED)
         server = await start_server(running_federation, *run)
         gate.opened.set()
         await crowd.ended()
@@ -352,5 +353,5 @@ async def test_a_server_that_shuts_down_notifies_its_clients(running_federation:
     assert (await anext(events)).HasField("server_draining")
     with pytest.raises((StopAsyncIteration, ServerUnavailableError)):
         await anext(events)
-    await exits(server, 0)
+    await exits(server, ExitCode.INTERRUPTED)
     await connection.close()

@@ -93,7 +93,7 @@ def test_a_server_needs_only_what_the_wheel_requires(server_only: Installation, 
             health = server_only.run("feddbp", "health", "--server", address, cwd=tmp_path)
             assert (health.returncode, health.stdout) == (0, "serving\n"), health.stderr
             server.terminate()
-            assert server.wait(PATIENCE) == 0
+            assert server.wait(PATIENCE) == 130
         finally:
             server.kill()
 
