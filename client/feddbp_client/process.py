@@ -11,6 +11,7 @@ from typing import Final
 
 from feddbp_client.daemon.session_loop import ClientDaemon
 from feddbp_common.errors import ExitCode, FedDBPError
+from feddbp_common.humanize import client_names
 
 log = logging.getLogger("feddbp.client")
 _GRACE_SECONDS: Final = 5.0
@@ -22,7 +23,7 @@ async def run_daemons(daemons: Sequence[ClientDaemon], *, all_or_none: bool) -> 
     A failure does not stop the other clients unless `all_or_none`.
 
     SIGINT (Ctrl-C) removes the clients from the run: they leave it. SIGTERM comes from a supervisor that restarts them:
-    they stop without leaving, and the run waits for them.
+    they stop without leaving, and the run waits for them. A second signal ends the process at once.
     """
     running = (
         asyncio.gather(*(daemon.run() for daemon in daemons))
@@ -30,14 +31,20 @@ async def run_daemons(daemons: Sequence[ClientDaemon], *, all_or_none: bool) -> 
         else asyncio.gather(*(_run_and_log_failure(daemon) for daemon in daemons), return_exceptions=True)
     )
     leaving: list[asyncio.Task[None]] = []
+    interrupted = False
     loop = asyncio.get_running_loop()
 
-    def handle_signal(number: int) -> None:
-        if number == signal.SIGINT:  # sent at once: training threads may take longer than the grace period
-            leaving.extend(loop.create_task(daemon.leave()) for daemon in daemons)
+    def handle_signal(number: signal.Signals) -> None:
+        nonlocal interrupted
+        if interrupted:
+            os._exit(ExitCode.INTERRUPTED)
+        interrupted = True
+        _log_signal(number, daemons)
         for daemon in daemons:
             daemon.stop()
         running.cancel()
+        if number == signal.SIGINT:  # sent at once: training threads may take longer than the grace period
+            leaving.extend(loop.create_task(daemon.leave()) for daemon in daemons)
         # a thread in a long library call cannot be stopped; a kill at any moment loses nothing
         loop.call_later(_GRACE_SECONDS, os._exit, ExitCode.INTERRUPTED)
 
@@ -45,10 +52,23 @@ async def run_daemons(daemons: Sequence[ClientDaemon], *, all_or_none: bool) -> 
         loop.add_signal_handler(number, handle_signal, number)
     try:
         codes = [_exit_code(outcome) for outcome in await running]
-    except asyncio.CancelledError:
+    except (asyncio.CancelledError, FedDBPError):
+        if not interrupted:
+            raise
         await asyncio.gather(*leaving)
         return ExitCode.INTERRUPTED
     return max(codes)
+
+
+def _log_signal(number: signal.Signals, daemons: Sequence[ClientDaemon]) -> None:
+    joined = [daemon.client_id for daemon in daemons if daemon.has_joined]
+    if not joined:
+        names = client_names([daemon.client_id for daemon in daemons])
+        log.info("%s: stopping; %s had not joined a run", number.name, names)
+    elif number == signal.SIGINT:
+        log.info("%s: leaving the run with %s; the same command joins it again", number.name, client_names(joined))
+    else:
+        log.info("%s: stopping %s without leaving the run; the same command resumes", number.name, client_names(joined))
 
 
 async def _run_and_log_failure(daemon: ClientDaemon) -> ExitCode:

@@ -34,7 +34,8 @@ def client_directory(state_dir: Path, run_id: str, client_id: int) -> Path:
 CHECKPOINT_NAME: Final = "checkpoint.safetensors"
 """Written by the client after each round; read when it resumes, by `feddbp predict` and `feddbp export`."""
 SESSION_NAME: Final = "session.json"
-"""Written by the client at join, mode 0600; read when it rejoins."""
+"""Written by the client at join, after its last report and at the end, mode 0600; read when it rejoins, or finds no
+server."""
 CLIENT_FORMAT_NAME: Final = "format.json"
 """Written by the client when it opens its directory: the format of the files in it, and the version that wrote them."""
 CLIENT_LOCK_NAME: Final = "daemon.lock"

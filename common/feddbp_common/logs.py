@@ -24,13 +24,13 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logging(*, as_json: bool, level: str = "info") -> None:
-    """Logs what is at the level or above it; of libraries, nothing below `info`. Python's warnings are logged, too."""
+    """Logs what is at the level or above it; of libraries, nothing below `warning`. Logs Python's warnings, too."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         JsonFormatter() if as_json else logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
     )
     ours = logging.getLevelNamesMapping()[level.upper()]
-    logging.basicConfig(level=max(ours, logging.INFO), handlers=[handler], force=True)
+    logging.basicConfig(level=max(ours, logging.WARNING), handlers=[handler], force=True)
     for package in ("feddbp", "feddbp_client"):
         logging.getLogger(package).setLevel(ours)
     logging.captureWarnings(True)

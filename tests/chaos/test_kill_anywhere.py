@@ -27,7 +27,6 @@ from processes import PATIENCE, Command, Federation, GaveUpError, Outcome, feder
 import feddbp_client
 import feddbp_server
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_common.errors import ExitCode
 
 BEFORE_LISTENING = "server.start.opened"
 SERVER_FAULTS = {
@@ -234,7 +233,7 @@ async def test_a_client_killed_anywhere_loses_nothing(
     assert running_federation.outcome() == undisturbed_real
 
 
-async def test_a_client_killed_after_the_end_finds_no_server(
+async def test_a_client_killed_after_the_end_needs_no_server(
     running_federation: Federation, undisturbed_real: Outcome
 ) -> None:
     server = await start_server(running_federation, *REAL_RUN)
@@ -244,9 +243,10 @@ async def test_a_client_killed_after_the_end_finds_no_server(
         await others.ended()
     await exits(server, 0)
     assert running_federation.outcome() == undisturbed_real
-    again = await start_client(running_federation, "0", "--patience", "1s")
-    await exits(again, ExitCode.UNREACHABLE)
-    assert "does not answer" in again.log
+    again = await start_client(running_federation, "0")
+    await exits(again, 0)
+    assert "it has all results of this client, nothing is left to do" in again.log
+    assert "trying again" not in again.log
 
 
 async def test_a_client_killed_three_times_loses_nothing(

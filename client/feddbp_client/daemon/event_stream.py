@@ -56,13 +56,15 @@ class EventStream:
     async def _unless_stream_ends(self, work: Awaitable[T]) -> T:
         assert self._reader is not None
         task = asyncio.ensure_future(work)
-        await asyncio.wait((task, self._reader), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done() and not self._run_has_finished():
+        try:
+            await asyncio.wait((task, self._reader), return_when=asyncio.FIRST_COMPLETED)
+            if task.done() or self._run_has_finished():
+                return await task
+        finally:  # also of a caller that was cancelled: nobody else would retrieve the action's error
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            self._reader.result()  # raises what ended the stream
-            raise ServerUnavailableError("the server ended the event stream")
-        return await task
+        self._reader.result()  # raises what ended the stream
+        raise ServerUnavailableError("the server ended the event stream")
 
     def _run_has_ended(self) -> bool:
         """A stream that ends after `run_ended` was not lost."""

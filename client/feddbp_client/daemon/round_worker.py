@@ -17,11 +17,13 @@ from feddbp_client.daemon.connection import (
     ServerUnavailableError,
     upload_bytes,
 )
+from feddbp_client.daemon.progress_log import progress_logged, results_text
 from feddbp_client.training.checkpoint import ClientDirectory
 from feddbp_client.training.setup import LocalClient, restore_checkpoint
 from feddbp_client.training.trainer import OnEpoch, RoundResult, as_training_error
 from feddbp_common.errors import FedDBPError
 from feddbp_common.fault_injection import fault_point
+from feddbp_common.humanize import round_name
 from feddbp_common.wire import Encoded, encode
 
 log = logging.getLogger("feddbp.client")
@@ -73,6 +75,9 @@ class RoundWorker:
         self._running: tuple[Assignment, asyncio.Task[CompletedRound]] | None = None
         self._delivered: Assignment | None = None
         """The last assignment that was reported and uploaded in this session."""
+        self._stopped = False
+        self._epochs_done = ""
+        """Of the training in progress, for the log."""
 
     def resume(self) -> None:
         """Restores weights and the last completed round from the checkpoint, if there is one."""
@@ -100,20 +105,24 @@ class RoundWorker:
             await self._connection.report(
                 pb.ReportRequest(session=self._session, round=number, metrics=completed.metrics)
             )
+            if number == self.client.config.rounds:
+                self.directory.save_session(self._session, reported=True)
             fault_point("client.report.answered")
             if completed.upload is not None and assignment.train:
-                await self._connection.upload(self._session, number, completed.upload)
+                async with progress_logged(lambda: f"{self._name(number)}: uploading"):
+                    await self._connection.upload(self._session, number, completed.upload)
                 fault_point("client.upload.receipt")
-                log.info("client %d has uploaded round %d", self.client.client_id, number)
         except CallRefusedError as error:
             if error.reason not in LATE_REASONS:
                 raise
-            log.warning("client %d is too late for round %d: %s", self.client.client_id, number, error)
+            log.warning("%s: too late: %s", self._name(number), error)
             return
         self._delivered = assignment
+        log.info("%s: %s", self._name(number), results_text(number, completed.metrics))
 
     def stop(self) -> None:
         """Stops the training in progress at its next batch; the worker cannot train afterwards."""
+        self._stopped = True
         self.client.trainer.stop()
 
     async def close(self) -> None:
@@ -130,7 +139,8 @@ class RoundWorker:
             await self._wait_until_idle()
             config = self.client.config
             rules = config.method_spec.download_rules(config.settings, config.exchange_shape)
-            download = await self._connection.download(self._session, assignment.round, rules)
+            async with progress_logged(lambda: f"{self._name(assignment.round)}: downloading"):
+                download = await self._connection.download(self._session, assignment.round, rules)
             self._running = (assignment, asyncio.create_task(self._compute(assignment, download)))
         try:
             self._cached = await asyncio.shield(self._running[1])
@@ -151,7 +161,8 @@ class RoundWorker:
 
     async def _compute(self, assignment: Assignment, download: Download) -> CompletedRound:
         trainer, number = self.client.trainer, assignment.round
-        async with self._slot:
+        self._epochs_done = ""
+        async with self._slot, progress_logged(lambda: f"{self._name(number)}: at work{self._epochs_done}"):
             with as_training_error():
                 if assignment.train:
                     on_epoch = self._progress_reporter(number)
@@ -189,16 +200,27 @@ class RoundWorker:
             progress = pb.Progress(epochs_done=done, epochs=epochs)
             asyncio.run_coroutine_threadsafe(self._report_best_effort(number, progress=progress), loop)
 
-        return _throttled(_PROGRESS_SECONDS, report)
+        throttled = _throttled(_PROGRESS_SECONDS, report)
+
+        def on_epoch(done: int, epochs: int) -> None:
+            self._epochs_done = f", {done}/{epochs} epochs done"
+            throttled(done, epochs)
+
+        return on_epoch
 
     async def _report_best_effort(
         self, number: int, *, progress: pb.Progress | None = None, failure: pb.Failure | None = None
     ) -> None:
+        if self._stopped:  # on purpose, which is no failure, and the session may be over
+            return
         request = pb.ReportRequest(session=self._session, round=number, progress=progress, failure=failure)
         try:
             await self._connection.report(request)
         except (ServerUnavailableError, CallRefusedError) as error:
-            log.debug("client %d: a report of round %d was lost: %s", self.client.client_id, number, error)
+            log.debug("%s: a report was lost: %s", self._name(number), error)
+
+    def _name(self, number: int) -> str:
+        return f"client {self.client.client_id}: {round_name(number, self.client.config.rounds)}"
 
 
 def _throttled(seconds: float, call: OnEpoch) -> OnEpoch:

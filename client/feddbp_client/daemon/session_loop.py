@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -14,8 +13,9 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.daemon.backoff import Backoff
 from feddbp_client.daemon.connection import REJOIN_REASONS, CallRefusedError, Connection, ServerUnavailableError
 from feddbp_client.daemon.event_stream import EventStream
+from feddbp_client.daemon.progress_log import progress_logged
 from feddbp_client.daemon.round_worker import Assignment, RoundWorker
-from feddbp_client.training.checkpoint import ClientDirectory
+from feddbp_client.training.checkpoint import ClientDirectory, reported_directory
 from feddbp_client.training.setup import LocalOptions, build_client
 from feddbp_client.training.trainer import as_training_error
 from feddbp_common.config.features import describe_missing, missing_features, supported_features
@@ -56,6 +56,11 @@ class ClientDaemon:
         self._backoff = Backoff(patience=options.patience, clock=time.monotonic)
         self._session = ""
         self._worker: RoundWorker | None = None
+        self._calls_ended = asyncio.Event()
+
+    @property
+    def has_joined(self) -> bool:
+        return bool(self._session)
 
     async def run(self) -> ExitCode:
         """Takes part until the run ends; retries lost connections while patience lasts."""
@@ -64,6 +69,8 @@ class ClientDaemon:
                 try:
                     return await self._run_session()
                 except ServerUnavailableError as error:
+                    if self._has_delivered_everything(error):
+                        return ExitCode.OK
                     await self._wait_before_retry(error)
                 except CallRefusedError as error:
                     if error.reason == pb.REFUSAL_REASON_RUN_ENDED:
@@ -72,6 +79,7 @@ class ClientDaemon:
                         raise
                     await self._wait_before_retry(error)
         finally:
+            self._calls_ended.set()
             await self._close_worker()
 
     def stop(self) -> None:
@@ -80,10 +88,14 @@ class ClientDaemon:
             self._worker.stop()
 
     async def leave(self) -> None:
-        """Leaves the run, so that the server does not wait for this client."""
-        if self._session:
-            with suppress(ServerUnavailableError, CallRefusedError):
-                await self._connection.leave(self._session, "stopped by its operator")
+        """Leaves the run, so that the server does not wait for this client; to be called when `run` is cancelled."""
+        if not self._session:
+            return
+        await self._calls_ended.wait()  # the server would refuse calls that arrive after the goodbye
+        try:
+            await self._connection.leave(self._session, "stopped by its operator")
+        except (ServerUnavailableError, CallRefusedError) as error:
+            log.warning("client %d could not leave the run: %s", self.client_id, error)
 
     async def _run_session(self) -> ExitCode:
         worker = await self._worker_for_current_run()
@@ -104,7 +116,7 @@ class ClientDaemon:
         if self._worker is None or self._worker.client.run_id != described.run_id:
             await self._close_worker()
             _check_features(described)
-            async with self._slot:
+            async with self._slot, progress_logged(lambda: f"client {self.client_id}: loading data and model"):
                 with as_training_error():
                     client = await asyncio.to_thread(
                         build_client,
@@ -172,6 +184,28 @@ class ClientDaemon:
                 return self._ended(event.run_ended, worker)
         return None
 
+    def _has_delivered_everything(self, error: ServerUnavailableError) -> bool:
+        """Whether a server that does not answer has all results of this client, which then has nothing to wait for.
+
+        A client that was killed before it received the end finds that out here, once: started again after that, it
+        waits for a server of another run.
+        """
+        worker, state_dir = self._worker, self._options.state_dir
+        directory = reported_directory(state_dir, self.client_id) if worker is None else worker.directory
+        if directory is None or not directory.has_reported:
+            return False
+        log.info("client %d: %s; it has all results of this client, nothing is left to do", self.client_id, error)
+        self._close_session(directory)
+        if worker is None:
+            directory.close()
+        return True
+
+    def _close_session(self, directory: ClientDirectory) -> None:
+        """Records that the run needs nothing more of this client, and tells where its checkpoint is."""
+        directory.save_session(directory.session())
+        if directory.checkpoint.exists():
+            log.info("client %d has its checkpoint in %s", self.client_id, directory.checkpoint)
+
     def _ended(self, ended: pb.RunEnded, worker: RoundWorker) -> ExitCode:
         finished = ended.outcome == pb.RUN_OUTCOME_FINISHED
         log.log(
@@ -181,12 +215,13 @@ class ClientDaemon:
             enum_word(pb.RunOutcome.DESCRIPTOR, ended.outcome),
             ended.reason,
         )
-        if worker.directory.checkpoint.exists():
-            log.info("client %d has its checkpoint in %s", self.client_id, worker.directory.checkpoint)
+        self._close_session(worker.directory)
         return ExitCode.OK if finished else ExitCode.RUN_FAILED
 
     def _ended_while_away(self, reason: str) -> ExitCode:
         log.info("client %d: %s", self.client_id, reason)
+        if self._worker is not None:
+            self._close_session(self._worker.directory)
         evaluated = self._worker is not None and self._worker.has_final_evaluation
         return ExitCode.OK if evaluated else ExitCode.RUN_FAILED
 

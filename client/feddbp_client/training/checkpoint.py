@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 import safetensors
 import torch
@@ -175,20 +175,48 @@ class ClientDirectory:
 
     def session(self) -> str:
         """The token of the last session, or an empty string."""
-        try:
-            return str(json.loads((self.path / SESSION_NAME).read_text())["session"])
-        except (OSError, ValueError, KeyError):
-            return ""
+        return _session_in(self.path).token
 
-    def save_session(self, session: str) -> None:
+    def save_session(self, session: str, *, reported: bool = False) -> None:
+        """`reported`: the server has answered this client's last report, and the client has not received the end."""
         partial = self.path / (SESSION_NAME + ".part")
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
-            json.dump({"session": session}, file)
+            json.dump({"session": session, **({"reported": True} if reported else {})}, file)
         commit_file(partial, self.path / SESSION_NAME)
+
+    @property
+    def has_reported(self) -> bool:
+        """Whether the run needs nothing more of this client, which only waits for its end."""
+        return _session_in(self.path).reported
 
     def close(self) -> None:
         self._lock.release()
+
+
+def reported_directory(state_dir: Path, client_id: int) -> ClientDirectory | None:
+    """The newest of a client's directories for which `has_reported` holds."""
+    sessions = state_dir.glob(str(client_directory(Path(), "*", client_id) / SESSION_NAME))
+    reported = [path for path in sessions if _session_in(path.parent).reported]
+    if not reported:
+        return None
+    newest = max(reported, key=lambda path: path.stat().st_mtime)
+    return ClientDirectory(state_dir, newest.parent.parent.name, client_id)
+
+
+class _Session(NamedTuple):
+    """What a client's directory holds of its last session."""
+
+    token: str = ""
+    reported: bool = False
+
+
+def _session_in(directory: Path) -> _Session:
+    try:
+        stored = json.loads((directory / SESSION_NAME).read_text())
+        return _Session(token=str(stored["session"]), reported=stored.get("reported") is True)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return _Session()
 
 
 def _check_format(path: Path, metadata: Mapping[str, str]) -> None:

@@ -30,6 +30,7 @@ from feddbp_client.training.trainer import LocalTrainer
 from feddbp_common.config.catalog import CUSTOM_DATASET, MODEL_GROUPS
 from feddbp_common.config.run import RunConfig, run_to_proto
 from feddbp_common.errors import ConfigurationError
+from feddbp_common.humanize import round_name
 from feddbp_common.seeding import derive_seed
 from feddbp_common.version import VERSION
 
@@ -115,7 +116,7 @@ def build_client(config: RunConfig, run_id: str, client_id: int, options: LocalO
         augment=augmentation_of(config.training, blank, allowed=options.allow_import),
         make_optimizer=own_optimizer(config.training, allowed=options.allow_import),
     )
-    return LocalClient(
+    client = LocalClient(
         client_id=client_id,
         run_id=run_id,
         config=config,
@@ -124,6 +125,21 @@ def build_client(config: RunConfig, run_id: str, client_id: int, options: LocalO
         architecture=architecture,
         head=head,
         device=options.device,
+    )
+    log.info("client %d: %s", client_id, describe_client(client, options.data))
+    return client
+
+
+def describe_client(client: LocalClient, private: Path | None) -> str:
+    """What the client has read, and what it trains."""
+    data, config = client.data, client.config
+    channels, height, width = data.image_shape
+    origin = f"its share of {config.data.dataset}" if private is None else str(private)
+    return (
+        f"{len(data.train)} training and {len(data.test)} test images of {width}x{height} "
+        f"({'grey' if channels == 1 else 'RGB' if channels == 3 else f'{channels} channels'}), "
+        f"{int((data.label_counts > 0).sum())} of {config.classes} classes, from {origin}; "
+        f"{client.architecture} with {client.capabilities().parameters:,} parameters on {client.device}"
     )
 
 
@@ -198,5 +214,5 @@ def restore_checkpoint(client: LocalClient, directory: ClientDirectory) -> Check
             f"{list(client.data.image_shape)}; give the same --data, or set the run's --image-size"
         )
     client.trainer.load_state(checkpoint.state)
-    log.info("client %d resumes after round %d", client.client_id, checkpoint.round)
+    log.info("client %d resumes after %s", client.client_id, round_name(checkpoint.round, client.config.rounds))
     return checkpoint

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 from collections.abc import Awaitable, Callable
@@ -20,6 +21,7 @@ class FakeDaemon:
         self.client_id = client_id
         self.has_left = asyncio.Event()
         self.stopped = False
+        self.has_joined = True
         self.outcome: ExitCode | BaseException | None = None
         self._work = work
 
@@ -97,3 +99,65 @@ async def test_an_interrupted_client_leaves_before_its_training_has_ended(
     assert await run_fakes(daemon) == ExitCode.INTERRUPTED
     assert daemon.stopped
     assert daemon.has_left.is_set() is leaves
+
+
+def interrupting(number: signal.Signals, *, fails: bool = False) -> Callable[[], Awaitable[ExitCode]]:
+    async def work() -> ExitCode:
+        os.kill(os.getpid(), number)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if fails:
+                raise TrainingError("stopped") from None
+            raise
+        raise AssertionError("was not cancelled")
+
+    return work
+
+
+async def forever() -> ExitCode:
+    await asyncio.Event().wait()
+    return ExitCode.OK
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize(
+    ("number", "joined", "line"),
+    [
+        (signal.SIGINT, True, "SIGINT: leaving the run with clients 0-1; the same command joins it again"),
+        (signal.SIGTERM, True, "SIGTERM: stopping clients 0-1 without leaving the run; the same command resumes"),
+        (signal.SIGTERM, False, "SIGTERM: stopping; clients 0-1 had not joined a run"),
+    ],
+)
+async def test_a_signal_is_logged_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    number: signal.Signals,
+    joined: bool,
+    line: str,
+    fails: bool,
+) -> None:
+    monkeypatch.setattr(os, "_exit", lambda code: None)
+    daemons = FakeDaemon(0, interrupting(number, fails=fails)), FakeDaemon(1, forever)
+    for daemon in daemons:
+        daemon.has_joined = joined
+    with caplog.at_level(logging.INFO):
+        assert await run_fakes(*daemons, all_or_none=True) == ExitCode.INTERRUPTED
+    assert caplog.messages == [line]
+
+
+async def test_a_second_signal_ends_the_process_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def signalled_twice() -> ExitCode:
+        try:
+            return await interrupting(signal.SIGINT)()
+        finally:
+            monkeypatch.setattr(os, "_exit", ended.set_result)
+            os.kill(os.getpid(), signal.SIGINT)
+            assert await ended == ExitCode.INTERRUPTED
+            monkeypatch.setattr(os, "_exit", lambda code: None)
+
+    monkeypatch.setattr(os, "_exit", lambda code: None)
+    await run_fakes(FakeDaemon(0, signalled_twice))
+    assert ended.done()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
@@ -80,6 +81,9 @@ class FakeConnection:
 
     async def upload(self, session: str, round_number: int, encoded: Encoded) -> None:
         self._record(f"upload {round_number}")
+
+    async def leave(self, session: str, reason: str) -> None:
+        self._record("leave")
 
 
 class FakeTrainer:
@@ -372,3 +376,113 @@ async def test_the_final_evaluation_completes_even_if_the_run_did_not_wait_for_i
 
     assert await start(FakeConnection(script)).run() is ExitCode.OK
     assert Checkpoint.load(tmp_path / "first" / "client-0" / CHECKPOINT_NAME).round == CONFIG.rounds
+
+
+# --- stopping ---
+
+
+async def test_a_client_that_is_stopped_leaves_without_reporting_a_failure(
+    start: Start, trainer: FakeTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def script(server: FakeConnection) -> AsyncIterator[pb.RoundEvent]:
+        try:
+            yield opened(0)
+            await asyncio.Event().wait()
+        finally:
+            server._record("stream closed")
+
+    trainer.endless = True
+    server = FakeConnection(script)
+    daemon = start(server)
+    running = asyncio.create_task(daemon.run())
+    await server.has_seen("download 0")
+    assert daemon.has_joined
+    running.cancel()
+    leaving = asyncio.create_task(daemon.leave())
+    await server.has_seen("stream closed")
+    actions = [task for task in asyncio.all_tasks() if "handle" in str(task.get_coro())]
+    assert actions == []  # the error of a task that nobody waits for would be logged as never retrieved
+    daemon.stop()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await leaving
+    assert server.calls == ["download 0", "stream closed", "leave"]
+    assert server.failures == []
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+# --- after the last report ---
+
+
+def last_evaluation() -> pb.RoundEvent:
+    return pb.RoundEvent(final_evaluation=pb.FinalEvaluation(round=CONFIG.rounds))
+
+
+async def lost_after_the_last_report(server: FakeConnection) -> AsyncIterator[pb.RoundEvent]:
+    yield last_evaluation()
+    await server.has_seen(f"report {CONFIG.rounds}")
+    yield last_evaluation()  # acted on once the report is answered
+    raise ServerUnavailableError("the server does not answer")
+
+
+class GoneConnection(FakeConnection):
+    """A server that has ended."""
+
+    async def get_run(self) -> pb.GetRunResponse:
+        raise ServerUnavailableError("the server does not answer")
+
+
+async def nothing(server: FakeConnection) -> AsyncIterator[pb.RoundEvent]:
+    return
+    yield
+
+
+async def test_a_client_that_has_reported_everything_does_not_wait_for_a_lost_server(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        daemon = start(FakeConnection(lost_after_the_last_report), patience=timedelta(days=1))
+        async with asyncio.timeout(30):
+            assert await daemon.run() is ExitCode.OK
+    assert "client 0: the server does not answer; it has all results of this client, nothing is left to do" in (
+        caplog.messages
+    )
+    assert "checkpoint.safetensors" in caplog.messages[-1]
+
+
+async def test_a_client_killed_after_its_last_report_ends_at_once_when_the_server_is_gone(
+    start: Start, tmp_path: Path
+) -> None:
+    directory = ClientDirectory(tmp_path, "first", 0)
+    directory.save_session("session", reported=True)
+    directory.close()
+    async with asyncio.timeout(30):
+        assert await start(GoneConnection(nothing), patience=timedelta(days=1)).run() is ExitCode.OK
+    with pytest.raises(ServerUnavailableError):  # started again, it waits for the server of another run
+        await start(GoneConnection(nothing)).run()
+
+
+@pytest.mark.parametrize("outcome", [pb.RUN_OUTCOME_FINISHED, pb.RUN_OUTCOME_STOPPED])
+async def test_a_client_that_received_the_end_waits_for_the_server_of_another_run(
+    start: Start, outcome: pb.RunOutcome.ValueType
+) -> None:
+    async def script(server: FakeConnection) -> AsyncIterator[pb.RoundEvent]:
+        yield last_evaluation()
+        await server.has_seen(f"report {CONFIG.rounds}")
+        yield ended(outcome)
+
+    await start(FakeConnection(script)).run()
+    with pytest.raises(ServerUnavailableError):
+        await start(GoneConnection(nothing)).run()
+
+
+async def test_a_client_without_a_report_on_the_final_state_waits_for_a_lost_server(start: Start) -> None:
+    async def script(server: FakeConnection) -> AsyncIterator[pb.RoundEvent]:
+        yield opened(0)
+        await server.has_seen("upload 0")
+        raise ServerUnavailableError("the server does not answer")
+
+    with pytest.raises(ServerUnavailableError):
+        await start(FakeConnection(script)).run()
+    with pytest.raises(ServerUnavailableError):
+        await start(GoneConnection(nothing)).run()

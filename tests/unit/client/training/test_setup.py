@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -77,3 +78,14 @@ def test_a_client_that_resumes_with_images_of_another_size_is_refused(tmp_path: 
     with pytest.raises(ConfigurationError, match=r"with images of shape \[3, 20, 20\], not \[3, 24, 24\];"):
         restore_checkpoint(after, directory)
     directory.close()
+
+
+def test_a_client_logs_what_it_has_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        client = built(pictures(tmp_path, 20))
+    (line,) = caplog.messages
+    train, test = len(client.data.train), len(client.data.test)
+    assert line.startswith(
+        f"client 0: {train} training and {test} test images of 20x20 (RGB), 2 of 2 classes, from {tmp_path}; "
+    )
+    assert line.endswith(" parameters on cpu")
