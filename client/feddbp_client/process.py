@@ -12,6 +12,7 @@ from typing import Final
 from feddbp_client.daemon.session_loop import ClientDaemon
 from feddbp_common.errors import ExitCode, FedDBPError
 from feddbp_common.humanize import client_names
+from feddbp_common.rpc.diagnosis import ServerMistakeError
 
 log = logging.getLogger("feddbp.client")
 _GRACE_SECONDS: Final = 5.0
@@ -75,6 +76,8 @@ async def _run_and_log_failure(daemon: ClientDaemon) -> ExitCode:
     """Logs a failure when it occurs: the process may run for long afterwards."""
     try:
         return await daemon.run()
+    except ServerMistakeError:  # that of every client in this process: the command ends with it
+        raise
     except FedDBPError as error:
         log.error("client %d failed: %s", daemon.client_id, error)
         raise

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from datetime import timedelta
+from pathlib import Path
 from typing import Final, TypeAlias
 
 import grpc
@@ -15,6 +16,7 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_common.errors import ExitCode, FedDBPError
 from feddbp_common.rpc.credentials import OPERATOR, ClientCredentials
+from feddbp_common.rpc.diagnosis import find_mistake
 from feddbp_common.rpc.failures import TRANSIENT_REASONS, describe_failure, refusal_in, status_text
 from feddbp_common.rpc.keepalive import DEFAULT_LEASE, keepalive_options
 
@@ -67,7 +69,7 @@ async def call_control(
             status: pb.RunStatus = await call(request, timeout=CALL_SECONDS, metadata=credentials.metadata())
             return status
         except grpc.aio.AioRpcError as error:
-            raise as_call_error(error, address, with_certificate=credentials.certs is not None) from None
+            raise await _explain(error, address, credentials) from None
 
 
 async def watch_status(
@@ -82,19 +84,21 @@ async def watch_status(
 
     A broken stream is reconnected, after a call of `on_error`, until no status has arrived for `patience`.
     """
-    last_status, delay = clock(), _FIRST_DELAY
+    last_status, delay, has_answered = clock(), _FIRST_DELAY, False
     while True:
         try:
             async with aclosing(_open_stream(address, credentials)) as stream:
                 async for status in stream:
-                    last_status, delay = clock(), _FIRST_DELAY
+                    last_status, delay, has_answered = clock(), _FIRST_DELAY, True
                     yield status
                     if status.phase in FINAL_PHASES:
                         return
         except grpc.aio.AioRpcError as rpc_error:
-            error = as_call_error(rpc_error, address, with_certificate=credentials.certs is not None)
-            final = isinstance(error, RequestRefusedError) and not error.transient
-            if final or clock() - last_status >= patience.total_seconds():
+            if has_answered:
+                error = as_call_error(rpc_error, address, with_certificate=credentials.certs is not None)
+            else:
+                error = await _explain(rpc_error, address, credentials)
+            if not _is_transient(error) or clock() - last_status >= patience.total_seconds():
                 raise error from None
             on_error(error)
         await asyncio.sleep(delay)
@@ -107,6 +111,22 @@ async def _open_stream(address: str, credentials: ClientCredentials) -> AsyncGen
         stub: pb_grpc.ControlAsyncStub = pb_grpc.ControlStub(channel)
         async for status in stub.WatchStatus(pb.WatchStatusRequest(), metadata=credentials.metadata()):
             yield status
+
+
+async def _explain(error: grpc.aio.AioRpcError, address: str, credentials: ClientCredentials) -> FedDBPError:
+    return await explain(error, address, certs=credentials.certs, subject=credentials.certified(OPERATOR))
+
+
+async def explain(error: grpc.aio.AioRpcError, address: str, *, certs: Path | None, subject: str | None) -> FedDBPError:
+    """The error of a first call: the mistake in the address or the credentials, if there is one."""
+    described = as_call_error(error, address, with_certificate=certs is not None)
+    if isinstance(described, ServerUnreachableError):
+        return await find_mistake(address, certs=certs, subject=subject) or described
+    return described
+
+
+def _is_transient(error: FedDBPError) -> bool:
+    return isinstance(error, ServerUnreachableError) or (isinstance(error, RequestRefusedError) and error.transient)
 
 
 def as_call_error(error: grpc.aio.AioRpcError, address: str, *, with_certificate: bool = False) -> FedDBPError:

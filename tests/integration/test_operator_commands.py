@@ -200,8 +200,8 @@ def test_a_missing_certificate_or_plaintext_reaches_no_server(
     assert "cannot read operator.key: No such file or directory; `feddbp certs operator` makes it" in (
         capsys.readouterr().err
     )
-    assert Operator(with_certificates)("pause") == 3  # plaintext to a TLS port
-    assert "no server answers" in capsys.readouterr().err
+    assert Operator(with_certificates)("pause") == 2  # plaintext to a TLS port
+    assert "the server uses TLS; give --certs" in capsys.readouterr().err
 
 
 def test_certificates_of_another_authority_are_reported_as_such(
@@ -210,11 +210,11 @@ def test_certificates_of_another_authority_are_reported_as_such(
     other = tmp_path / "other"
     Authority.create(other).issue_party(OPERATOR)
     address = with_certificates.address
-    assert Operator(with_certificates, "--certs", other)("pause") == 3  # the operator does not trust the server
-    assert f"no server answers at {address}: certificate " in capsys.readouterr().err
+    assert Operator(with_certificates, "--certs", other)("pause") == 2  # the operator does not trust the server
+    assert f"the server at {address} has a certificate of another authority than ca.pem" in capsys.readouterr().err
     shutil.copy(certs / "ca.pem", other)
-    assert Operator(with_certificates, "--certs", other)("pause") == 3  # the server does not trust the operator
-    assert f"no server answers at {address}: it closes the connection, perhaps" in capsys.readouterr().err
+    assert Operator(with_certificates, "--certs", other)("pause") == 4  # the server does not trust the operator
+    assert f"the server at {address} does not accept {other}/operator.pem" in capsys.readouterr().err
 
 
 def test_an_expired_server_certificate_is_reported(

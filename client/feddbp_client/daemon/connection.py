@@ -17,6 +17,7 @@ from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_common.errors import ExitCode, FedDBPError, PayloadError
 from feddbp_common.fault_injection import fault_point
 from feddbp_common.rpc.credentials import ClientCredentials, client_subject
+from feddbp_common.rpc.diagnosis import find_mistake
 from feddbp_common.rpc.failures import (
     ADMISSION_FEATURE,
     ADMITTED_METADATA_KEY,
@@ -147,6 +148,11 @@ class Connection:
 
     async def close(self) -> None:
         await self._channel.close()
+
+    async def find_mistake(self) -> FedDBPError | None:
+        """What has to be changed before this server can be called; None if a retry may help."""
+        subject = self._credentials.certified(self._subject)
+        return await find_mistake(self.address, certs=self._credentials.certs, subject=subject)
 
     async def get_run(self) -> pb.GetRunResponse:
         with self._translating_errors():

@@ -57,6 +57,7 @@ class ClientDaemon:
         self._session = ""
         self._worker: RoundWorker | None = None
         self._calls_ended = asyncio.Event()
+        self._has_reached_server = False
 
     @property
     def has_joined(self) -> bool:
@@ -71,6 +72,7 @@ class ClientDaemon:
                 except ServerUnavailableError as error:
                     if self._has_delivered_everything(error):
                         return ExitCode.OK
+                    await self._check_for_mistake()
                     await self._wait_before_retry(error)
                 except CallRefusedError as error:
                     if error.reason == pb.REFUSAL_REASON_RUN_ENDED:
@@ -113,6 +115,7 @@ class ClientDaemon:
 
     async def _worker_for_current_run(self) -> RoundWorker:
         described = await self._connection.get_run()
+        self._has_reached_server = True
         if self._worker is None or self._worker.client.run_id != described.run_id:
             await self._close_worker()
             _check_features(described)
@@ -224,6 +227,13 @@ class ClientDaemon:
             self._close_session(self._worker.directory)
         evaluated = self._worker is not None and self._worker.has_final_evaluation
         return ExitCode.OK if evaluated else ExitCode.RUN_FAILED
+
+    async def _check_for_mistake(self) -> None:
+        """Raises what no retry would mend. A server that has answered before was given correctly, and may come back."""
+        if not self._has_reached_server:
+            mistake = await self._connection.find_mistake()
+            if mistake is not None:
+                raise mistake
 
     async def _wait_before_retry(self, error: Exception) -> None:
         delay = self._backoff.next_delay()

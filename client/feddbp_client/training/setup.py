@@ -134,9 +134,10 @@ def describe_client(client: LocalClient, private: Path | None) -> str:
     """What the client has read, and what it trains."""
     data, config = client.data, client.config
     channels, height, width = data.image_shape
+    held_out = f", {len(data.validation)} validation" if data.validation is not None else ""
     origin = f"its share of {config.data.dataset}" if private is None else str(private)
     return (
-        f"{len(data.train)} training and {len(data.test)} test images of {width}x{height} "
+        f"{len(data.train)} training{held_out} and {len(data.test)} test images of {width}x{height} "
         f"({'grey' if channels == 1 else 'RGB' if channels == 3 else f'{channels} channels'}), "
         f"{int((data.label_counts > 0).sum())} of {config.classes} classes, from {origin}; "
         f"{client.architecture} with {client.capabilities().parameters:,} parameters on {client.device}"

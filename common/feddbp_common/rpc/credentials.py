@@ -102,8 +102,12 @@ class ClientCredentials:
     def channel(self, address: str, subject: str, options: Sequence[tuple[str, int]] = ()) -> grpc.aio.Channel:
         if self.certs is None:
             return grpc.aio.insecure_channel(address, options=list(options))
-        credentials = CertificateDirectory(self.certs).channel_credentials(None if self.token_file else subject)
+        credentials = CertificateDirectory(self.certs).channel_credentials(self.certified(subject))
         return grpc.aio.secure_channel(address, credentials, options=list(options))
+
+    def certified(self, subject: str) -> str | None:
+        """Returns the subject of the certificate that the caller shows: none if it has a token."""
+        return subject if self.token_file is None else None
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """Returns the metadata that authenticates a call."""
@@ -114,9 +118,25 @@ class ClientCredentials:
 
 def check_address(address: str) -> None:
     """Raises ConfigurationError if the address is not HOST:PORT."""
-    host, colon, port = address.rpartition(":")
-    if not (host and colon and port.isdecimal() and 0 < int(port) < 1 << 16):
+    scheme, separator, rest = address.partition("://")
+    if separator:
+        given = f"; give {rest.rstrip('/')}" if _is_address(rest.rstrip("/")) else ""
+        raise ConfigurationError(f"{address!r}: an address is HOST:PORT, without {scheme}://{given}")
+    if not _is_address(address):
         raise ConfigurationError(f"{address!r} is not an address of the form HOST:PORT, such as 127.0.0.1:50051")
+
+
+def _is_address(text: str) -> bool:
+    host, _, port = text.rpartition(":")
+    has_port = port.isdecimal() and 0 < int(port) < 1 << 16
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    return has_port and re.fullmatch(r"[^\s/\[\]@?#]+", bare) is not None
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host, without the brackets of an IPv6 address, and port of a checked address."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 def check_exposure(address: str, *, certs: Path | None, insecure: bool) -> None:

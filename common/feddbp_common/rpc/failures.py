@@ -32,7 +32,7 @@ def refusal_in(error: grpc.aio.AioRpcError) -> pb.Refusal | None:
 def describe_failure(error: grpc.aio.AioRpcError, *, with_certificate: bool) -> str:
     """Returns the innermost cause: gRPC's text is a chain of causes, from the outermost to a status."""
     text = status_text(error)
-    cause = text.removesuffix(": OK").rpartition(": ")[2]
+    cause = text.removesuffix(": OK").rpartition(": ")[2].rstrip("]")
     if with_certificate and text.startswith("failed to connect") and cause == "Socket closed":
         return "it closes the connection, perhaps because it does not accept our certificate"
     return cause

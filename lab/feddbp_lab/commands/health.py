@@ -22,7 +22,7 @@ from feddbp_common.config.types import FrozenModel
 from feddbp_common.errors import ExitCode
 from feddbp_common.rpc.credentials import OPERATOR, PROBE, CertificateDirectory
 from feddbp_lab.commands.options import ConnectionConfig
-from feddbp_lab.control_client import CALL_SECONDS, CHANNEL_OPTIONS, as_call_error
+from feddbp_lab.control_client import CALL_SECONDS, CHANNEL_OPTIONS, explain
 
 PROG: Final = "feddbp health"
 
@@ -64,7 +64,8 @@ async def _check(probe: ProbeConfig) -> int:
         except grpc.aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.NOT_FOUND:
                 return HealthCheckResponse.SERVICE_UNKNOWN
-            raise as_call_error(error, probe.server, with_certificate=probe.certs is not None) from None
+            subject = None if probe.certs is None else _subject(probe.certs)
+            raise await explain(error, probe.server, certs=probe.certs, subject=subject) from None
         return answer.status
 
 

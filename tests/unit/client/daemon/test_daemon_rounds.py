@@ -23,7 +23,7 @@ from feddbp_client.training.setup import LocalOptions
 from feddbp_client.training.trainer import RoundResult, TrainerState, TrainingError
 from feddbp_common.artifacts import CHECKPOINT_NAME
 from feddbp_common.config.run import RunConfig, run_to_proto
-from feddbp_common.errors import ConfigurationError, ExitCode
+from feddbp_common.errors import ConfigurationError, ExitCode, FedDBPError
 from feddbp_common.wire import Encoded, Payload, PayloadRules, encode
 
 CONFIG = RunConfig(rounds=3)
@@ -44,6 +44,7 @@ class FakeConnection:
         self.run_id = "first"
         self.failures: list[str] = []
         self.payload = Payload()
+        self.mistake: FedDBPError | None = None
         self._script = script
         self._closed_rounds = closed_rounds
         self._changed = asyncio.Event()
@@ -56,6 +57,9 @@ class FakeConnection:
     def _record(self, call: str) -> None:
         self.calls.append(call)
         self._changed.set()
+
+    async def find_mistake(self) -> FedDBPError | None:
+        return self.mistake
 
     async def get_run(self) -> pb.GetRunResponse:
         return pb.GetRunResponse(config=run_to_proto(CONFIG), run_id=self.run_id)
@@ -486,3 +490,28 @@ async def test_a_client_without_a_report_on_the_final_state_waits_for_a_lost_ser
         await start(FakeConnection(script)).run()
     with pytest.raises(ServerUnavailableError):
         await start(GoneConnection(nothing)).run()
+
+
+# --- mistakes ---
+
+
+async def test_a_mistake_in_the_address_is_not_retried(start: Start) -> None:
+    server = GoneConnection(nothing)
+    server.mistake = ConfigurationError("the server uses TLS")
+    with pytest.raises(ConfigurationError, match="the server uses TLS"):
+        await start(server, patience=timedelta(days=1)).run()
+
+
+async def test_a_server_that_has_answered_is_waited_for_whatever_answers_in_its_place(start: Start) -> None:
+    sessions = 0
+
+    async def script(server: FakeConnection) -> AsyncIterator[pb.RoundEvent]:
+        nonlocal sessions
+        sessions += 1
+        if sessions == 1:
+            raise ServerUnavailableError("a proxy answers for it")
+        yield ended()
+
+    server = FakeConnection(script)
+    server.mistake = ConfigurationError("no feddbp server")
+    assert await start(server, patience=timedelta(seconds=30)).run() is ExitCode.OK

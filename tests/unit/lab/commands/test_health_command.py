@@ -94,8 +94,8 @@ def test_a_server_that_requires_certificates_gets_one(
 def test_a_client_certificate_does_not_pass(parties: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving(parties / "server") as address:
         # a client's directory has neither the probe's certificate nor the operator's
-        assert main(["health", "--server", address, "--certs", str(parties / "client-0")]) == 3
-    assert capsys.readouterr().out == ""
+        assert main(["health", "--server", address, "--certs", str(parties / "client-0")]) == 4
+    assert "does not accept callers without a certificate" in capsys.readouterr().err
 
 
 def test_another_machine_is_not_called_without_encryption(capsys: pytest.CaptureFixture[str]) -> None:
