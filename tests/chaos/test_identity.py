@@ -283,9 +283,9 @@ async def test_a_server_with_an_expired_certificate_is_refused_by_clients(
 
 
 def test_neither_side_starts_with_an_expired_certificate(expired: Path, running_federation: Federation) -> None:
-    with pytest.raises(GaveUpError, match=r"server.pem expired on .*; `feddbp certs server` makes a new one"):
+    with pytest.raises(GaveUpError, match=r"server.pem expired on .* --replace` makes a new one"):
         running_federation.server("--certs", expired, *PROBED)
-    with pytest.raises(ConfigurationError, match=r"client-0.pem expired on .*; `feddbp certs client --id 0` makes"):
+    with pytest.raises(ConfigurationError, match=r"client-0.pem expired on .* --replace` makes a new one"):
         CertificateDirectory(expired).channel_credentials(client_subject(0))
 
 

@@ -197,9 +197,8 @@ def test_a_missing_certificate_or_plaintext_reaches_no_server(
 ) -> None:
     without = with_operator_of(certs, tmp_path / "without", None)
     assert Operator(with_certificates, "--certs", without)("pause") == 2
-    assert "cannot read operator.key: No such file or directory; `feddbp certs operator` makes it" in (
-        capsys.readouterr().err
-    )
+    hint = f"`feddbp certs operator {without}` makes it where ca.key is"
+    assert f"cannot read operator.key: No such file or directory; {hint}" in capsys.readouterr().err
     assert Operator(with_certificates)("pause") == 2  # plaintext to a TLS port
     assert "the server uses TLS; give --certs" in capsys.readouterr().err
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from shlex import quote
 from typing import Final
 
 import grpc
@@ -45,13 +46,13 @@ class CertificateDirectory:
     path: Path
 
     def authority(self) -> bytes:
-        return self._certificate(f"{CA}.pem", "feddbp certs init")
+        return self._certificate(CA)
 
     def certificate(self, subject: str) -> bytes:
-        return self._certificate(f"{subject}.pem", _how_to_make(subject))
+        return self._certificate(subject)
 
     def key(self, subject: str) -> bytes:
-        return self._read(f"{subject}.key", _how_to_make(subject))
+        return self._read(f"{subject}.key", subject)
 
     def server_credentials(self, *, clients_have_certificates: bool) -> grpc.ServerCredentials:
         """Returns TLS credentials; mutual TLS, which requires a client certificate, if clients have certificates."""
@@ -66,30 +67,38 @@ class CertificateDirectory:
             return grpc.ssl_channel_credentials(self.authority())
         return grpc.ssl_channel_credentials(self.authority(), self.key(subject), self.certificate(subject))
 
-    def _certificate(self, name: str, command: str) -> bytes:
+    def _certificate(self, subject: str) -> bytes:
         """Reads and checks a certificate here, because after a failed handshake the peer only sees a closed socket."""
         from cryptography import x509  # slow to import, and only TLS needs it
 
-        pem = self._read(name, command)
+        name = f"{subject}.pem"
+        pem = self._read(name, subject)
         try:
             last_day = x509.load_pem_x509_certificate(pem).not_valid_after_utc
         except ValueError:
-            raise ConfigurationError(
-                f"--certs {self.path}: {name} is not a certificate; `{command}` makes one"
-            ) from None
+            how = self._how_to_make(subject, replace=True)
+            raise ConfigurationError(f"--certs {self.path}: {name} is not a certificate; {how}") from None
         if last_day <= datetime.now(UTC):
-            raise ConfigurationError(
-                f"--certs {self.path}: {name} expired on {last_day:%Y-%m-%d}; `{command}` makes a new one"
-            )
+            how = self._how_to_make(subject, replace=True)
+            raise ConfigurationError(f"--certs {self.path}: {name} expired on {last_day:%Y-%m-%d}; {how}")
         return pem
 
-    def _read(self, name: str, command: str) -> bytes:
+    def _read(self, name: str, subject: str) -> bytes:
         try:
             return (self.path / name).read_bytes()
         except OSError as error:
-            raise ConfigurationError(
-                f"--certs {self.path}: cannot read {name}: {error.strerror}; `{command}` makes it"
-            ) from None
+            how = self._how_to_make(subject)
+            raise ConfigurationError(f"--certs {self.path}: cannot read {name}: {error.strerror}; {how}") from None
+
+    def _how_to_make(self, subject: str, *, replace: bool = False) -> str:
+        kind, _, client_id = subject.partition("-")
+        if kind == CA:
+            return f"`feddbp certs init {'NEW_DIR' if replace else quote(str(self.path))}` makes an authority"
+        words = ["feddbp", "certs", kind, quote(str(self.path))]
+        words += ["--id", client_id] if client_id else ["--host", "NAME"] if kind == SERVER else []
+        words += ["--replace"] if replace else []
+        where = "" if (self.path / f"{CA}.key").exists() else f" where {CA}.key is"
+        return f"`{' '.join(words)}` makes {'a new one' if replace else 'it'}{where}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,8 +175,3 @@ def read_token(path: Path) -> str:
     if not token or len(token.split()) != 1:
         raise ConfigurationError(f"--token-file {path}: must contain one token and nothing else")
     return token
-
-
-def _how_to_make(subject: str) -> str:
-    kind, _, client_id = subject.partition("-")
-    return f"feddbp certs {kind}" + (f" --id {client_id}" if client_id else "")

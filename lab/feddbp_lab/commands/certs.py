@@ -10,7 +10,7 @@ from feddbp_common.artifacts import TOKENS_NAME
 from feddbp_common.config.command_line import Parser
 from feddbp_common.config.types import parse_duration, parse_ids
 from feddbp_common.errors import ConfigurationError, ExitCode
-from feddbp_common.rpc.credentials import OPERATOR, PROBE, client_subject
+from feddbp_common.rpc.credentials import OPERATOR, PROBE, SERVER, client_subject
 from feddbp_lab.pki.certificates import PARTY_LIFETIME, Authority, new_token, write_secret
 from feddbp_lab.pki.parties import make_parties
 
@@ -29,38 +29,55 @@ def _init(directory: Path) -> list[Path]:
     return [directory / "ca.pem", directory / "ca.key"]
 
 
-def _server(directory: Path, host: list[str], lifetime: timedelta) -> list[Path]:
+def _server(directory: Path, host: list[str], lifetime: timedelta, replace: bool) -> list[Path]:
+    _check_new(_pairs(directory, [SERVER]), replace=replace)
     return [Authority.load(directory).issue_server(host, lifetime=lifetime)]
 
 
-def _client(directory: Path, ids: str, lifetime: timedelta) -> list[Path]:
+def _client(directory: Path, ids: str, lifetime: timedelta, replace: bool) -> list[Path]:
+    return _issue(directory, [client_subject(number) for number in parse_ids(ids)], lifetime, replace)
+
+
+def _operator(directory: Path, lifetime: timedelta, replace: bool) -> list[Path]:
+    return _issue(directory, [OPERATOR], lifetime, replace)
+
+
+def _probe(directory: Path, lifetime: timedelta, replace: bool) -> list[Path]:
+    return _issue(directory, [PROBE], lifetime, replace)
+
+
+def _issue(directory: Path, subjects: Sequence[str], lifetime: timedelta, replace: bool) -> list[Path]:
+    _check_new(_pairs(directory, subjects), replace=replace)
     authority = Authority.load(directory)
-    return [authority.issue_party(client_subject(number), lifetime=lifetime) for number in parse_ids(ids)]
+    return [authority.issue_party(subject, lifetime=lifetime) for subject in subjects]
 
 
-def _operator(directory: Path, lifetime: timedelta) -> list[Path]:
-    return [Authority.load(directory).issue_party(OPERATOR, lifetime=lifetime)]
+def _pairs(directory: Path, subjects: Sequence[str]) -> list[Path]:
+    return [directory / f"{subject}.{kind}" for subject in subjects for kind in ("key", "pem")]
 
 
-def _probe(directory: Path, lifetime: timedelta) -> list[Path]:
-    return [Authority.load(directory).issue_party(PROBE, lifetime=lifetime)]
+def _check_new(paths: Sequence[Path], *, replace: bool) -> None:
+    """Raises ConfigurationError before anything is written: a key that somebody uses cannot be made again."""
+    existing = [path for path in paths if path.exists()]
+    if existing and not replace:
+        more = f" (and {len(existing) - 1} more)" if len(existing) > 1 else ""
+        raise ConfigurationError(f"{existing[0]} exists already{more}; give --replace to make new ones instead")
 
 
 def _parties(directory: Path, host: list[str], ids: str, lifetime: timedelta, owner: int | None) -> list[Path]:
     return make_parties(directory, hosts=host, ids=parse_ids(ids), lifetime=lifetime, owner=owner)
 
 
-def _tokens(directory: Path, ids: str) -> list[Path]:
+def _tokens(directory: Path, ids: str, replace: bool) -> list[Path]:
     """The server's list of tokens, and a file with its own token for each party."""
     names = [*map(client_subject, parse_ids(ids)), OPERATOR]
+    listed, own = directory / TOKENS_NAME, {name: directory / f"{name}.token" for name in names}
+    _check_new([listed, *own.values()], replace=replace)
     tokens = {name: new_token() for name in names}
-    lines = "".join(f"{name} {token}\n" for name, token in tokens.items())
-    written = [directory / TOKENS_NAME]
-    write_secret(written[0], lines.encode())
+    write_secret(listed, "".join(f"{name} {token}\n" for name, token in tokens.items()).encode())
     for name, token in tokens.items():
-        written.append(directory / f"{name}.token")
-        write_secret(written[-1], f"{token}\n".encode())
-    return written
+        write_secret(own[name], f"{token}\n".encode())
+    return [listed, *own.values()]
 
 
 def _parser() -> Parser:
@@ -80,13 +97,17 @@ def _parser() -> Parser:
     kind("init", "create the certificate authority all parties trust", _init, expires=False)
     server = kind("server", "create the server's certificate", _server)
     client = kind("client", "create certificates for clients", _client)
-    kind("operator", "create the operator's certificate, for `feddbp status`, `pause`, `resume` and `stop`", _operator)
-    kind("probe", "create a certificate for `feddbp health`, valid for nothing else", _probe)
+    operator = kind(
+        "operator", "create the operator's certificate, for `feddbp status`, `pause`, `resume` and `stop`", _operator
+    )
+    probe = kind("probe", "create a certificate for `feddbp health`, valid for nothing else", _probe)
     parties = kind("parties", "create what is missing for all parties, a directory each", _parties)
     parties.add_argument(
         "--owner", type=int, metavar="UID", help="user who becomes the owner of the keys (default: the current user)"
     )
     tokens = kind("tokens", "create tokens, the lighter alternative", _tokens, expires=False)
+    for keeps_files in (server, client, operator, probe, tokens):
+        keeps_files.add_argument("--replace", action="store_true", help="replace keys that exist already")
     for needs_hosts in (server, parties):
         needs_hosts.add_argument(
             "--host",

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from shlex import quote
 from typing import Final
 
 from cryptography import x509
@@ -55,12 +56,14 @@ class Authority:
             key = serialization.load_pem_private_key((directory / f"{CA}.key").read_bytes(), password=None)
             certificate = x509.load_pem_x509_certificate((directory / f"{CA}.pem").read_bytes())
         except FileNotFoundError:
-            raise ConfigurationError(f"{directory} has no authority; `feddbp certs init` creates one") from None
+            raise ConfigurationError(
+                f"{directory} has no authority; `feddbp certs init {quote(str(directory))}` creates one"
+            ) from None
         except (OSError, ValueError) as error:
             raise ConfigurationError(f"the authority in {directory} cannot be read: {error}") from None
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise ConfigurationError(
-                f"the authority's key in {directory} is no elliptic-curve key; `feddbp certs init` creates one"
+                f"the authority's key in {directory} is no elliptic-curve key; `feddbp certs init NEW_DIR` creates one"
             )
         return cls(directory, key, certificate)
 

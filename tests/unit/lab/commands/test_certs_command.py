@@ -1,0 +1,91 @@
+"""`feddbp certs`: keys that exist are kept, and the commands that error messages name can be pasted."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from feddbp_common.errors import ConfigurationError
+from feddbp_common.rpc.credentials import CertificateDirectory, client_subject
+from feddbp_lab.cli import main
+from feddbp_lab.pki.certificates import Authority
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A directory with an authority, and with a space in its name."""
+    path = tmp_path / "our certs"
+    Authority.create(path)
+    return path
+
+
+def certs(kind: str, directory: Path, *options: str) -> int:
+    return main(["certs", kind, str(directory), *options])
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "again", "message"),
+    [
+        ("server", ["--host", "localhost"], ["--host", "fl.example.org"], "server.key exists already (and 1 more)"),
+        ("client", ["--id", "1"], ["--ids", "0-2"], "client-1.key exists already (and 1 more)"),
+        ("operator", [], [], "operator.key exists already (and 1 more)"),
+        ("probe", [], [], "probe.key exists already (and 1 more)"),
+        ("tokens", ["--ids", "0-1"], ["--ids", "5"], "tokens.txt exists already (and 1 more)"),
+    ],
+)
+def test_existing_keys_are_only_replaced_on_request(
+    kind: str, first: list[str], again: list[str], message: str, directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert certs(kind, directory, *first) == 0
+    before = contents(directory)
+    assert certs(kind, directory, *again) == 2
+    assert f"{directory}/{message}; give --replace to make new ones instead" in capsys.readouterr().err
+    assert contents(directory) == before
+    assert certs(kind, directory, *again, "--replace") == 0
+    after = contents(directory)
+    assert before.keys() <= after.keys()
+    assert after["ca.key"] == before["ca.key"]
+    assert after != before
+
+
+def command_in(message: str) -> list[str]:
+    """The command between backticks, as a shell reads it; a placeholder becomes a host name."""
+    (command,) = re.findall("`(.*)`", message)
+    program, *words = shlex.split(command.replace("--host NAME", "--host localhost"))
+    assert program == "feddbp"
+    return words
+
+
+@pytest.mark.parametrize("subject", ["server", "operator", "probe", client_subject(3)])
+@pytest.mark.parametrize("state", ["missing", "expired", "damaged"])
+def test_the_command_for_a_certificate_that_cannot_be_used_makes_it(subject: str, state: str, directory: Path) -> None:
+    files = CertificateDirectory(directory)
+    if state == "expired":
+        Authority.load(directory).issue_party(subject, lifetime=-timedelta(hours=1))
+    elif state == "damaged":
+        (directory / f"{subject}.pem").write_text("no certificate")
+    with pytest.raises(ConfigurationError) as raised:
+        files.certificate(subject)
+    assert main(command_in(str(raised.value))) == 0
+    files.certificate(subject)
+    files.key(subject)
+
+
+def test_the_command_for_a_missing_authority_makes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert certs("operator", tmp_path / "new") == 2
+    assert main(command_in(capsys.readouterr().err)) == 0
+    assert certs("operator", tmp_path / "new") == 0
+
+
+def test_a_directory_without_the_authoritys_key_is_not_where_the_command_works(directory: Path) -> None:
+    (directory / "ca.key").unlink()
+    with pytest.raises(ConfigurationError, match=r"--id 0` makes it where ca\.key is"):
+        CertificateDirectory(directory).key(client_subject(0))
