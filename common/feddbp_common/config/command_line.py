@@ -16,13 +16,12 @@ from pydantic import BaseModel
 
 from feddbp_common.config.diagnostics import did_you_mean
 from feddbp_common.config.sources import add_flags, resolve
+from feddbp_common.config.variables import CONFIG_VARIABLE, ENV_PREFIX, check_variables
 from feddbp_common.errors import ConfigurationError, ExitCode, FedDBPError
 from feddbp_common.logs import logs_are_json, print_outcome
 from feddbp_common.version import VERSION
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
-ENV_PREFIX = "FEDDBP_"
-_CONFIG_VARIABLE = f"{ENV_PREFIX}CONFIG"
 
 
 class Parser(argparse.ArgumentParser):
@@ -36,7 +35,7 @@ class Parser(argparse.ArgumentParser):
         flags = [word.partition("=")[0] for word in message.split() if word.startswith("--")]
         if not message.startswith("unrecognized arguments") or not flags:
             return ""
-        return did_you_mean(flags[0], self._option_string_actions)
+        return did_you_mean(flags[0], self._option_string_actions, prefix="--")
 
 
 def settings_parser(prog: str, description: str, model: type[BaseModel]) -> Parser:
@@ -46,7 +45,7 @@ def settings_parser(prog: str, description: str, model: type[BaseModel]) -> Pars
         usage=f"{prog} [options]",
         description=description,
         epilog=f"Every option can also be set by the variable in brackets, or in a TOML file given by --config "
-        f"({ENV_PREFIX}CONFIG); flags win over variables, variables over the file.",
+        f"({CONFIG_VARIABLE}); flags win over variables, variables over the file.",
         allow_abbrev=False,
     )
     add_settings(parser, model)
@@ -60,11 +59,12 @@ def add_settings(parser: argparse.ArgumentParser, model: type[BaseModel]) -> Non
 
 
 def settings_from(model: type[ModelT], flags: argparse.Namespace) -> ModelT:
+    check_variables(model, os.environ)
     if flags.config is not None:
         return resolve(model, flags, env_prefix=ENV_PREFIX, file=flags.config)
-    file = os.environ.get(_CONFIG_VARIABLE)
+    file = os.environ.get(CONFIG_VARIABLE)
     return resolve(
-        model, flags, env_prefix=ENV_PREFIX, file=Path(file) if file else None, file_variable=_CONFIG_VARIABLE
+        model, flags, env_prefix=ENV_PREFIX, file=Path(file) if file else None, file_variable=CONFIG_VARIABLE
     )
 
 

@@ -6,10 +6,11 @@ its source is found by validating again without each value in turn.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
+_TYPO_SIMILARITY: Final = 0.75
+"""From this similarity on, of at most 1, a name is taken for a typo of another."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +72,22 @@ def validate_model(
     raise ConfigurationError(message)
 
 
-def did_you_mean(name: str, known: Iterable[str], *, most: int = 1) -> str:
-    """Returns `; did you mean 'this'?` to end a message with, or nothing if no known name is close."""
-    return suggestion(get_close_matches(name, list(known), n=most))
+def did_you_mean(name: str, known: Iterable[str], *, most: int = 1, prefix: str = "") -> str:
+    """Returns `; did you mean 'this'?` to end a message with, or nothing if no known name is close.
+
+    Close is a typo of it, and a name of which it is a part: `--epochs` of `--local-epochs`. A prefix that all names
+    share is left out of the comparison, since it makes any two of them similar.
+    """
+    stems = {full.removeprefix(prefix): full for full in known}
+    given = name.removeprefix(prefix)
+    close = get_close_matches(given, stems, n=most, cutoff=_TYPO_SIMILARITY)
+    return suggestion(stems[stem] for stem in close or sorted(_extensions(given, stems), key=len)[:most])
+
+
+def _extensions(given: str, stems: Iterable[str]) -> Iterator[str]:
+    """Names that begin with a part of a name, or have it as a word."""
+    if len(given) > 2:
+        yield from (stem for stem in stems if stem.startswith(given) or given in re.split("[-_.]", stem))
 
 
 def suggestion(names: Iterable[str]) -> str:

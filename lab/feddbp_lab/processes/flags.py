@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from feddbp_common.config.command_line import ENV_PREFIX
 from feddbp_common.config.nested import Location
 from feddbp_common.config.sources import Option, options_of
+from feddbp_common.config.variables import ENV_PREFIX
 
 
 def arguments_for(config: BaseModel) -> list[str]:
