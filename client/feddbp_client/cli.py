@@ -13,6 +13,7 @@ from feddbp_common.config.command_line import import_from_working_directory, run
 from feddbp_common.config.identity import visible
 from feddbp_common.errors import ExitCode
 from feddbp_common.logs import configure_logging
+from feddbp_common.optional_deps import CHECKPOINT_MODULES, require
 
 PROG: Final = "feddbp-client"
 
@@ -27,6 +28,7 @@ def _start(argv: Sequence[str]) -> int:
     if config.identity.dry_run:
         print(json.dumps(visible(config), indent=2))
         return ExitCode.OK
+    require("a client", CHECKPOINT_MODULES, extra="client")
     configure_logging(as_json=config.identity.json_output, level=config.identity.log_level)
     return asyncio.run(_run(config))
 

@@ -36,7 +36,7 @@ COMMANDS: Final = MappingProxyType(
         "experiment": Command(
             summary="run grids of federations and report on them", module="feddbp_lab.commands.experiment"
         ),
-        "report": Command(summary="print the results of a run that has ended", module="feddbp_lab.commands.report"),
+        "report": Command(summary="print the results of a run so far", module="feddbp_lab.commands.report"),
         "predict": Command(summary="classify images with a trained client", module="feddbp_lab.commands.predict"),
         "export": Command(
             summary="export a trained client to a file for other programs", module="feddbp_lab.commands.export"

@@ -37,8 +37,8 @@ async def test_a_deadline_passes_without_any_traffic(running_federation: Federat
         stuck.opened.set()
         outcomes = await crowd.ended()
     assert [ended and ended.outcome for ended in outcomes.values()] == [pb.RUN_OUTCOME_FINISHED] * 3
-    assert "round 0 closes without client 2" in server.log
-    assert "round 1 closes without client 2" in server.log
+    for number in (1, 2):
+        assert f"round {number}/2: 2 of 3 clients uploaded, without client 2, in " in server.log
     assert re.search("no final results from .*client 2", server.log)
     assert running_federation.summary()["completed_rounds"] == 2
 
@@ -72,7 +72,7 @@ async def test_a_late_upload_is_refused_and_its_client_joins_later_rounds(runnin
 
 
 def lacks_client_1(status: pb.RunStatus) -> bool:
-    return any(incident.message == "round 0 extended; missing: client 1" for incident in status.incidents)
+    return any(incident.message == "round 1/1 extended; missing: client 1" for incident in status.incidents)
 
 
 async def test_a_round_without_quorum_is_extended_and_the_missing_are_named(running_federation: Federation) -> None:
@@ -90,7 +90,7 @@ async def test_a_round_without_quorum_is_extended_and_the_missing_are_named(runn
         slow.opened.set()
         await crowd.ended()
     await exits(server, ExitCode.OK)
-    assert re.search(r"round 0: extension \d+, waiting for client 1\n", server.log)
+    assert re.search(r"round 1/1: extension \d+, waiting for client 1\n", server.log)
     assert {(line["client"], line["round"]) for line in running_federation.metrics()} >= {(0, 0), (1, 0)}
 
 
@@ -103,7 +103,7 @@ async def test_a_run_that_cannot_get_its_quorum_fails_with_the_names_of_the_miss
         await exits(server, ExitCode.RUN_FAILED)
         stuck.opened.set()
         outcomes = await crowd.ended()
-    reason = "round 0 needs 3 uploads and has 2 after 1 extension; missing: client 2"
+    reason = "round 1 needs 3 uploads and has 2 after 1 extension; missing: client 2"
     assert list(outcomes.values()) == [pb.RunEnded(outcome=pb.RUN_OUTCOME_FAILED, reason=reason)] * 3
     assert running_federation.summary()["outcome"] == "failed"
     assert running_federation.summary()["reason"] == reason

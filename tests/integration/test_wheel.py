@@ -112,15 +112,32 @@ def test_the_base_installation_brings_no(name: str, server_only: Installation, t
     assert f"No module named '{name}'" in done.stderr
 
 
-def test_a_demo_without_torch_says_which_extra_brings_it(server_only: Installation, tmp_path: Path) -> None:
-    done = server_only.run("feddbp", "demo", cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("command", "words", "extra"),
+    [("feddbp", ("demo",), "lab"), ("feddbp-client", ("--id", 0), "client")],
+    ids=["demo", "client"],
+)
+def test_without_torch_a_command_says_in_one_line_how_to_install_it(
+    command: str, words: tuple[object, ...], extra: str, built: Built, server_only: Installation, tmp_path: Path
+) -> None:
+    done = server_only.run(command, *words, cwd=tmp_path)
     assert done.returncode == 2
     (complaint,) = done.stderr.splitlines()
-    assert "torch" in complaint
-    assert "pip install 'feddbp[lab]'" in complaint
+    assert complaint.startswith(f"{command}: error: ")
+    assert " needs torch, safetensors, PIL" in complaint
+    assert complaint.endswith(f"install 'feddbp[{extra}] @ {built.wheel.as_uri()}'")
 
 
-def test_a_client_without_torch_ends_and_names_it(server_only: Installation, tmp_path: Path) -> None:
-    done = server_only.run("feddbp-client", "--id", 0, cwd=tmp_path)
-    assert done.returncode in (1, 2)
-    assert "torch" in done.stderr.splitlines()[-1]
+def test_without_matplotlib_a_report_has_its_table(
+    with_everything: Installation, server_only: Installation, tmp_path: Path
+) -> None:
+    smallest = ("--clients", 1, "--rounds", 1, "--local-epochs", 1, "--processes", 1, "--device", "cpu")
+    assert with_everything.run("feddbp", "demo", *smallest, "--out", "run", cwd=tmp_path).returncode == 0
+    (tmp_path / "run" / "curves.png").unlink()
+    done = server_only.run("feddbp", "report", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("FedDBP on digits, seed 0")
+    assert "files          run/: summary.json, metrics.jsonl" in done.stdout
+    (note,) = done.stderr.splitlines()
+    assert note.startswith("feddbp report: no curves were drawn: they need matplotlib: ")
+    assert not (tmp_path / "run" / "curves.png").exists()

@@ -19,6 +19,7 @@ from typing import Final
 import torch
 
 from feddbp_common.errors import ConfigurationError
+from feddbp_common.optional_deps import install_command
 
 _SCHEMAS: Final = {
     "nms": "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -33,7 +34,7 @@ def torchvision() -> ModuleType:
     """The torchvision package, imported on first use: it takes a second."""
     spec = find_spec("torchvision")
     if spec is None or spec.origin is None:
-        raise ConfigurationError("this needs torchvision: pip install 'feddbp[client]'")
+        raise ConfigurationError(f"this needs torchvision: {install_command('client')}")
     if not _compiled_library_loads(Path(spec.origin).parent):
         _declare_missing_operators()
     return import_module("torchvision")

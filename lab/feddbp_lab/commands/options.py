@@ -13,7 +13,7 @@ from feddbp_common.config.command_line import Parser, import_from_working_direct
 from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
 from feddbp_common.config.types import CommaSeparated, FrozenModel
 from feddbp_common.errors import ConfigurationError
-from feddbp_common.optional_deps import require
+from feddbp_common.optional_deps import CHECKPOINT_MODULES, require
 from feddbp_common.rpc.credentials import ClientCredentials, check_address, check_exposure
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 DEVICE_HELP: Final = "cpu, cuda:N or mps; auto selects the first CUDA GPU, else Apple's, else the CPU"
 _HIDDEN: Final[dict[str, Any]] = {"hidden": True}
-_CHECKPOINT_NEEDS: Final = ("torch", "safetensors", "PIL")
 
 
 class ConnectionConfig(FrozenModel):
@@ -144,7 +143,7 @@ def checkpoint_parser(prog: str, others: str, description: str, model: type[Froz
 
 
 def load_client(path: Path, *, prog: str, device: str) -> TrainedClient:
-    require(prog, _CHECKPOINT_NEEDS, extra="client")
+    require(prog, CHECKPOINT_MODULES, extra="client")
     # torch takes a second to import: errors in the flags are reported before that
     from feddbp_client.inference.restore import read_checkpoint
     from feddbp_client.inference.trained_client import TrainedClient

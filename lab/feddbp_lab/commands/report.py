@@ -1,17 +1,18 @@
-"""`feddbp report`: prints the table and draws the curves of a run that has ended, from the files of its server."""
+"""`feddbp report`: prints the table and draws the curves of a run, from the files of its server."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from rich.console import Console
 
-from feddbp_common.artifacts import CURVES_NAME, METRICS_NAME, SUMMARY_NAME
+from feddbp_common.artifacts import CURVES_NAME, DATABASE_NAME, METRICS_NAME, SUMMARY_NAME
 from feddbp_common.config.command_line import Parser
 from feddbp_common.errors import ConfigurationError, ExitCode
-from feddbp_common.optional_deps import require
+from feddbp_common.optional_deps import install_command, missing_modules
 from feddbp_lab.results.curves import draw_curves
 from feddbp_lab.results.run_results import RunResults
 from feddbp_lab.terminal.run_table import run_table
@@ -24,7 +25,7 @@ _DAMAGE: Final = (LookupError, TypeError, ValueError, AttributeError)
 def command(argv: Sequence[str]) -> int:
     parser = Parser(
         prog=PROG,
-        description=f"Prints the results of a run that has ended, and draws its curves into DIR/{CURVES_NAME}.",
+        description=f"Prints the results of a run so far, and draws its curves into DIR/{CURVES_NAME}.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -34,26 +35,34 @@ def command(argv: Sequence[str]) -> int:
         help=f"a server's --state-dir, or any directory with its {SUMMARY_NAME} and {METRICS_NAME}",
     )
     directory: Path = parser.parse_args(argv).directory
-    require(PROG, ("matplotlib",), extra="lab")
-    _check_files(directory)
+    missing = missing_modules(("matplotlib",))
     try:
-        results = RunResults.read(directory)
-        table = run_table(results, directory)
-        draw_curves(results, directory / CURVES_NAME)
+        results = _read(directory)
+        files = [name for name in (SUMMARY_NAME, METRICS_NAME) if (directory / name).exists()]
+        table = run_table(results, directory, files if missing else [*files, CURVES_NAME])
+        if not missing:
+            draw_curves(results, directory / CURVES_NAME)
     except OSError as error:
         raise ConfigurationError(f"{error.filename or directory}: {error.strerror}") from None
     except _DAMAGE as error:
         problem = f"{error} is missing" if isinstance(error, KeyError) else error
         raise ConfigurationError(f"the results in {directory} are damaged: {problem}") from error
     Console().print(table)
+    if missing:
+        print(f"{PROG}: no curves were drawn: they need matplotlib: {install_command('lab')}", file=sys.stderr)
     return ExitCode.OK
 
 
-def _check_files(directory: Path) -> None:
+def _read(directory: Path) -> RunResults:
     if not directory.is_dir():
         raise ConfigurationError(f"{directory}: no such directory")
-    missing = [name for name in (SUMMARY_NAME, METRICS_NAME) if not (directory / name).exists()]
-    if missing:
+    if (directory / SUMMARY_NAME).exists():
+        if not (directory / METRICS_NAME).exists():
+            raise ConfigurationError(f"{directory} has a {SUMMARY_NAME}, but no {METRICS_NAME} beside it")
+        return RunResults.read(directory)
+    unfinished = RunResults.read_unfinished(directory)
+    if unfinished is None:
         raise ConfigurationError(
-            f"{directory} has no {' and no '.join(missing)}; a server's --state-dir has both once its run has ended"
+            f"{directory} has neither a {SUMMARY_NAME} nor a {DATABASE_NAME}; give the --state-dir of a server"
         )
+    return unfinished

@@ -24,7 +24,7 @@ from feddbp_common.artifacts import ENDPOINT_NAME, SUMMARY_NAME
 from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import ExitCode, FedDBPError
 from feddbp_common.humanize import client_names
-from feddbp_common.optional_deps import require
+from feddbp_common.optional_deps import CLIENT_MODULES, LAB_MODULES, require
 from feddbp_lab.control_client import watch_status
 from feddbp_lab.processes.flags import arguments_for, clean_environment
 from feddbp_lab.processes.supervisor import ChildProcess, ProcessSupervisor
@@ -35,20 +35,20 @@ SERVER_MODULE: Final = "feddbp_server.cli"
 CLIENT_MODULE: Final = "feddbp_client.cli"
 _RUN_ENDED_CODES: Final = (ExitCode.OK, ExitCode.RUN_FAILED)
 """Exit codes of a process whose run has ended, finished or not; the server's summary has the outcome."""
+_SERVER_CODES: Final = (*_RUN_ENDED_CODES, ExitCode.INTERRUPTED)
+"""A server that a signal has stopped did not fail; it has no summary then."""
 _CLIENT_EXIT_SECONDS: Final = 10.0
 _POLL_SECONDS: Final = 0.02
-_CLIENT_MODULES: Final = ("torch", "torchvision", "sklearn", "safetensors")
-_LAB_MODULES: Final = (*_CLIENT_MODULES, "matplotlib", "jinja2")
 
 
 def require_client(feature: str) -> None:
     """Raises ConfigurationError unless everything is installed that running clients needs."""
-    require(feature, _CLIENT_MODULES, extra="client")
+    require(feature, CLIENT_MODULES, extra="client")
 
 
 def require_lab(feature: str) -> None:
     """Raises ConfigurationError unless everything is installed that running clients and writing reports needs."""
-    require(feature, _LAB_MODULES, extra="lab")
+    require(feature, LAB_MODULES, extra="lab")
 
 
 class RunInterruptedError(FedDBPError):
@@ -215,7 +215,8 @@ class LocalFederation:
             awaited = [child.exited for child in (self._server, *self._clients) if child.running]
             await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
             for child in (*self._clients, self._server):
-                if child.exited.done() and child.exited.result() not in _RUN_ENDED_CODES:
+                expected = _SERVER_CODES if child is self._server else _RUN_ENDED_CODES
+                if child.exited.done() and child.exited.result() not in expected:
                     raise _failure(child)
         # clients that were notified of the end exit by themselves
         exiting = [child.exited for child in self._clients if child.running]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from feddbp_common.artifacts import METRICS_NAME, SUMMARY_NAME
+from feddbp_server.reporting.unfinished import summarise_unfinished
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,11 +22,20 @@ class RunResults:
     @classmethod
     def read(cls, directory: Path) -> RunResults:
         """Raises OSError for a file that cannot be read, and ValueError, naming file and line, for a damaged one."""
-        lines = (directory / METRICS_NAME).read_bytes().splitlines()
         return cls(
             summary=_parsed((directory / SUMMARY_NAME).read_bytes(), SUMMARY_NAME),
-            metrics=[_parsed(line, f"{METRICS_NAME}, line {number}") for number, line in enumerate(lines, 1)],
+            metrics=_metrics((directory / METRICS_NAME).read_bytes()),
         )
+
+    @classmethod
+    def read_unfinished(cls, directory: Path) -> RunResults | None:
+        """A run that has not ended, from the state directory of its server; None if there is none."""
+        summary = summarise_unfinished(directory)
+        if summary is None:
+            return None
+        text = (directory / METRICS_NAME).read_bytes()
+        # the server may be writing the last line
+        return cls(summary=summary, metrics=_metrics(text[: text.rfind(b"\n") + 1]))
 
     def accuracies(self, client: int) -> dict[int, float]:
         """A client's accuracy by the number of completed rounds."""
@@ -72,6 +82,10 @@ def weighted_accuracy(lines: Collection[dict[str, Any]]) -> float | None:
     """Accuracy of one round over all test samples of its lines; None without samples."""
     samples = sum(line["test_samples"] for line in lines)
     return sum(line["accuracy"] * line["test_samples"] for line in lines) / samples if samples else None
+
+
+def _metrics(text: bytes) -> list[dict[str, Any]]:
+    return [_parsed(line, f"{METRICS_NAME}, line {number}") for number, line in enumerate(text.splitlines(), 1)]
 
 
 def _parsed(text: bytes, origin: str) -> dict[str, Any]:

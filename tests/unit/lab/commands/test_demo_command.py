@@ -161,7 +161,7 @@ def test_a_server_stopped_by_a_signal_does_not_count_as_a_finished_run(start: Ca
 def test_a_run_stopped_by_an_operator_is_reported_with_its_reason(start: Callable[..., Demo]) -> None:
     demo = start("--rounds", "500", FAKE_EPOCH_SECONDS="5")
     log = demo.out / "logs" / "server.log"
-    wait_for(lambda: log.exists() and "round 0 is open" in log.read_text())
+    wait_for(lambda: log.exists() and "round 1/500 is open" in log.read_text())
     port = json.loads((demo.out / "server" / "endpoint.json").read_text())["port"]
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         pb_grpc.ControlStub(channel).Stop(pb.StopRequest(reason="enough seen"))

@@ -16,6 +16,7 @@ from trained_samples import NAMES, as_arrays, checkpoint_of, random_pixels
 from feddbp_client.inference.model_export import FORMATS
 from feddbp_client.inference.trained_client import TrainedClient
 from feddbp_common.artifacts import CHECKPOINT_NAME
+from feddbp_common.optional_deps import install_command
 from feddbp_lab.cli import main
 from feddbp_lab.commands.export import BY_SUFFIX, FileFormat
 
@@ -166,4 +167,4 @@ def test_without_torch_the_command_says_what_to_install(
 ) -> None:
     monkeypatch.setattr("feddbp_common.optional_deps.find_spec", lambda name: None)
     assert main(["predict", "client-0", "0.png"]) == 2
-    assert "feddbp predict needs torch, safetensors, PIL: pip install 'feddbp[client]'" in capsys.readouterr().err
+    assert f"feddbp predict needs torch, safetensors, PIL: {install_command('client')}\n" in capsys.readouterr().err

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 from lab_samples import printed, results
-from light_runs import finish
+from light_runs import Crowd, Gate, finish, start_server
 from processes import Federation
 
+from feddbp_common.errors import ExitCode
+from feddbp_common.optional_deps import install_command
 from feddbp_lab.cli import main
 from feddbp_lab.terminal.run_table import run_table
 
@@ -38,6 +40,45 @@ async def test_the_state_directory_of_a_server_can_be_reported(
     assert [line.split()[:2] for line in output.splitlines() if " light " in line] == [["0", "light"], ["1", "light"]]
     assert running_federation.summary()["prototypes_sha256"] in output
     assert (directory / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+async def test_a_run_that_is_going_on_can_be_reported(
+    running_federation: Federation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = await start_server(running_federation, "--clients", 2, "--min-clients", 2, "--rounds", 9)
+    directory, held = running_federation.state_dir, Gate(at_round=2)
+    async with Crowd(running_federation.address, range(2), on_event={1: held}):
+        await held.reached.wait()
+        assert main(["report", str(directory)]) == 0
+    shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert [line[:7] for line in shown if " light " in line] == ["0 light", "1 light"]
+    assert "so far 2 of 9 rounds, training" in shown
+    assert shown[-1].endswith("metrics.jsonl, curves.png")
+    assert "summary.json" not in shown[-1]
+    server.kill()
+    assert main(["report", str(directory)]) == 0
+    assert "its server is not running" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_run_without_clients_is_reported_as_empty(
+    running_federation: Federation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = running_federation.server("--rounds", 9)
+    server.terminate()
+    server.expect_exit(ExitCode.INTERRUPTED)
+    assert main(["report", str(running_federation.state_dir)]) == 0
+    assert "0 of 9 rounds, waiting for clients" in capsys.readouterr().out
+
+
+def test_without_matplotlib_there_is_a_table_and_a_hint(
+    finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feddbp_common.optional_deps.find_spec", lambda name: None)
+    assert main(["report", str(finished)]) == 0
+    output, note = capsys.readouterr()
+    assert output.startswith("FedDBP on digits, seed 0")
+    assert note == f"feddbp report: no curves were drawn: they need matplotlib: {install_command('lab')}\n"
+    assert not (finished / "curves.png").exists()
 
 
 def test_it_prints_the_same_table_as_the_demo(
@@ -70,8 +111,8 @@ def with_metrics(text: bytes) -> Callable[[Path], Any]:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (without("summary.json"), "run has no summary.json; a server's --state-dir has both once its run has ended"),
-        (without("metrics.jsonl"), "run has no metrics.jsonl; "),
+        (without("summary.json"), "run has neither a summary.json nor a run.sqlite3; give the --state-dir of a server"),
+        (without("metrics.jsonl"), "run has a summary.json, but no metrics.jsonl beside it"),
         (with_summary('{"method": "feddbp", '), "run are damaged: summary.json: Expecting property name"),
         (with_summary("[]"), "run are damaged: summary.json: not an object"),
         (with_summary('{"method": "feddbp"}'), "run are damaged: 'completed_rounds' is missing"),

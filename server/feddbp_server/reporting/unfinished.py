@@ -1,0 +1,66 @@
+"""The summary of a run that has not ended, from its database, which a server may be using."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from feddbp_common.artifacts import DATABASE_NAME
+from feddbp_common.config.run import RunConfig
+from feddbp_server.reporting.metrics_log import Report
+from feddbp_server.reporting.summary import RunOutcome, summarise
+from feddbp_server.run.sessions import Sessions
+from feddbp_server.run.snapshot import RunSnapshot
+from feddbp_server.run.state_machine import RunState
+from feddbp_server.store import ClientRecord, ReportRecord, StoreError
+
+_CLIENTS: Final = "SELECT client_id, epoch, session_sha256, data, capabilities FROM client ORDER BY client_id"
+_REPORTS: Final = "SELECT client_id, round, metrics FROM report ORDER BY round, client_id"
+
+
+def summarise_unfinished(state_dir: Path) -> dict[str, Any] | None:
+    """The summary of the run so far, with its phase as the outcome; None if there is no run in the directory.
+
+    It takes no lock and writes nothing. The global state is left out: its digest is that of a round in between.
+    """
+    path = state_dir / DATABASE_NAME
+    if not path.exists():
+        return None
+    try:
+        with closing(_open_read_only(path)) as database:
+            row = database.execute("SELECT run_id, config, progress FROM run").fetchone()
+            return None if row is None else _summary(database, *row)
+    except sqlite3.Error as error:
+        raise StoreError(f"{path} cannot be read: {error}") from error
+
+
+def _open_read_only(path: Path) -> sqlite3.Connection:
+    # without a log there is nothing to recover: immutable, so that reading leaves no files behind
+    is_clean = not path.with_name(f"{path.name}-wal").exists()
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' if is_clean else ''}", uri=True)
+
+
+def _summary(database: sqlite3.Connection, run_id: str, config: str, progress: str | None) -> dict[str, Any]:
+    snapshot = RunSnapshot.from_json(progress) if progress else RunSnapshot(state=RunState(), seconds=0.0)
+    sessions = Sessions(lease=timedelta(0))
+    sessions.restore((ClientRecord(*row) for row in database.execute(_CLIENTS)), now=0.0)
+    outcome = RunOutcome(
+        config=RunConfig.model_validate(json.loads(config)),
+        run_id=run_id,
+        sessions=sessions.all(),
+        phase=snapshot.state.phase,
+        reason=snapshot.state.reason,
+        completed_rounds=snapshot.state.round,
+        seconds=snapshot.seconds,
+        prototypes_sha256="",
+    )
+    return summarise(outcome, _reports(database))
+
+
+def _reports(database: sqlite3.Connection) -> Iterator[Report]:
+    return (Report.from_record(ReportRecord(*row)) for row in database.execute(_REPORTS))
