@@ -40,6 +40,11 @@ class FederationResult:
         return str(self.summary["outcome"])
 
     @property
+    def reason(self) -> str:
+        """Why the run ended."""
+        return str(self.summary["reason"])
+
+    @property
     def accuracy(self) -> float | None:
         """After the last round, over the test samples of all clients; None if no client evaluated."""
         last = self.summary["accuracy"]["last"]

@@ -88,7 +88,9 @@ async def _run_until_signal(options: FederationOptions, *, as_json: bool) -> int
         print(f"{PROG}: interrupted, every process is stopped; logs are in {options.directory}", file=sys.stderr)
         return ExitCode.INTERRUPTED
     except ProcessFailedError as error:
-        print(*error.last_lines, f"{PROG}: error: {error}", sep="\n", file=sys.stderr)
+        # without a reason, such as after a kill, the last lines may tell
+        context = () if error.reason else error.last_lines
+        print(*context, f"{PROG}: error: {error}", sep="\n", file=sys.stderr)
         return error.code
 
 

@@ -61,7 +61,10 @@ class ProcessFailedError(FedDBPError):
     """A process of the federation exited before the run had ended."""
 
     def __init__(self, child: ChildProcess, code: int, last_lines: list[str]) -> None:
-        super().__init__(f"{child.name} ended with exit code {code}; its log is {child.log}")
+        self.reason = next(filter(None, map(_error_in, reversed(last_lines))), "")
+        """The error with which the process ended, from its log; empty if there is none."""
+        ended = f"{child.name} ended with exit code {code}"
+        super().__init__(f"{ended}{': ' if self.reason else ''}{self.reason}; its log is {child.log}")
         self.code = code or int(ExitCode.FAILURE)
         self.name = child.name
         self.last_lines = last_lines
@@ -233,6 +236,11 @@ class LocalFederation:
             task.cancel()
         # an error of theirs was raised by `statuses` already
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _error_in(line: str) -> str:
+    """The error in a line of a log, or in the line with which a command ends."""
+    return line.partition(": error: ")[2] or line.partition(" ERROR ")[2].strip()
 
 
 def _failure(child: ChildProcess) -> ProcessFailedError:

@@ -78,8 +78,7 @@ class Failure:
     @classmethod
     def of(cls, error: Exception) -> Failure:
         if isinstance(error, ProcessFailedError):
-            _, found, reason = (error.last_lines or [""])[-1].partition(": error: ")
-            cause = f"{reason} ({error.name}, exit code {error.code})" if found else str(error)
+            cause = f"{error.reason} ({error.name}, exit code {error.code})" if error.reason else str(error)
             return cls(cause=cause, exit_code=error.code, last_lines=tuple(error.last_lines))
         return cls(cause=str(error) or repr(error))
 

@@ -64,7 +64,7 @@ def test_configuration_and_control_load_no_torch() -> None:
 
 
 def test_a_federation_runs_to_its_end(result: feddbp.FederationResult) -> None:
-    assert result.outcome == "finished"
+    assert (result.outcome, result.reason) == ("finished", "all rounds are done")
     assert result.accuracy is not None
     assert {line["client"] for line in result.metrics} == {0, 1}
 
@@ -97,7 +97,8 @@ def test_a_finished_directory_is_not_run_again(result: feddbp.FederationResult) 
 
 def test_another_run_in_the_same_directory_is_refused(result: feddbp.FederationResult) -> None:
     other = SMALL.model_copy(update={"seed": 1})
-    with pytest.raises(feddbp.FedDBPError, match="server"):
+    reason = r"the server ended with exit code 2: the state directory holds another run \(seed is 0 there and 1 here\)"
+    with pytest.raises(feddbp.FedDBPError, match=reason):
         feddbp.Federation(other, directory=result.directory, device="cpu", processes=1).run()
 
 
