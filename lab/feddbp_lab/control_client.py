@@ -93,6 +93,7 @@ async def watch_status(
                     yield status
                     if status.phase in FINAL_PHASES:
                         return
+            on_error(ServerUnreachableError(f"the server at {address} is shutting down"))
         except grpc.aio.AioRpcError as rpc_error:
             if has_answered:
                 error = as_call_error(rpc_error, address, with_certificate=credentials.certs is not None)

@@ -17,7 +17,7 @@ from pathlib import Path
 import grpc
 import pytest
 from light_runs import Crowd, status_when
-from processes import Federation, federation
+from processes import Federation, federation, wait_until
 
 from feddbp_common.artifacts import AUDIT_NAME, TOKENS_NAME
 from feddbp_common.rpc.credentials import OPERATOR, SERVER, client_subject
@@ -109,6 +109,31 @@ def test_the_status_after_a_command_as_json(running_federation: Federation, caps
     assert Operator(running_federation)("pause", "--json") == 0
     status = json.loads(capsys.readouterr().out)
     assert (status["phase"], status["held_phase"], status["round"], status["rounds"]) == ("paused", "waiting", 0, 5)
+
+
+def test_a_watched_server_may_be_restarted(running_federation: Federation) -> None:
+    server = running_federation.server(*WAITING_RUN)
+    options = ("status", "--watch", "--json", "--server", running_federation.address)
+    watching = running_federation.start("feddbp_lab.cli", *options, name="watch", separate_stdout=True)
+
+    def phases() -> list[str]:
+        assert watching.stdout_path is not None
+        return [json.loads(line)["phase"] for line in watching.stdout_path.read_text().splitlines()]
+
+    wait_until(phases, "the first status")
+    server.terminate()
+    server.expect_exit(130)
+    wait_until(lambda: "no answer" in watching.log, "the notice of the outage")
+    before = len(phases())
+    running_federation.server(*WAITING_RUN)
+    wait_until(lambda: len(phases()) > before, "a status of the restarted server")
+    assert Operator(running_federation)("stop", "--yes") == 0
+    watching.expect_exit(5)
+    assert phases()[-1] == "stopped"
+    (line,) = watching.log.splitlines()
+    assert line.startswith(
+        f"feddbp status: no answer, reconnecting: the server at {running_federation.address} is shut"
+    )
 
 
 def test_no_server_is_one_line_and_exit_code_3(capsys: pytest.CaptureFixture[str]) -> None:

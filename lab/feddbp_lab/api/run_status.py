@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.humanize import address_text
 from feddbp_common.rpc.enum_words import enum_word
 from feddbp_lab.terminal.status_words import mean_accuracy, trained_accuracy
 
@@ -34,6 +35,8 @@ class ClientStatus:
     train_seconds: float | None
     bytes_up: int
     bytes_down: int
+    address: str
+    """From which it last joined or followed; empty if the server is older than 0.2.0, or was restarted since."""
 
     @classmethod
     def from_message(cls, client: pb.ClientStatus) -> ClientStatus:
@@ -56,6 +59,7 @@ class ClientStatus:
             train_seconds=client.metrics.seconds.train if measured else None,
             bytes_up=client.bytes_up,
             bytes_down=client.bytes_down,
+            address=address_text(client.peer),
         )
 
 

@@ -25,9 +25,10 @@ from feddbp_lab.control_client import get_status, watch_status
 from feddbp_lab.terminal.status_view import LiveStatusView, StatusView
 
 PROG: Final = "feddbp status"
-_PATIENCE: Final = timedelta(seconds=30)
+_PATIENCE: Final = timedelta(minutes=5)
+"""With --watch: for a server that is being restarted."""
 _REFRESHES_PER_SECOND: Final = 2
-_PIPE_WIDTH: Final = 120
+_PIPE_WIDTH: Final = 160
 """Columns of the output if it is no terminal."""
 
 
@@ -44,7 +45,8 @@ def command(argv: Sequence[str]) -> int:
 async def _watch(view: StatusViewConfig) -> pb.RunStatus:
     output = console()
     if view.json_output or not output.is_terminal:
-        return await _follow(view, _printer(view, output))
+        lines = _StatusLines(_printer(view, output))
+        return await _follow(view, lines.show, lines.show_error)
     live = LiveStatusView()
     with Live(live, console=output, refresh_per_second=_REFRESHES_PER_SECOND):
         return await _follow(view, live.show, live.show_error)
@@ -61,10 +63,32 @@ def _printer(view: StatusViewConfig, output: Console) -> Callable[[pb.RunStatus]
     return lambda status: output.print(StatusView(status=status, now=time.time()))
 
 
+class _StatusLines:
+    """Prints every status, and on stderr when a server stops answering, and when another run takes its place."""
+
+    def __init__(self, printer: Callable[[pb.RunStatus], None]) -> None:
+        self._print = printer
+        self._run_id = ""
+        self._is_lost = False
+
+    def show(self, status: pb.RunStatus) -> None:
+        if self._run_id not in ("", status.run_id):
+            _note(f"the server holds another run now; it was {self._run_id}")
+        self._run_id, self._is_lost = status.run_id, False
+        self._print(status)
+
+    def show_error(self, error: FedDBPError) -> None:
+        if not self._is_lost:
+            _note(f"no answer, reconnecting: {error}")
+        self._is_lost = True
+
+
+def _note(text: str) -> None:
+    print(f"{PROG}: {text}", file=sys.stderr, flush=True)
+
+
 async def _follow(
-    view: StatusViewConfig,
-    show: Callable[[pb.RunStatus], None],
-    show_error: Callable[[FedDBPError], None] = lambda _: None,
+    view: StatusViewConfig, show: Callable[[pb.RunStatus], None], show_error: Callable[[FedDBPError], None]
 ) -> pb.RunStatus:
     # a first call without retries: a server that does not answer at the start is an error, later it is waited for
     status = await get_status(view.server, view.credentials)

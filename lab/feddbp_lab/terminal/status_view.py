@@ -9,31 +9,30 @@ from datetime import timedelta
 from typing import Final
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.table import Table
 from rich.text import Text
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.errors import FedDBPError
-from feddbp_common.humanize import NO_VALUE, client_names, human_bytes, human_seconds, percent
-from feddbp_lab.terminal.format import plain_table
-from feddbp_lab.terminal.status_words import activity_text, phase_text, totals_text, trained_accuracy
+from feddbp_common.humanize import client_names, human_seconds
+from feddbp_lab.terminal.clients_table import Moment, ago, clients_table
+from feddbp_lab.terminal.status_words import phase_text, totals_text
 
 _SHOWN_INCIDENTS: Final = 5
-_WIDE: Final = 110
-"""Columns of a terminal from which the device is shown, and bytes up and down apart."""
 
 
 class LiveStatusView:
-    """The last status received; counts its deadline down, and shows since when the server has not answered."""
+    """The last status received: counts its deadline down, and shows since when the server has not answered."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._status: pb.RunStatus | None = None
         self._received = clock()
         self._error: FedDBPError | None = None
+        self._first_run = ""
 
     def show(self, status: pb.RunStatus) -> None:
         self._status, self._received, self._error = status, self._clock(), None
+        self._first_run = self._first_run or status.run_id
 
     def show_error(self, error: FedDBPError) -> None:
         self._error = error
@@ -44,14 +43,19 @@ class LiveStatusView:
         age = self._clock() - self._received
         status = pb.RunStatus()
         status.CopyFrom(self._status)
+        if self._error is not None:
+            # a server that was stopped counts nothing down, and gives the round its full deadline again
+            status.ClearField("time_left")
+            view = StatusView(status=status, now=self._received)
+            note = f"no answer for {human_seconds(age)}, reconnecting: {self._error}"
+            return Group(view, Text(note, style="bold red"))
         if status.HasField("time_left"):
             left = status.time_left.ToTimedelta() - timedelta(seconds=age)
             status.time_left.FromTimedelta(max(left, timedelta(0)))
-        # "last seen" as of the status: how long ago it was since then is not known here
-        view = StatusView(status=status, now=self._received)
-        if self._error is None:
+        view = StatusView(status=status, now=self._clock(), received=self._received)
+        if status.run_id == self._first_run:
             return view
-        return Group(view, Text(f"no answer for {human_seconds(age)}, reconnecting: {self._error}", style="bold red"))
+        return Group(view, Text(f"the server holds another run now; it was {self._first_run}", style="bold yellow"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +65,8 @@ class StatusView:
     status: pb.RunStatus
     now: float
     """Wall-clock time from which "ago" is counted."""
+    received: float | None = None
+    """When the status was received; None if that is now."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         status = self.status
@@ -73,7 +79,8 @@ class StatusView:
         yield totals_text(status)
         if status.clients:
             yield Text()
-            yield _clients_table(status, self.now, wide=options.max_width >= _WIDE)
+            moment = Moment(now=self.now, received=self.now if self.received is None else self.received)
+            yield clients_table(status, moment, width=options.max_width)
         problems = [*_refusals(status), *_incidents(status, self.now)]
         if problems:
             yield Text()
@@ -94,52 +101,6 @@ def status_line(status: pb.RunStatus) -> Text:
     return text
 
 
-def _clients_table(status: pb.RunStatus, now: float, *, wide: bool) -> Table:
-    table = plain_table()
-    table.add_column("id", justify="right", style="bold", no_wrap=True)
-    table.add_column("architecture", no_wrap=True, overflow="ellipsis")
-    if wide:
-        table.add_column("device", no_wrap=True)
-    versions = _versions_differ(status)
-    if versions:
-        table.add_column("version", no_wrap=True)
-    table.add_column("activity", no_wrap=True)
-    table.add_column("last seen", justify="right", no_wrap=True)
-    table.add_column("accuracy", justify="right", style="bold", no_wrap=True)
-    table.add_column("trained", justify="right", no_wrap=True)
-    for traffic in ("up", "down") if wide else ("bytes",):
-        table.add_column(traffic, justify="right", no_wrap=True)
-    for client in status.clients:
-        table.add_row(*_client_row(client, status, now, wide=wide, versions=versions))
-    return table
-
-
-def _versions_differ(status: pb.RunStatus) -> bool:
-    return any(client.capabilities.software_version != status.software_version for client in status.clients)
-
-
-def _client_row(
-    client: pb.ClientStatus, status: pb.RunStatus, now: float, *, wide: bool, versions: bool
-) -> Iterable[Text | str]:
-    yield str(client.client_id)
-    # as Text: what a client reports about itself must not be parsed as markup
-    yield Text(client.capabilities.architecture or NO_VALUE)
-    if wide:
-        yield Text(client.capabilities.device or NO_VALUE)
-    if versions:
-        yield Text(client.capabilities.software_version or NO_VALUE)
-    yield activity_text(client, status.phase)
-    yield _ago(now - client.last_seen.ToNanoseconds() / 1e9)
-    yield percent(trained_accuracy(client))
-    yield human_seconds(client.metrics.seconds.train) if client.metrics.seconds.train else NO_VALUE
-    counts = (client.bytes_up, client.bytes_down)
-    yield from map(human_bytes, counts if wide else (sum(counts),))
-
-
-def _ago(seconds: float) -> str:
-    return "now" if seconds < 1 else f"{human_seconds(seconds)} ago"
-
-
 def _refusals(status: pb.RunStatus) -> Iterable[Text]:
     if status.refusals:
         counts = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in sorted(status.refusals.items()))
@@ -149,5 +110,5 @@ def _refusals(status: pb.RunStatus) -> Iterable[Text]:
 def _incidents(status: pb.RunStatus, now: float) -> Iterable[Text]:
     for incident in list(status.incidents)[-_SHOWN_INCIDENTS:]:
         client = f"client {incident.client_id}: " if incident.HasField("client_id") else ""
-        ago = _ago(now - incident.at.ToNanoseconds() / 1e9)
-        yield Text.assemble((f"{ago}: ", "dim"), (f"{client}{incident.message}", "yellow"))
+        when = ago(now - incident.at.ToNanoseconds() / 1e9)
+        yield Text.assemble((f"{when}: ", "dim"), (f"{client}{incident.message}", "yellow"))

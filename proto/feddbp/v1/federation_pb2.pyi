@@ -1743,6 +1743,7 @@ class ClientStatus(_message.Message):
     PROGRESS_FIELD_NUMBER: _builtins.int
     BYTES_UP_FIELD_NUMBER: _builtins.int
     BYTES_DOWN_FIELD_NUMBER: _builtins.int
+    PEER_FIELD_NUMBER: _builtins.int
     client_id: _builtins.int
     """Client id."""
     activity: Global___ClientActivity.ValueType
@@ -1759,6 +1760,8 @@ class ClientStatus(_message.Message):
     """Bytes of its uploads since the start of the run, as reported by the client."""
     bytes_down: _builtins.int
     """Bytes of its downloads since the start of the run, as reported by the client."""
+    peer: _builtins.str
+    """Address from which it last joined or followed, such as ipv4:10.0.0.7:41872; empty before that."""
     @_builtins.property
     def capabilities(self) -> Global___Capabilities:
         """Model, device and version."""
@@ -1790,10 +1793,11 @@ class ClientStatus(_message.Message):
         progress: Global___Progress | None = ...,
         bytes_up: _builtins.int = ...,
         bytes_down: _builtins.int = ...,
+        peer: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "last_seen", b"last_seen", "metrics", b"metrics", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "capabilities", b"capabilities", "classes_held", b"classes_held", "client_id", b"client_id", "last_seen", b"last_seen", "metrics", b"metrics", "metrics_round", b"metrics_round", "progress", b"progress", "test_samples", b"test_samples", "train_samples", b"train_samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "capabilities", b"capabilities", "classes_held", b"classes_held", "client_id", b"client_id", "last_seen", b"last_seen", "metrics", b"metrics", "metrics_round", b"metrics_round", "peer", b"peer", "progress", b"progress", "test_samples", b"test_samples", "train_samples", b"train_samples"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -70,6 +70,7 @@ def _client_status(session: Session, run: RunView) -> pb.ClientStatus:
         progress=session.progress,
         bytes_up=traffic.up,
         bytes_down=traffic.down,
+        peer=session.peer,
     )
     status.last_seen.FromNanoseconds(int((time.time() - run.seconds_unseen(session)) * 1e9))
     newest = run.newest_report_of(session.client_id)

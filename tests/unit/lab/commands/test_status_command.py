@@ -16,7 +16,7 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_common.rpc.failures import REFUSAL_METADATA_KEY
 from feddbp_lab.cli import main
-from feddbp_lab.commands.status import as_dict
+from feddbp_lab.commands.status import _StatusLines, as_dict
 from feddbp_lab.control_client import (
     RequestRefusedError,
     ServerUnreachableError,
@@ -219,6 +219,111 @@ def test_the_live_view_counts_the_deadline_down_and_shows_a_lost_connection() ->
     assert "no answer for 15 s, reconnecting: connection refused" in printed(view, width=120)
     view.show(status)
     assert "no answer" not in printed(view, width=120)
+
+
+def test_time_goes_on_in_the_live_view_for_clients_that_are_away() -> None:
+    now = [NOW]
+    view = LiveStatusView(clock=lambda: now[0])
+    here, away = client(0), client(1, pb.CLIENT_ACTIVITY_AWAY)
+    here.last_seen.FromSeconds(int(NOW))
+    view.show(run_status(here, away))
+    now[0] += 30
+    rows = {line.split()[0]: line for line in printed(view, width=100).splitlines() if "mini_" in line}
+    assert " now " in rows["0"]
+    assert " 2 min 00 s ago " in rows["1"]
+    view.show_error(ServerUnreachableError("connection refused"))
+    assert " 1 min 30 s ago " in printed(view, width=100)  # as of the last answer
+
+
+def test_a_server_that_is_restarted_counts_no_deadline_down() -> None:
+    view = LiveStatusView(clock=lambda: NOW)
+    status = run_status(client(0))
+    status.time_left.FromTimedelta(timedelta(seconds=60))
+    view.show(status)
+    view.show_error(ServerUnreachableError("the server is shutting down"))
+    text = printed(view, width=120)
+    assert "until the deadline" not in text
+    assert "no answer for 0.0 s, reconnecting: the server is shutting down" in text
+
+
+def test_another_run_in_the_place_of_the_first_is_told() -> None:
+    view = LiveStatusView(clock=lambda: NOW)
+    view.show(run_status(client(0)))
+    other = run_status(client(0))
+    other.run_id = "def-2"
+    view.show(other)
+    assert "the server holds another run now; it was abc-1" in printed(view, width=120)
+
+
+def test_a_wide_terminal_shows_versions_and_addresses() -> None:
+    shown = client(3)
+    shown.capabilities.software_version, shown.peer = "0.2.0", "ipv6:%5B::1%5D:4711"
+    status = run_status(shown)
+    status.software_version = "0.2.0"
+    assert {"version", "address", "0.2.0", "[::1]:4711"} <= {
+        *printed(StatusView(status=status, now=NOW), width=145).split()
+    }
+    assert "address" not in printed(StatusView(status=status, now=NOW), width=144)
+    assert as_dict(status)["clients"][0]["address"] == "[::1]:4711"
+
+
+def test_versions_that_differ_are_shown_on_narrower_terminals_too() -> None:
+    shown = client(3)
+    shown.capabilities.software_version = "0.1.0"
+    status = run_status(shown)
+    status.software_version = "0.2.0"
+    assert "0.1.0" in printed(StatusView(status=status, now=NOW), width=82)
+
+
+@pytest.mark.parametrize("width", [40, 54, 60, 72, 80, 82, 93, 100, 110, 120, 130, 145, 160])
+def test_every_terminal_shows_a_client_in_one_line(width: int) -> None:
+    rows = [client(number, epochs_done=2, metrics_round=1, correct=25) for number in (0, 1, 12)] + [
+        client(100, pb.CLIENT_ACTIVITY_AWAY, metrics_round=1, correct=25)
+    ]
+    for row in rows:
+        row.bytes_up, row.metrics.seconds.train, row.peer = 123_456_789, 754.3, "ipv4:192.168.100.107:41872"
+        row.capabilities.software_version = "0.2.0.dev0"
+    status = run_status(*rows)
+    status.software_version = "0.2.0.dev0"
+    lines = printed(StatusView(status=status, now=NOW), width=width).splitlines()
+    assert max(map(len, lines)) <= width
+    found = {words[0]: line for line in lines if (words := line.split()) and words[0].isdecimal()}
+    assert found.keys() == {"0", "1", "12", "100"}
+    for number, line in found.items():
+        assert "50.0 %" in line
+        assert ("away" if number == "100" else "training 2/5 epochs") in line
+        assert "…" not in line
+
+
+async def test_a_server_that_shuts_down_is_reported_before_it_is_called_again() -> None:
+    class Restarted(pb_grpc.ControlServicer):
+        opened = 0
+
+        async def WatchStatus(self, request: pb.WatchStatusRequest, context: Any) -> AsyncIterator[pb.RunStatus]:
+            self.opened += 1
+            phase = pb.PHASE_FINISHED if self.opened == 2 else pb.PHASE_COLLECTING
+            yield run_status(client(0), phase=phase)
+
+    seen: list[str] = []
+    async with serving(Restarted()) as address:  # type: ignore[abstract]  # in the stub only
+        stream = watch_status(address, patience=timedelta(seconds=10), on_error=lambda error: seen.append(str(error)))
+        phases = [status.phase async for status in stream]
+    assert phases == [pb.PHASE_COLLECTING, pb.PHASE_FINISHED]
+    assert seen == [f"the server at {address} is shutting down"]
+
+
+def test_where_the_output_is_no_terminal_an_outage_is_one_line_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    first, other = run_status(client(0)), run_status(client(0))
+    other.run_id = "def-2"
+    lines = _StatusLines(lambda status: print(status.run_id))
+    for status in (first, first):
+        lines.show(status)
+        for _ in range(3):
+            lines.show_error(ServerUnreachableError("connection refused"))
+    lines.show(other)
+    outage = "feddbp status: no answer, reconnecting: connection refused\n"
+    replaced = "feddbp status: the server holds another run now; it was abc-1\n"
+    assert capsys.readouterr() == ("abc-1\nabc-1\ndef-2\n", 2 * outage + replaced)
 
 
 async def test_a_server_without_the_control_service_is_not_reported_as_unreachable() -> None:
