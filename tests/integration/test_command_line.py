@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from pathlib import Path
 
@@ -42,13 +43,18 @@ def test_a_mistake_in_the_servers_flags(
     expect_one_line(running_federation.start("feddbp_server.cli", *arguments, name="server"), 2, *fragments)
 
 
-def test_a_port_that_is_in_use(running_federation: Federation) -> None:
+@pytest.mark.parametrize("as_json", [False, True], ids=["plain", "json"])
+def test_a_port_that_is_in_use_is_one_line_of_our_own(as_json: bool, running_federation: Federation) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        server = running_federation.start("feddbp_server.cli", "--port", port, name="server")
-        expect_one_line(server, 2, str(port), "in use")
+        options = ("--port", port, *(("--json",) if as_json else ()))
+        server = running_federation.start("feddbp_server.cli", *options, name="server")
+        server.expect_exit(2)
+    (line,) = server.log.splitlines()
+    message = f"error: cannot listen on 127.0.0.1:{port}: Address already in use; another --port or --host may be free"
+    assert (json.loads(line)["message"] if as_json else line.removeprefix("feddbp-server: ")) == message
 
 
 def test_a_state_directory_of_another_run(running_federation: Federation) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from functools import partial
@@ -85,6 +86,20 @@ def test_a_client_with_the_wrong_server_ends_at_once(
         (line,) = client.log.splitlines()
     assert line.startswith("feddbp-client: error: --")
     assert message in line
+
+
+def test_failed_handshakes_do_not_break_json_logs(place: Path, running_federation: Federation, tmp_path: Path) -> None:
+    server = running_federation.server(*WAITING_RUN, "--certs", place / "ours", "--json")
+    for certs in ((), ("--certs", place / "other")):
+        options = ("--id", 0, "--server", running_federation.address, "--json", *certs)
+        client = running_federation.start("feddbp_client.cli", *options, name="client")
+        client.expect_exit(2)
+        (line,) = client.log.splitlines()
+        assert json.loads(line)["level"] == "error"
+    server.terminate()
+    server.expect_exit(ExitCode.INTERRUPTED)
+    lines = [json.loads(line) for line in server.log.splitlines()]
+    assert {line["level"] for line in lines} == {"info"}
 
 
 def test_a_client_whose_certificate_the_server_does_not_accept_ends_at_once(
