@@ -162,7 +162,8 @@ class RoundWorker:
     async def _compute(self, assignment: Assignment, download: Download) -> CompletedRound:
         trainer, number = self.client.trainer, assignment.round
         self._epochs_done = ""
-        async with self._slot, progress_logged(lambda: f"{self._name(number)}: at work{self._epochs_done}"):
+        work = "training" if assignment.train else "evaluating"
+        async with self._slot, progress_logged(lambda: f"{self._name(number)}: {work}{self._epochs_done}"):
             with as_training_error():
                 if assignment.train:
                     on_epoch = self._progress_reporter(number)
