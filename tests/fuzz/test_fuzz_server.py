@@ -24,6 +24,7 @@ from raw_calls import METHODS, RawAnswer, RawCall, RawChannel, serialised
 from server_state import resident_bytes
 
 from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.errors import ExitCode
 from feddbp_common.rpc.credentials import ClientCredentials
 
 MEMORY_BOUND = 128e6
@@ -212,7 +213,7 @@ async def test_calls_without_a_valid_token_are_refused(running_federation: Feder
     assert status.refusals["not_authorised"] >= 40
     await channel.close()
     server.terminate()
-    await exits(server, 0)
+    await exits(server, ExitCode.INTERRUPTED)
 
 
 async def _operator_asks(running: Federation, token: Path) -> pb.RunStatus:

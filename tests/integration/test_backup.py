@@ -43,7 +43,7 @@ async def test_a_server_resumes_from_a_backup_that_is_rounds_old(
             file.unlink()
         copy.rename(database)
         restored = await start_server(running_federation, *RUN)
-        assert "resuming the run in phase collecting, round 1" in restored.log
+        assert "resuming the run: collecting, round 2/" in restored.log
         late.opened.set()
         await crowd.ended()
         await exits(restored, 0)

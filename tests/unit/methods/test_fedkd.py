@@ -527,7 +527,7 @@ def test_a_client_that_lost_its_state_raises_an_error() -> None:
     for _ in range(2):
         federation.play(0, 1)
     federation.clients[1] = fedkd(client_id=1, target="update")
-    with pytest.raises(FedDBPError, match="the update of round 1, but this client no longer has the weights before it"):
+    with pytest.raises(FedDBPError, match="the update of round 2, but this client no longer has the weights before it"):
         federation.mentee_now(1)
     federation.play(0)
     assert_close(federation.mentee_now(0), federation.mentee_now(1))
