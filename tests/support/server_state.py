@@ -39,8 +39,9 @@ def run_digest(status: pb.RunStatus) -> str:
     for passing in ("incidents", "refusals", "time_left"):
         lasting.ClearField(passing)
     for client in lasting.clients:
-        for passing in ("last_seen", "progress", "peer"):
-            client.ClearField(passing)
+        client.ClearField("last_seen")
+        client.ClearField("progress")
+        client.ClearField("peer")
     return hashlib.sha256(lasting.SerializeToString(deterministic=True)).hexdigest()
 
 
