@@ -7,11 +7,13 @@ classes are known, so a training step has no gather of varying size and, on a GP
 from __future__ import annotations
 
 import math
-from typing import Final, Literal
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from feddbp_common.methods.fedproto import AlignmentDistance
 
@@ -86,8 +88,12 @@ def contrastive_boundary(distances: Tensor, labels: Tensor, known: Tensor) -> Te
 
     Samples whose class has no prototype are left out, so that they have no influence on the loss of the others.
     """
-    positive, negative = _pairs(labels, known)
-    return (_mean_where(positive, distances.detach()) + _mean_where(negative, distances.detach())) / 2
+    distances = distances.detach()
+    has_positive, is_class = known[labels].to(distances.dtype), known.to(distances.dtype)
+    positive = distances.gather(1, labels.unsqueeze(1)).squeeze(1)
+    negatives = is_class.sum() - 1
+    mean_negative = (torch.mv(distances, is_class) - positive) / negatives.clamp_min(1)
+    return torch.dot(positive + mean_negative, has_positive) / (2 * has_positive.sum()).clamp_min(1)
 
 
 def contrastive(
@@ -105,18 +111,22 @@ def contrastive(
 
     A sample whose class has no prototype adds zero and still counts in the average.
     """
-    distances = normalized_distances(z, prototype_directions)
+    # half precision is too coarse for a distance that is divided by tau
+    precision = torch.promote_types(z.dtype, torch.float32)
+    with _without_autocast(z.device.type):
+        distances: Tensor = _BatchDistances.apply(  # type: ignore[no-untyped-call]
+            z.to(precision), prototype_directions.to(precision), labels
+        )
     if boundary is None and hard_negatives != "none":
         boundary = contrastive_boundary(distances, labels, known)
     logits = _denominator_logits(distances, labels, known, tau, hard_negatives, boundary)
     # With every addend of the denominator as a logit, -log(N/(S+M)) is a cross-entropy: the positive's logit is one of
     # them, and no exponential is taken of a positive number.
-    has_positive = known[labels]
-    targets = labels.where(has_positive, _NO_TARGET)
+    targets = labels.where(known[labels], _NO_TARGET)
+    if form == "log":
+        return F.cross_entropy(logits, targets, ignore_index=_NO_TARGET, reduction="sum") / len(z)
     losses = F.cross_entropy(logits, targets, ignore_index=_NO_TARGET, reduction="none")
-    if form == "ratio":
-        losses = -torch.exp(-losses) * has_positive
-    return losses.sum() / len(z)
+    return -(torch.exp(-losses) * known[labels]).sum() / len(z)
 
 
 def angular_contrast(
@@ -144,30 +154,75 @@ def _denominator_logits(
     hard_negatives: HardNegatives,
     boundary: Tensor | None,
 ) -> Tensor:
-    """Logarithms of the addends of S_i + M_i; column c of the first C is that of exp(-d_ic / tau)."""
+    """Logarithms of the addends of S_i + M_i; column c of the first C is that of exp(-d_ic / tau).
+
+    Rows of samples whose class has no prototype are arbitrary: no loss is taken of them.
+    """
     # finite, so that a row without a known class gives no NaN
     absent = torch.finfo(distances.dtype).min
+    own = labels.unsqueeze(1)
+    if hard_negatives == "reweight" and boundary is not None:
+        # a hard negative's addend counts twice
+        twice = (distances < boundary).to(distances.dtype).mul_(math.log(2)).scatter_(1, own, 0.0)
+        return torch.sub(twice.masked_fill_(~known, absent), distances, alpha=1 / tau)
     logits = (distances / -tau).masked_fill(~known, absent)
     if hard_negatives == "none" or boundary is None:
         return logits
-    _, negative = _pairs(labels, known)
-    if hard_negatives == "reweight":
-        # an addend that counts twice
-        return torch.where(negative & (distances < boundary), logits + math.log(2), logits)
     depth = F.relu(boundary - distances) / tau
     penalty = depth if hard_negatives == "boundary" else -depth
+    negative = known.expand_as(distances).scatter(1, own, False)
     return torch.cat([logits, penalty.masked_fill(~negative, absent)], dim=1)
 
 
-def _pairs(labels: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-    """Masks of the positive and the negative (sample, class) pairs, [B, C] each."""
-    own = labels.unsqueeze(1) == torch.arange(len(known), device=known.device)
-    has_positive = known[labels].unsqueeze(1)
-    return own & has_positive, ~own & known & has_positive
+class _BatchDistances(torch.autograd.Function):
+    """`normalized_distances` in the features' own precision, with its derivative in a few operations.
+
+    A product of unit vectors cancels the digits of a small distance. The distance to the prototype of a sample's own
+    class, the one that training makes small, is therefore taken from the difference.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, prototype_directions: Tensor, labels: Tensor) -> Tensor:
+        own = labels.unsqueeze(1)
+        lengths = torch.linalg.vector_norm(z, dim=1, keepdim=True)
+        # infinite for a zero vector: its direction is then zero, and so is its gradient
+        lengths.masked_fill_(lengths <= _SMALLEST_NORM, torch.inf)
+        unit = z / lengths
+        squares = torch.addmm(
+            _squared_norms(unit) + _squared_norms(prototype_directions).T, unit, prototype_directions.T, alpha=-2
+        )
+        offsets = unit - prototype_directions[labels]
+        squares.scatter_(1, own, _squared_norms(offsets))
+        distances = squares.masked_fill_(squares <= _SMALLEST_UNIT_SQUARE, 0.0).sqrt_()
+        ctx.save_for_backward(unit, lengths, offsets, prototype_directions, own, distances)
+        return distances
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        unit, lengths, offsets, prototype_directions, own, distances = ctx.saved_tensors
+        # d_ic changes with the direction u_i by (u_i - p_c) / d_ic; multiples of u_i vanish in the next step
+        slopes = (gradient / distances).masked_fill_(distances == 0, 0.0)
+        others = slopes.scatter(1, own, 0.0)
+        by_unit = torch.mm(others, prototype_directions).neg_().addcmul_(offsets, slopes.gather(1, own))
+        # u_i changes with z_i by its part at right angles to u_i, over the length of z_i
+        by_z = by_unit.addcmul_(unit, torch.linalg.vecdot(by_unit, unit).unsqueeze(1), value=-1).div_(lengths)
+        by_prototypes = None
+        if ctx.needs_input_grad[1]:
+            by_prototypes = slopes.sum(dim=0).unsqueeze(1) * prototype_directions - torch.mm(slopes.T, unit)
+        return by_z, by_prototypes, None
 
 
-def _mean_where(mask: Tensor, values: Tensor) -> Tensor:
-    return (values * mask).sum() / mask.sum().clamp_min(1)
+def _squared_norms(rows: Tensor) -> Tensor:
+    """[n, 1]."""
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    return norms.square_()
+
+
+def _without_autocast(device_type: str) -> AbstractContextManager[Any]:
+    # entering autocast takes longer than an operation of a small batch
+    enabled = torch.is_autocast_enabled(device_type)
+    return torch.autocast(device_type, enabled=False) if enabled else nullcontext()
 
 
 def _masked_root(squares: Tensor, mask: Tensor) -> Tensor:

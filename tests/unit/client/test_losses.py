@@ -235,6 +235,50 @@ def test_float32_agrees_with_the_definition_at_a_tiny_temperature(
         assert found.item() == pytest.approx(expected, rel=1e-3, abs=1e-6)
 
 
+def both_precisions(z: Tensor, prototypes: Tensor, labels: Tensor, **settings: Any) -> list[tuple[Tensor, Tensor]]:
+    """L_d and its gradient, computed in float32 and in float64."""
+    known = torch.ones(len(prototypes), dtype=torch.bool)
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        features = z.to(dtype, copy=True).requires_grad_()
+        loss = l_d(features, prototypes.to(dtype), labels, known, tau=0.07, **settings)
+        results.append((loss.detach().double(), gradient(loss, features).double()))
+    return results
+
+
+@every_variant
+@pytest.mark.parametrize("separation", [1.0, 1e-1, 1e-2, 1e-3, 1e-4])
+def test_float32_is_enough_for_features_at_any_distance_from_their_prototype(
+    form: ContrastiveForm, hard_negatives: HardNegatives, separation: float
+) -> None:
+    generator = torch.Generator().manual_seed(15)
+    prototypes = torch.randn(100, 512, generator=generator)
+    labels = torch.randint(100, (32,), generator=generator)
+    z = prototypes[labels] + separation * torch.randn(32, 512, generator=generator)
+    (loss, slope), (exact_loss, exact_slope) = both_precisions(
+        z, prototypes, labels, form=form, hard_negatives=hard_negatives
+    )
+    # beside its prototype a sample may have a probability that float32 rounds to one, and with it the loss to zero
+    torch.testing.assert_close(loss, exact_loss, rtol=1e-6, atol=2e-7)
+    # the difference of two unit vectors is as exact as they are
+    assert (slope - exact_slope).norm() <= (2e-5 + 1e-7 / separation) * exact_slope.norm() + 2e-8
+
+
+@pytest.mark.parametrize(("separation", "tolerance"), [(1.0, 1e-4), (0.1, 1e-4), (1e-2, 1e-2), (1e-4, 1.0)])
+def test_features_on_the_prototype_of_another_class_are_pushed_away_with_bounded_error(
+    separation: float, tolerance: float
+) -> None:
+    generator = torch.Generator().manual_seed(16)
+    prototypes = torch.randn(100, 512, generator=generator)
+    labels = torch.arange(32)
+    z = prototypes[labels + 1] + separation * torch.randn(32, 512, generator=generator)
+    (loss, slope), (exact_loss, exact_slope) = both_precisions(
+        z, prototypes, labels, form="log", hard_negatives="reweight"
+    )
+    torch.testing.assert_close(loss, exact_loss, rtol=1e-3, atol=0)
+    assert (slope - exact_slope).norm() <= tolerance * exact_slope.norm()
+
+
 @every_variant
 @pytest.mark.parametrize("tau", [1e-3, 1e-6, 1e-12])
 def test_nothing_overflows_in_float32(form: ContrastiveForm, hard_negatives: HardNegatives, tau: float) -> None:
