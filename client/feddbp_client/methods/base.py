@@ -48,7 +48,7 @@ class Objective:
     @classmethod
     def weighted(cls, terms: Mapping[str, Tensor], weights: Mapping[str, float]) -> Self:
         """The weighted sum of the terms; a term without a weight has weight one."""
-        total = torch.stack([weights.get(name, 1.0) * term for name, term in terms.items()]).sum()
+        total = torch.stack([_times(weights.get(name, 1.0), term) for name, term in terms.items()]).sum()
         return cls(total=total, terms={name: term.detach() for name, term in terms.items()})
 
 
@@ -91,9 +91,9 @@ class LocalMethod(nn.Module, ABC, Generic[SettingsT]):
     def scores(self, images: Tensor) -> Mapping[str, Scores]:
         """Scores of every class under every inference rule; the caller sets eval mode."""
 
-    def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def cross_entropy(self, logits: Tensor, labels: Tensor, *, reduction: str = "mean") -> Tensor:
         """Cross-entropy of training samples, with the run's label smoothing."""
-        return F.cross_entropy(logits, labels, label_smoothing=self.task.label_smoothing)
+        return F.cross_entropy(logits, labels, label_smoothing=self.task.label_smoothing, reduction=reduction)
 
     def predict(self, images: Tensor) -> Mapping[str, Tensor]:
         """Class ids under every inference rule, in eval mode."""
@@ -114,3 +114,8 @@ class LocalMethod(nn.Module, ABC, Generic[SettingsT]):
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
+
+
+def _times(weight: float, term: Tensor) -> Tensor:
+    """The product; without an operation, which a small model's training step feels, if the weight is one."""
+    return term if weight == 1.0 else weight * term

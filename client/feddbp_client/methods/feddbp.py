@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from feddbp_client.losses import contrastive, prototype_alignment
 from feddbp_client.methods.base import LocalMethod, Objective, Task
 from feddbp_client.methods.received import ClassTable
 from feddbp_client.methods.scores import ScoreKind, Scores
+from feddbp_client.models.parallel_linear import parallel_linear, place_side_by_side
 from feddbp_client.training.class_statistics import Images, evaluation, prototypes_and_fisher
 from feddbp_common.methods.feddbp import FedDBPSettings
 from feddbp_common.wire import FisherScores, Payload, PrototypeSet, TopChannels
@@ -35,6 +38,8 @@ class FedDBP(LocalMethod[FedDBPSettings]):
         self.heads = nn.ModuleDict(
             {name: make_head() for name in (names if settings.heads == "separate" else names[:1])}
         )
+        self._first_layers = [cast(nn.Linear, next(branch.children())) for branch in self.branches.values()]
+        place_side_by_side(self._first_layers)
         self._weights = {
             "ce_shared": 1.0,
             "ce_decision": settings.lambda_1,
@@ -81,21 +86,49 @@ class FedDBP(LocalMethod[FedDBPSettings]):
     def _terms(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """The loss terms that apply: none of an ablated branch, none of prototypes before some are received."""
         hidden = self.backbone(images)
-        z_s = self._shared_branch(hidden)
-        ce_shared = self.cross_entropy(self._shared_head(z_s), labels)
+        z = self._features(hidden)
+        ce_shared, ce_decision = _first_and_last(self._cross_entropies(z, labels))
         terms = {"ce_shared": ce_shared}
-        if self._prototypes is not None and not self.settings.without_share:
-            terms["l_s"] = self._l_s(z_s, labels, self._prototypes)
-        if self.settings.without_decision:
-            return terms
-        if self.settings.without_share:
-            z_d, terms["ce_decision"] = z_s, ce_shared
-        else:
-            z_d = self._decision_branch(hidden)
-            terms["ce_decision"] = self.cross_entropy(self._decision_head(z_d), labels)
+        if not self.settings.without_decision:
+            terms["ce_decision"] = ce_decision
         if self._prototypes is not None:
-            terms["l_d"] = self._l_d(z_d, labels, self._prototypes)
+            terms |= self._prototype_terms(z, labels, self._prototypes)
         return terms
+
+    def _prototype_terms(self, z: Tensor, labels: Tensor, prototypes: ClassTable) -> dict[str, Tensor]:
+        z_s, z_d = _first_and_last(z.unbind(1))
+        terms = {}
+        if not self.settings.without_share:
+            terms["l_s"] = self._l_s(z_s, labels, prototypes)
+        if not self.settings.without_decision:
+            terms["l_d"] = self._l_d(z_d, labels, prototypes)
+        return terms
+
+    def _features(self, hidden: Tensor) -> Tensor:
+        """The features of all branches, [B, branches, width]."""
+        z = parallel_linear(hidden, self._first_layers)
+        if self.settings.branch != "linear":
+            z = F.relu(z)
+        if self.settings.branch == "mlp":
+            last_layers = [list(branch.children())[-1] for branch in self.branches.values()]
+            z = torch.stack([layer(rows) for layer, rows in zip(last_layers, z.unbind(1), strict=True)], dim=1)
+        return z
+
+    def _cross_entropies(self, z: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        """The cross-entropy of each branch."""
+        losses = self.cross_entropy(
+            self._logits(z).flatten(0, 1), labels.repeat_interleave(z.shape[1]), reduction="none"
+        )
+        return tuple(losses.view(z.shape[:2]).mean(dim=0))
+
+    def _logits(self, z: Tensor) -> Tensor:
+        """[B, branches, classes]; a head that branches share gets the features of all at once."""
+        if len(self.heads) > 1:
+            return torch.stack([head(rows) for head, rows in zip(self.heads.values(), z.unbind(1), strict=True)], dim=1)
+        head, rows = self._shared_head, z.flatten(0, 1)
+        # the exact type: a subclass may compute something different
+        logits: Tensor = parallel_linear(rows, [head]) if type(head) is nn.Linear else head(rows)
+        return logits.view(*z.shape[:2], -1)
 
     def _nearness(self, z_d: Tensor, kind: ScoreKind) -> Scores:
         return Scores.of_nearness(z_d, self._prototypes, classes=self.task.classes, kind=kind)
@@ -126,7 +159,7 @@ class FedDBP(LocalMethod[FedDBPSettings]):
     def _l_d(self, z_d: Tensor, labels: Tensor, prototypes: ClassTable) -> Tensor:
         return contrastive(
             z_d,
-            prototypes.directions,
+            prototypes.training_directions,
             labels,
             prototypes.known,
             tau=self.settings.tau,
@@ -139,6 +172,11 @@ def top_channels(scores: FloatArray, k_top: int) -> ChannelArray:
     """The k_top channels with the largest scores of each row, largest first; the lower index of equal scores first."""
     # a stable sort keeps equal scores in the order of their index
     return np.argsort(-scores, axis=1, kind="stable")[:, :k_top].astype(np.uint16)
+
+
+def _first_and_last(parts: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    """The shared branch's part and the decision branch's, which are the same if there is one branch."""
+    return parts[0], parts[-1]
 
 
 def _branch(shape: str, width: int) -> nn.Module:

@@ -21,12 +21,15 @@ class ClassTable:
     known: Tensor
     """bool [C]."""
     directions: Tensor = field(init=False)
-    """The vectors at length one."""
+    """The vectors at length one, in float64 where the device has it."""
+    training_directions: Tensor = field(init=False)
+    """The directions in the precision of the vectors."""
 
     def __post_init__(self) -> None:
         # Computed once, as they stay the same for many steps; and not on first use, which may be an evaluation: tensors
         # made in inference mode cannot be used for training.
         object.__setattr__(self, "directions", directions(self.vectors))
+        object.__setattr__(self, "training_directions", self.directions.to(self.vectors.dtype))
 
     @classmethod
     def from_prototypes(cls, received: PrototypeSet | None, *, classes: int, device: torch.device) -> Self | None:
