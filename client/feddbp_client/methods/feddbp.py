@@ -40,12 +40,7 @@ class FedDBP(LocalMethod[FedDBPSettings]):
         )
         self._first_layers = [cast(nn.Linear, next(branch.children())) for branch in self.branches.values()]
         place_side_by_side(self._first_layers)
-        self._weights = {
-            "ce_shared": 1.0,
-            "ce_decision": settings.lambda_1,
-            "l_s": settings.lambda_2,
-            "l_d": settings.lambda_3,
-        }
+        self._weights = self._weights_after(0)
         self._prototypes: ClassTable | None = None
 
     @property
@@ -53,6 +48,7 @@ class FedDBP(LocalMethod[FedDBPSettings]):
         return self.settings.inference
 
     def receive(self, payload: Payload, *, completed_rounds: int) -> None:
+        self._weights = self._weights_after(completed_rounds)
         self._prototypes = ClassTable.from_prototypes(payload.prototypes, classes=self.task.classes, device=self.device)
 
     def objective(self, images: Tensor, labels: Tensor) -> Objective:
@@ -83,6 +79,17 @@ class FedDBP(LocalMethod[FedDBPSettings]):
             "head": Scores.of_logits(self._decision_head(z_d)),
         }
 
+    def _weights_after(self, completed_rounds: int) -> dict[str, float]:
+        """The weights of the terms; those of prototypes are lower while the run warms up."""
+        settings = self.settings
+        share = min(1.0, completed_rounds / settings.warmup_rounds) if settings.warmup_rounds else 1.0
+        return {
+            "ce_shared": 1.0,
+            "ce_decision": settings.lambda_1,
+            "l_s": share * settings.lambda_2,
+            "l_d": share * settings.lambda_3,
+        }
+
     def _terms(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """The loss terms that apply: none of an ablated branch, none of prototypes before some are received."""
         hidden = self.backbone(images)
@@ -92,6 +99,8 @@ class FedDBP(LocalMethod[FedDBPSettings]):
         if not self.settings.without_decision:
             terms["ce_decision"] = ce_decision
         if self._prototypes is not None:
+            if self.settings.prototype_gradient == "branches":
+                z = self._features(hidden.detach())
             terms |= self._prototype_terms(z, labels, self._prototypes)
         return terms
 

@@ -64,13 +64,13 @@ class FedDBPSettings(MethodSettings):
     prototype_gradient: Literal["all", "branches"] = Field(
         "all",
         description="what L_s and L_d train: everything, or the branches alone",
-        json_schema_extra=added_in("0.2.0", planned=True),
+        json_schema_extra=added_in("0.2.0"),
     )
     warmup_rounds: int = Field(
         0,
         ge=0,
         description="rounds over which lambda_2 and lambda_3 rise to their value",
-        json_schema_extra=added_in("0.2.0", planned=True),
+        json_schema_extra=added_in("0.2.0"),
     )
 
     @model_validator(mode="after")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 from safetensors.torch import save
+from small_federations import run_in_process
 from torch import Tensor, nn
 
 from feddbp_client.losses import contrastive, directions, prototype_alignment
@@ -234,6 +236,64 @@ def test_mixed_precision_changes_the_loss_by_rounding_only(ablation: dict[str, A
     for name, term in mixed.terms.items():
         assert term.dtype == torch.float32
         torch.testing.assert_close(term, exact.terms[name], rtol=0.05, atol=0.05)
+
+
+# --- what prototypes train, and from when on
+
+
+def gradients(method: FedDBP, *, completed_rounds: int = 1) -> dict[str, Tensor]:
+    """The gradient of every parameter on one batch, in eval mode: dropout would differ between two calls."""
+    method.eval().receive(prototypes(), completed_rounds=completed_rounds)
+    total = method.objective(*batch()).total
+    return dict(
+        zip(dict(method.named_parameters()), torch.autograd.grad(total, list(method.parameters())), strict=True)
+    )
+
+
+@every_ablation
+@pytest.mark.parametrize("branch", ["linear", "relu", "mlp"])
+def test_prototype_terms_may_train_the_branches_alone(branch: str, ablation: dict[str, Any]) -> None:
+    everything = gradients(feddbp(branch=branch, **ablation))
+    branches_alone = gradients(feddbp(branch=branch, prototype_gradient="branches", **ablation))
+    no_prototypes = gradients(feddbp(branch=branch, lambda_2=0, lambda_3=0, **ablation))
+    for name, found in branches_alone.items():
+        expected = no_prototypes if name.startswith("backbone.") else everything
+        torch.testing.assert_close(found, expected[name], msg=name)
+    assert any(not torch.allclose(everything[name], no_prototypes[name]) for name in everything if "backbone" in name)
+
+
+def test_what_prototype_terms_train_changes_no_value_of_a_term() -> None:
+    everything, branches_alone = (feddbp(prototype_gradient=part).eval() for part in ("all", "branches"))
+    for method in (everything, branches_alone):
+        method.receive(prototypes(), completed_rounds=1)
+    found, expected = branches_alone.objective(*batch()), everything.objective(*batch())
+    assert {name: term.item() for name, term in found.terms.items()} == {
+        name: term.item() for name, term in expected.terms.items()
+    }
+
+
+@pytest.mark.parametrize(("completed_rounds", "share"), [(0, 0.0), (1, 0.25), (3, 0.75), (4, 1.0), (9, 1.0)])
+def test_the_weights_of_prototype_terms_rise_over_the_warm_up(completed_rounds: int, share: float) -> None:
+    method = feddbp(warmup_rounds=4, lambda_1=0.5, lambda_2=8.0, lambda_3=2.0).eval()
+    method.receive(prototypes(), completed_rounds=completed_rounds)
+    objective = method.objective(*batch())
+    terms = objective.terms
+    expected = terms["ce_shared"] + 0.5 * terms["ce_decision"] + share * (8 * terms["l_s"] + 2 * terms["l_d"])
+    torch.testing.assert_close(objective.total.detach(), expected)
+
+
+def test_without_a_warm_up_prototype_terms_have_their_weight_from_the_first_round_on() -> None:
+    early, late = (gradients(feddbp(), completed_rounds=completed) for completed in (1, 50))
+    assert all(torch.equal(early[name], late[name]) for name in early)
+
+
+@pytest.mark.parametrize("settings", [{"prototype_gradient": "branches"}, {"warmup_rounds": 2}])
+def test_clients_that_restart_with_either_setting_end_with_the_same_bits(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    expected = run_in_process("feddbp", settings=settings)
+    assert run_in_process("feddbp", settings=settings, restart_in=tmp_path) == expected
+    assert run_in_process("feddbp").digests != expected.digests
 
 
 # --- ablations

@@ -102,7 +102,6 @@ def test_a_run_needs_the_features_it_uses() -> None:
 
 def test_a_setting_that_is_only_planned_is_no_feature_yet() -> None:
     assert "training.reserved" not in added_names(GrownRun)
-    assert "method_settings.warmup_rounds" not in supported_features("feddbp")
 
 
 def test_a_setting_of_an_added_group_needs_no_mark_of_its_own() -> None:
