@@ -1,4 +1,4 @@
-"""Base types of configuration models: a frozen model, what its fields declare, durations, lists of client ids."""
+"""Base types of configuration models: a frozen model, what its fields declare, durations, lists of numbers."""
 
 from __future__ import annotations
 
@@ -86,3 +86,13 @@ def parse_ids(text: str) -> tuple[int, ...]:
             raise ConfigurationError(f"--ids: {piece.strip()!r} is not a range of clients")
         ids.update(range(low, high + 1))
     return tuple(sorted(ids))
+
+
+def parse_numbers(value: Any, flag: str) -> Any:
+    """Parses a list such as `0,1,2`, in its order; leaves what is not a string to pydantic."""
+    if not isinstance(value, str):
+        return value
+    pieces = [piece.strip() for piece in value.split(",")]
+    if not all(piece.isdecimal() for piece in pieces):
+        raise ConfigurationError(f"{flag}: {value!r} is not a list of numbers such as 0,1,2")
+    return tuple(map(int, pieces))

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from feddbp_common.artifacts import client_directory
 from feddbp_common.config.catalog import CUSTOM_DATASET
 from feddbp_common.config.run import RunConfig
+from feddbp_common.cpu_cores import usable_cores
 from feddbp_common.errors import ConfigurationError
 from feddbp_lab.api.background_loop import BackgroundLoop
 from feddbp_lab.api.run_status import RunStatus
-from feddbp_lab.commands.options import usable_cores
 from feddbp_lab.processes.local_federation import FederationOptions, LocalFederation, clients_dir, require_client
 from feddbp_lab.results.run_results import RunResults
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -12,6 +11,7 @@ from feddbp_common.config.catalog import CUSTOM_DATASET, DATASETS
 from feddbp_common.config.command_line import Parser, import_from_working_directory, settings_parser
 from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
 from feddbp_common.config.types import CommaSeparated, FrozenModel
+from feddbp_common.cpu_cores import usable_cores
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.optional_deps import CHECKPOINT_MODULES, require
 from feddbp_common.rpc.credentials import ClientCredentials, check_address, check_exposure
@@ -120,13 +120,6 @@ class DemoConfig(FrozenModel):
     @property
     def processes(self) -> int:
         return min(self.here.processes or usable_cores(), self.run.clients)
-
-
-def usable_cores() -> int:
-    """Cores this process may use; in a container that may be fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def checkpoint_parser(prog: str, others: str, description: str, model: type[FrozenModel]) -> Parser:

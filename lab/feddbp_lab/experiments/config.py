@@ -7,9 +7,9 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from feddbp_common.config.types import FrozenModel
+from feddbp_common.config.types import FrozenModel, parse_numbers
+from feddbp_common.cpu_cores import usable_cores
 from feddbp_common.errors import ConfigurationError
-from feddbp_lab.commands.options import usable_cores
 from feddbp_lab.experiments.profiles import PROFILES, profile_named
 from feddbp_lab.experiments.run.runner import Machine
 
@@ -30,7 +30,7 @@ class SelectionConfig(FrozenModel):
     @field_validator("seeds", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
-        return _parse_numbers(value, "--seeds")
+        return parse_numbers(value, "--seeds")
 
     @field_validator("profile")
     @classmethod
@@ -55,7 +55,7 @@ class ExecutionConfig(FrozenModel):
     @field_validator("gpus", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
-        return _parse_numbers(value, "--gpus")
+        return parse_numbers(value, "--gpus")
 
     @model_validator(mode="after")
     def _room_for_every_gpu(self) -> Self:
@@ -75,12 +75,3 @@ class ExperimentConfig(FrozenModel):
 
     what: SelectionConfig = SelectionConfig()
     where: ExecutionConfig = ExecutionConfig()
-
-
-def _parse_numbers(value: Any, flag: str) -> Any:
-    if not isinstance(value, str):
-        return value
-    pieces = [piece.strip() for piece in value.split(",")]
-    if not all(piece.isdecimal() for piece in pieces):
-        raise ConfigurationError(f"{flag}: {value!r} is not a list of numbers such as 0,1,2")
-    return tuple(map(int, pieces))

@@ -12,11 +12,12 @@ import pytest
 from feddbp_common.config.command_line import settings_parser
 from feddbp_common.config.run import RunConfig
 from feddbp_common.config.sources import resolve
+from feddbp_common.cpu_cores import usable_cores
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.methods import METHODS
 from feddbp_lab.cli import COMMANDS, main
 from feddbp_lab.commands.demo import output_directory
-from feddbp_lab.commands.options import DemoConfig, DemoRun, LocalConfig, usable_cores
+from feddbp_lab.commands.options import DemoConfig, DemoRun, LocalConfig
 from feddbp_lab.processes.flags import arguments_for, clean_environment
 from feddbp_lab.processes.local_federation import FederationOptions
 from feddbp_server.config import ServerConfig

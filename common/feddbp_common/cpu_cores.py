@@ -1,0 +1,50 @@
+"""The CPU cores this process may use: in a container or under a scheduler often fewer than the machine has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+_CGROUPS: Final = "sys/fs/cgroup"
+
+
+def usable_cores(root: Path = Path("/")) -> int:
+    """The smaller of the cores this process may run on and the processor time its control groups allow, in cores."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min([cores, *map(int, _quotas(root))]))
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    """Processor time per time, as the control groups of this process and those around them limit it."""
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        names = controllers.split(",")
+        if controllers and "cpu" not in names:
+            continue
+        mount = root / _CGROUPS / controllers  # version 2 has one hierarchy, without a list of controllers
+        for group in _groups_up_to(mount, path):
+            limit = _text(group / "cpu.max") or " ".join(
+                _text(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")
+            )
+            quota, _, period = limit.strip().partition(" ")
+            if quota.isdecimal() and period.isdecimal() and int(period):
+                yield int(quota) / int(period)
+
+
+def _groups_up_to(mount: Path, path: str) -> Iterator[Path]:
+    """The directory of a control group and those it is in; a container may see only the last of them."""
+    group = mount / path.strip("/")
+    while group != mount:
+        yield group
+        group = group.parent
+    yield mount
+
+
+def _text(path: Path) -> str:
+    """The content of a file; empty if there is none."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""
