@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from feddbp_client.models import cnn, guide, imagenet, mini, resnet_small, vit
-from feddbp_client.models.blocks import FeaturePool, ImageShape, ModelError
+from feddbp_client.models.blocks import Backbone, FeaturePool, ImageShape, ModelError
 from feddbp_client.training.references import in_one_line, load_function
 from feddbp_common.config.catalog import FEATURE_DIM
 from feddbp_common.config.diagnostics import did_you_mean
@@ -39,7 +39,7 @@ _BUILDERS: Final[dict[str, Builder]] = {
 }
 
 
-def build_backbone(architecture: str, image_shape: ImageShape, *, feature_dim: int = FEATURE_DIM) -> nn.Module:
+def build_backbone(architecture: str, image_shape: ImageShape, *, feature_dim: int = FEATURE_DIM) -> Backbone:
     """Builds a network from images to features of the common width, with fresh weights."""
     if ":" in architecture:
         body = _own_body(architecture, image_shape)
@@ -48,7 +48,7 @@ def build_backbone(architecture: str, image_shape: ImageShape, *, feature_dim: i
     else:
         hint = did_you_mean(architecture, _BUILDERS, most=3) or f"; there are: {', '.join(_BUILDERS)}"
         raise ModelError(f"no architecture is called {architecture!r}{hint}")
-    return nn.Sequential(body, FeaturePool(feature_dim))
+    return Backbone(body, FeaturePool(feature_dim))
 
 
 def _own_body(reference: str, image_shape: ImageShape) -> nn.Module:

@@ -1,12 +1,15 @@
-"""What all models share: image shape, feature pooling, heads and their error."""
+"""What all models share: image shape, the frame of a backbone, feature pooling, heads and their error."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TypeAlias
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor, nn
 
+from feddbp_client.models.chunks import in_chunks
+from feddbp_client.models.pooling import average_pool
 from feddbp_common.config.catalog import FEATURE_DIM
 from feddbp_common.errors import ConfigurationError
 
@@ -16,6 +19,39 @@ ImageShape: TypeAlias = tuple[int, int, int]
 
 class ModelError(ConfigurationError):
     """An unknown architecture or head, or one that does not fit the images."""
+
+
+class Backbone(nn.Sequential):
+    """A network from images to features, in order: a body, and pooling to the common width.
+
+    How it is computed is set from outside, and is no part of its state.
+    """
+
+    half_type: torch.dtype | None = None
+    """The type of mixed precision; features are float32 in any case."""
+    chunk: int | None = None
+    """Most images that are passed through at once; None for a whole batch."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.half_type is None:
+            return self._features(images)
+        with torch.autocast(images.device.type, dtype=self.half_type):
+            return self._features(images).float()
+
+    def _features(self, images: Tensor) -> Tensor:
+        if self.chunk is None or len(images) <= self.chunk:
+            return self._pass(images)
+        return in_chunks(self._pass, self, images, most=self.chunk)
+
+    def _pass(self, images: Tensor) -> Tensor:
+        for part in self:
+            images = part(images)
+        return images
+
+
+def backbones_in(module: nn.Module) -> Iterator[Backbone]:
+    """All backbones of a method: that of the client, and those of small networks beside it."""
+    return (part for part in module.modules() if isinstance(part, Backbone))
 
 
 class FeaturePool(nn.Module):
@@ -28,7 +64,7 @@ class FeaturePool(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         if features.shape[1] == self.width:
             return features
-        return F.adaptive_avg_pool1d(features.unsqueeze(1), self.width).squeeze(1)
+        return average_pool(features.unsqueeze(1), self.width).squeeze(1)
 
 
 def build_head(kind: str, classes: int, *, feature_dim: int = FEATURE_DIM) -> nn.Module:

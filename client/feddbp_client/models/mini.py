@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
+from feddbp_client.models.pooling import average_pool
 from feddbp_common.config.catalog import FEATURE_DIM
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class _Grid(nn.Module):
         # Most maps have this size already; pooling them one to one would cost noticeable time.
         if x.shape[-2:] == (self.side, self.side):
             return x
-        return functional.adaptive_avg_pool2d(x, self.side)
+        return average_pool(x, self.side, self.side)
 
 
 class _Concatenate(nn.Module):
