@@ -41,7 +41,7 @@ def _client(method: str, architecture: str) -> LocalTrainer:
         class_names=tuple(map(str, range(CLASSES))),
     )
     trained = build_method(config, 0, architecture, "linear", IMAGE_SHAPE)
-    return LocalTrainer(method=trained, data=data, config=config, client_id=0, device=torch.device("cpu"))
+    return LocalTrainer(method=trained, data=data, config=config, client_id=0)
 
 
 def _round_of(client: LocalTrainer, received: Payload) -> Callable[[], object]:

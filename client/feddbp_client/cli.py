@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -14,6 +15,8 @@ from feddbp_common.config.identity import visible
 from feddbp_common.errors import ExitCode
 from feddbp_common.logs import configure_logging
 from feddbp_common.optional_deps import CHECKPOINT_MODULES, require
+
+log = logging.getLogger("feddbp.client")
 
 PROG: Final = "feddbp-client"
 
@@ -39,43 +42,38 @@ async def _run(config: ClientConfig) -> int:
     # torch takes a second to import: wrong flags are reported before that
     import torch
 
+    from feddbp_client.compute.modes import set_mode
+    from feddbp_client.compute.plan import plan_compute
     from feddbp_client.daemon.connection import Connection
     from feddbp_client.daemon.session_loop import ClientDaemon, DaemonOptions
     from feddbp_client.data import SharedDatasetCache
     from feddbp_client.process import run_daemons
-    from feddbp_client.training.devices import choose_device, releasing_gpu_memory
     from feddbp_client.training.setup import LocalOptions
 
-    torch.set_num_threads(config.compute.threads)
-    device = choose_device(gpu=config.compute.gpu, device=config.compute.device)
-    options = DaemonOptions(
-        state_dir=config.identity.state_dir,
-        patience=config.identity.patience,
-        local=LocalOptions(
+    identity = config.identity
+    set_mode(config.compute.mode)
+    plan = plan_compute(config.compute, identity.client_ids)
+    torch.set_num_threads(plan.threads)
+    for line in plan.lines():
+        log.info("%s", line)
+    cache = SharedDatasetCache(identity.client_ids)
+    daemons, connections = [], []
+    for client_id, compute in plan.clients.items():
+        local = LocalOptions(
             data=config.source.data,
             data_dir=config.source.data_dir,
             model=config.source.model,
             allow_import=config.source.allow_import,
-            device=device,
-            amp=config.compute.amp,
-            dataset_cache=SharedDatasetCache(config.identity.client_ids),
-        ),
-    )
-    identity = config.identity
-    connections = {
-        client_id: Connection(identity.server, client_id=client_id, credentials=identity.credentials)
-        for client_id in identity.client_ids
-    }
-    slot = asyncio.Semaphore(1)  # clients train one at a time: they share torch's generator and the cores
-    daemons = [
-        ClientDaemon(client_id, connection, options, training_slot=slot)
-        for client_id, connection in connections.items()
-    ]
-    with releasing_gpu_memory(device):
-        try:
-            return await run_daemons(daemons, all_or_none=identity.all_or_none)
-        finally:
-            await asyncio.gather(*(connection.close() for connection in connections.values()))
+            compute=compute,
+            dataset_cache=cache,
+        )
+        options = DaemonOptions(state_dir=identity.state_dir, patience=identity.patience, local=local)
+        connections.append(Connection(identity.server, client_id=client_id, credentials=identity.credentials))
+        daemons.append(ClientDaemon(client_id, connections[-1], options, slots=plan.slots))
+    try:
+        return await run_daemons(daemons, all_or_none=identity.all_or_none)
+    finally:
+        await asyncio.gather(*(connection.close() for connection in connections))
 
 
 if __name__ == "__main__":

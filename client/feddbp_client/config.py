@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from enum import Enum, auto
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self, TypeAlias
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ByteSize, Field, field_validator, model_validator
 
 from feddbp_common.config.references import is_module_name
-from feddbp_common.config.types import CommaSeparated, Duration, FrozenModel, parse_ids
+from feddbp_common.config.types import CommaSeparated, Duration, FrozenModel, parse_ids, parse_numbers
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.rpc.credentials import ClientCredentials, check_address, check_exposure
+
+Gpus: TypeAlias = tuple[int, ...] | Literal["auto"] | None
+"""CUDA devices by number, all of them, or none in particular."""
+Threads: TypeAlias = int | Literal["auto"]
+
+
+class Mode(Enum):
+    """How torch computes: as it does by itself, the same bits every time, or as fast as the hardware allows."""
+
+    DEFAULT = auto()
+    DETERMINISTIC = auto()
+    FAST = auto()
 
 
 class IdentityConfig(FrozenModel):
@@ -50,14 +63,60 @@ class IdentityConfig(FrozenModel):
 
 
 class ComputeConfig(FrozenModel):
-    """Computing: device, threads and precision."""
+    """Computing: devices, threads, precision and memory."""
 
-    gpu: int | None = Field(None, ge=0, description="train on this CUDA device")
+    gpu: Gpus = Field(
+        None, description="train on this CUDA device, or spread the clients over several, e.g. 0,1,2,3, or auto for all"
+    )
     device: str = Field(
         "auto", description="cpu, cuda:N or mps; auto selects the first CUDA GPU, else Apple's, else the CPU"
     )
-    threads: int = Field(1, ge=1, description="CPU threads; with one, the same run gives the same bits")
-    amp: bool = Field(False, description="train in mixed precision")
+    jobs_per_gpu: int = Field(
+        1, ge=1, description="clients that train at the same time on a CUDA device; on a CPU it is always one"
+    )
+    threads: Threads = Field(
+        "auto", description="CPU threads; auto shares the cores among the clients that train at the same time"
+    )
+    amp: bool = Field(False, description="train in mixed precision: bfloat16, or float16 on cards before Ampere")
+    image_memory: ByteSize | None = Field(
+        None,
+        description="memory for images on each GPU, e.g. 4GiB; others are copied batch by batch "
+        "(default: a quarter of what is free)",
+        json_schema_extra={"metavar": "SIZE"},
+    )
+    deterministic: bool = Field(
+        False, description="the same bits every time, also on a GPU; slower, and one client at a time"
+    )
+    fast: bool = Field(False, description="fastest kernels on a GPU, compiled networks; results differ slightly")
+
+    @field_validator("gpu", mode="before")
+    @classmethod
+    def _list_of_devices(cls, value: Any) -> Any:
+        if isinstance(value, int):
+            value = str(value)
+        numbers = value if value == "auto" else parse_numbers(value, "--gpu")
+        if isinstance(numbers, tuple) and len(set(numbers)) < len(numbers):
+            raise ConfigurationError(f"--gpu: a device is given twice in {value!r}")
+        return numbers
+
+    @field_validator("threads", mode="before")
+    @classmethod
+    def _number_of_threads(cls, value: Any) -> Any:
+        if value != "auto" and not (str(value).isdecimal() and int(value)):
+            raise ConfigurationError(f"--threads: {value!r} is neither a number of threads nor auto")
+        return value if value == "auto" else int(value)
+
+    @model_validator(mode="after")
+    def _check_mode(self) -> Self:
+        if self.deterministic and self.fast:
+            raise ConfigurationError("give --deterministic or --fast, not both")
+        if self.deterministic and self.jobs_per_gpu > 1:
+            raise ConfigurationError("--deterministic trains one client at a time; leave out --jobs-per-gpu")
+        return self
+
+    @property
+    def mode(self) -> Mode:
+        return Mode.DETERMINISTIC if self.deterministic else Mode.FAST if self.fast else Mode.DEFAULT
 
 
 class SourceConfig(FrozenModel):

@@ -222,6 +222,8 @@ class Federation:
             self.directory / "clients",
             "--device",
             "cpu",
+            "--threads",
+            "1",
             *options,
             name=f"client-{ids}",
             env=env,

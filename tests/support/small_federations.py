@@ -153,7 +153,7 @@ def run_in_process(
             {"local_epochs": 1, "batch_size": 32, "learning_rate": 0.05, "feature_dim": 32, **(training or {})}
         ),
     )
-    options = LocalOptions(data=None, data_dir=Path(), model=None, device=torch.device("cpu"), amp=False)
+    options = LocalOptions(data=None, data_dir=Path(), model=None)
     clients = [build_client(config, "test", client_id, options) for client_id in range(config.clients)]
     spec, shape = config.method_spec, config.exchange_shape
     rules_up, rules_down = (rules(config.settings, shape) for rules in (spec.upload_rules, spec.download_rules))

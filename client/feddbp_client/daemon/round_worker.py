@@ -19,8 +19,9 @@ from feddbp_client.daemon.connection import (
 )
 from feddbp_client.daemon.progress_log import progress_logged, results_text
 from feddbp_client.training.checkpoint import ClientDirectory
+from feddbp_client.training.errors import as_training_error
 from feddbp_client.training.setup import LocalClient, restore_checkpoint
-from feddbp_client.training.trainer import OnEpoch, RoundResult, as_training_error
+from feddbp_client.training.trainer import OnEpoch, RoundResult
 from feddbp_common.errors import FedDBPError
 from feddbp_common.fault_injection import fault_point
 from feddbp_common.humanize import round_name

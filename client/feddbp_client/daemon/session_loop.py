@@ -10,14 +10,15 @@ from datetime import timedelta
 from pathlib import Path
 
 from feddbp.v1 import federation_pb2 as pb
+from feddbp_client.compute.slots import TrainingSlots
 from feddbp_client.daemon.backoff import Backoff
 from feddbp_client.daemon.connection import REJOIN_REASONS, CallRefusedError, Connection, ServerUnavailableError
 from feddbp_client.daemon.event_stream import EventStream
 from feddbp_client.daemon.progress_log import progress_logged
 from feddbp_client.daemon.round_worker import Assignment, RoundWorker
 from feddbp_client.training.checkpoint import ClientDirectory, reported_directory
+from feddbp_client.training.errors import as_training_error
 from feddbp_client.training.setup import LocalOptions, build_client
-from feddbp_client.training.trainer import as_training_error
 from feddbp_common.config.features import describe_missing, missing_features, supported_features
 from feddbp_common.config.run import run_from_proto
 from feddbp_common.errors import ExitCode, FedDBPError
@@ -46,13 +47,11 @@ class DaemonOptions:
 class ClientDaemon:
     """Owns a client's session with the server: joins the server's current run and rejoins until the run ends."""
 
-    def __init__(
-        self, client_id: int, connection: Connection, options: DaemonOptions, *, training_slot: asyncio.Semaphore
-    ) -> None:
+    def __init__(self, client_id: int, connection: Connection, options: DaemonOptions, *, slots: TrainingSlots) -> None:
         self.client_id = client_id
         self._connection = connection
         self._options = options
-        self._slot = training_slot
+        self._slots = slots
         self._backoff = Backoff(patience=options.patience, clock=time.monotonic)
         self._session = ""
         self._worker: RoundWorker | None = None
@@ -119,7 +118,8 @@ class ClientDaemon:
         if self._worker is None or self._worker.client.run_id != described.run_id:
             await self._close_worker()
             _check_features(described)
-            async with self._slot, progress_logged(lambda: f"client {self.client_id}: loading data and model"):
+            loading = progress_logged(lambda: f"client {self.client_id}: loading data and model")
+            async with self._slots.alone(), loading:
                 with as_training_error():
                     client = await asyncio.to_thread(
                         build_client,
@@ -129,7 +129,8 @@ class ClientDaemon:
                         self._options.local,
                     )
             directory = ClientDirectory(self._options.state_dir, described.run_id, self.client_id)
-            self._worker = RoundWorker(client, directory, self._connection, training_slot=self._slot)
+            slot = self._slots.on(self._options.local.compute.device)
+            self._worker = RoundWorker(client, directory, self._connection, training_slot=slot)
             self._worker.resume()
             self._session = ""
         return self._worker
@@ -157,7 +158,9 @@ class ClientDaemon:
         worker.start_session(joined.session)
         worker.directory.save_session(joined.session)
         self._backoff.answered()
-        log.info("client %d joined run %s with %s", self.client_id, client.run_id, client.architecture)
+        log.info(
+            "client %d joined run %s with %s on %s", self.client_id, client.run_id, client.architecture, client.compute
+        )
         self._check_patience(joined.lease.ToTimedelta())
 
     def _check_patience(self, lease: timedelta) -> None:

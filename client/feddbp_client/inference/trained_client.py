@@ -19,13 +19,13 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from feddbp_client.compute.devices import choose_device
 from feddbp_client.data.batches import channels_first, scaled
 from feddbp_client.data.images import Picture, fitted
 from feddbp_client.inference.restore import read_checkpoint, restore_method
 from feddbp_client.methods.base import LocalMethod
 from feddbp_client.methods.scores import ScoreKind, Scores
 from feddbp_client.training.checkpoint import Checkpoint
-from feddbp_client.training.devices import choose_device
 from feddbp_common.errors import ConfigurationError
 
 ImageLike: TypeAlias = str | Picture
@@ -87,7 +87,7 @@ class TrainedClient:
     """Predicts with the pixels, the weights and the rule of the client's evaluation."""
 
     def __init__(self, checkpoint: Checkpoint, *, device: str = "auto") -> None:
-        self.device = choose_device(gpu=None, device=device)
+        self.device = choose_device(device)
         self.scorer = Scorer(restore_method(checkpoint, self.device))
         self.facts = ClientFacts(
             run_id=checkpoint.run_id,

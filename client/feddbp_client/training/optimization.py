@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from feddbp_client.compute.precision import Precision
 from feddbp_client.methods.base import LocalMethod
-from feddbp_client.training.devices import Precision
 from feddbp_client.training.references import load_reference
 from feddbp_common.config.references import MARK
 from feddbp_common.config.run import TrainingConfig
@@ -112,6 +112,15 @@ class Optimization:
         optimizer = self._new_optimizer()
         _restore(optimizer, state)
         self._optimizer = optimizer
+
+    def move_to(self, device: torch.device) -> None:
+        """Moves the optimiser's state to the device of its parameters."""
+        if self._optimizer is None:
+            return
+        for values in self._optimizer.state.values():
+            for name, value in values.items():
+                if isinstance(value, Tensor) and name != "step":  # torch keeps counters of steps on the host
+                    values[name] = value.to(device)
 
     @property
     def _current(self) -> torch.optim.Optimizer:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from feddbp.v1 import federation_pb2 as pb
+from feddbp_client.compute.devices import CPU
+from feddbp_client.compute.plan import Compute
+from feddbp_client.compute.random_state import seed_generators
 from feddbp_client.data import (
     ClientData,
     DataError,
@@ -44,8 +46,7 @@ class LocalOptions:
     data: Path | None
     data_dir: Path
     model: str | None
-    device: torch.device
-    amp: bool
+    compute: Compute = field(default_factory=Compute)
     allow_import: tuple[str, ...] = ()
     """Packages from which functions that the run names may be imported."""
     dataset_cache: SharedDatasetCache | None = None
@@ -63,7 +64,7 @@ class LocalClient:
     trainer: LocalTrainer
     architecture: str
     head: str
-    device: torch.device
+    compute: Compute
 
     def data_summary(self) -> pb.DataSummary:
         return pb.DataSummary(label_counts=self.data.label_counts.tolist(), test_samples=len(self.data.test))
@@ -72,7 +73,7 @@ class LocalClient:
         return pb.Capabilities(
             architecture=self.architecture,
             parameters=sum(parameter.numel() for parameter in self.trainer.method.parameters()),
-            device=str(self.device),
+            device=str(self.compute),
             software_version=VERSION,
         )
 
@@ -105,15 +106,14 @@ def build_client(config: RunConfig, run_id: str, client_id: int, options: LocalO
         )
     head = MODEL_GROUPS[config.training.model_group].head_of(client_id)
     method = build_method(config, client_id, architecture, head, data.image_shape)
-    blank = channels_first(np.zeros((2, *data.train.images.shape[1:]), data.train.images.dtype)).to(options.device)
+    blank = channels_first(np.zeros((2, *data.train.images.shape[1:]), data.train.images.dtype))
     trainer = LocalTrainer(
         method=method,
         data=data,
         config=config,
         client_id=client_id,
-        device=options.device,
-        amp=options.amp,
-        augment=augmentation_of(config.training, blank, allowed=options.allow_import),
+        compute=options.compute,
+        augment=augmentation_of(config.training, blank.to(options.compute.device), allowed=options.allow_import),
         make_optimizer=own_optimizer(config.training, allowed=options.allow_import),
     )
     client = LocalClient(
@@ -124,7 +124,7 @@ def build_client(config: RunConfig, run_id: str, client_id: int, options: LocalO
         trainer=trainer,
         architecture=architecture,
         head=head,
-        device=options.device,
+        compute=options.compute,
     )
     log.info("client %d: %s", client_id, describe_client(client, options.data))
     return client
@@ -140,7 +140,7 @@ def describe_client(client: LocalClient, private: Path | None) -> str:
         f"{len(data.train)} training{held_out} and {len(data.test)} test images of {width}x{height} "
         f"({'grey' if channels == 1 else 'RGB' if channels == 3 else f'{channels} channels'}), "
         f"{int((data.label_counts > 0).sum())} of {config.classes} classes, from {origin}; "
-        f"{client.architecture} with {client.capabilities().parameters:,} parameters on {client.device}"
+        f"{client.architecture} with {client.capabilities().parameters:,} parameters on {client.compute}"
     )
 
 
@@ -175,12 +175,12 @@ def build_method(
     config: RunConfig, client_id: int, architecture: str, head: str, image_shape: tuple[int, int, int]
 ) -> LocalMethod:  # type: ignore[type-arg]
     """The client's half of the method, its weights drawn from the run seed and the client's id."""
-    torch.manual_seed(derive_seed(config.seed, "weights", client_id))
+    seed_generators(derive_seed(config.seed, "weights", client_id), CPU)
     width = config.training.feature_dim
     shape = config.exchange_shape
     backbone = build_backbone(architecture, image_shape, feature_dim=width)
     if config.training.init == "common":  # what is drawn from here on: branches and heads
-        torch.manual_seed(derive_seed(config.seed, "common weights"))
+        seed_generators(derive_seed(config.seed, "common weights"), CPU)
     method: LocalMethod = config.method_spec.load_trainer()(  # type: ignore[type-arg]
         backbone=backbone,
         make_head=lambda: build_head(head, config.classes, feature_dim=width),

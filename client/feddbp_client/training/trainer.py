@@ -15,16 +15,19 @@ import torch
 from torch import nn
 
 from feddbp.v1 import federation_pb2 as pb
+from feddbp_client.compute.devices import CPU
+from feddbp_client.compute.out_of_memory import MemoryGuard, Pass
+from feddbp_client.compute.plan import Compute
+from feddbp_client.compute.random_state import RandomState, seed_generators
 from feddbp_client.data import ClientData, Split, batches
 from feddbp_client.data.batches import Remainder, scaled
 from feddbp_client.methods.base import LocalMethod
 from feddbp_client.training.augmentation import Augmentation
-from feddbp_client.training.devices import Precision
+from feddbp_client.training.errors import TrainingError
 from feddbp_client.training.image_feed import ImageFeed
 from feddbp_client.training.optimization import MakeOptimizer, Optimization
 from feddbp_client.training.weight_average import WeightAverage
 from feddbp_common.config.run import RunConfig
-from feddbp_common.errors import FedDBPError
 from feddbp_common.evaluation import RARE_CLASS_SAMPLES
 from feddbp_common.seeding import derive_seed
 from feddbp_common.wire import Payload
@@ -38,23 +41,6 @@ OnEpoch = Callable[[int, int], None]
 """Called after each local epoch with the epochs done and their total."""
 
 
-class TrainingError(FedDBPError):
-    """Local training failed or was stopped."""
-
-
-@contextmanager
-def as_training_error() -> Iterator[None]:
-    """Converts any error of a library, a device or a user's model into a TrainingError with its first line."""
-    try:
-        yield
-    except FedDBPError:
-        raise
-    except Exception as error:
-        log.debug("local training failed", exc_info=True)
-        line = str(error).strip().partition("\n")[0]
-        raise TrainingError(f"{type(error).__name__}: {line}" if line else type(error).__name__) from error
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrainerState:
     """What a client's training carries from round to round, as a checkpoint stores it."""
@@ -64,6 +50,14 @@ class TrainerState:
     """Empty unless the run keeps the optimiser over rounds."""
     average: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """Empty unless the run averages weights."""
+
+    def copied(self) -> TrainerState:
+        """A copy on the host, which training does not change."""
+        parts = (self.model, self.optimizer, self.average)
+        model, optimizer, average = (
+            {name: tensor.detach().to(CPU, copy=True) for name, tensor in part.items()} for part in parts
+        )
+        return TrainerState(model=model, optimizer=optimizer, average=average)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,27 +78,44 @@ class LocalTrainer:
         data: ClientData,
         config: RunConfig,
         client_id: int,
-        device: torch.device,
-        amp: bool = False,
+        compute: Compute | None = None,
         augment: Augmentation | None = None,
         make_optimizer: MakeOptimizer | None = None,
     ) -> None:
-        self.method = method.to(device)
+        self._compute = compute or Compute()
+        self._compute.prepare(method)
+        self.method = method.to(CPU if self._compute.shared else self.device)
         self._config = config
         self._client_id = client_id
-        self._precision = Precision(device, amp)
-        self._train_split = _DeviceSplit(data.train, device)
-        self._test_split = _DeviceSplit(data.test, device)
-        self._validation_split = None if data.validation is None else _DeviceSplit(data.validation, device)
-        self._is_rare = _is_rare(data).to(device)
+        self._train_split = _DeviceSplit(data.train, self._compute)
+        self._test_split = _DeviceSplit(data.test, self._compute)
+        self._validation_split = None if data.validation is None else _DeviceSplit(data.validation, self._compute)
+        self._is_rare = _is_rare(data).to(self.device)
         self._remainder = _remainder_rule(config.training.batch_remainder, self.method)
-        rounds = config.rounds_of(client_id)
         self._optimization = Optimization(
-            self.method, config.training, self._precision, rounds=rounds, make_optimizer=make_optimizer
+            self.method,
+            config.training,
+            self._compute.precision,
+            rounds=config.rounds_of(client_id),
+            make_optimizer=make_optimizer,
         )
         self._average = WeightAverage(self.method, config.training.ema) if config.training.ema else None
         self._augment = augment
+        self._memory = MemoryGuard(method, self._compute, client_id=client_id, image_shape=data.image_shape)
+        held_out = len(data.test) + (0 if data.validation is None else len(data.validation))
+        self._evaluation = Pass(name="evaluation", batch=min(PASS_BATCH, held_out))
+        self._collection = Pass(name="collection", batch=min(PASS_BATCH, len(data.train)))
+        self._training = Pass(
+            name="training",
+            batch=min(config.training.batch_size, len(data.train)),
+            may_chunk=config.training.accumulate,
+            trains=True,
+        )
         self._stop = threading.Event()
+
+    @property
+    def device(self) -> torch.device:
+        return self._compute.device
 
     def stop(self) -> None:
         """Stops a round in progress at its next batch, and every later round at its start."""
@@ -130,19 +141,46 @@ class LocalTrainer:
 
     def evaluate(self, received: Payload, round_number: int) -> RoundResult:
         """Evaluates only: in the final evaluation, or in a round without this client's training."""
+        with self._on_device():
+            return RoundResult(metrics=self._receive_and_measure(received, round_number), upload=None)
+
+    def train(self, received: Payload, round_number: int, on_epoch: OnEpoch) -> RoundResult:
+        with self._on_device():
+            return self._train_and_collect(received, round_number, on_epoch)
+
+    @contextmanager
+    def _on_device(self) -> Iterator[None]:
+        """Computes on the client's device; afterwards its memory is free for other clients that share it."""
+        with self._compute.active():
+            try:
+                self._move_to(self.device)
+                yield
+            finally:
+                self.method.zero_grad(set_to_none=True)
+                if self._compute.shared:
+                    self._move_to(CPU)
+
+    def _move_to(self, device: torch.device) -> None:
+        self.method.to(device)
+        self._optimization.move_to(device)
+        if self._average is not None:
+            self._average.move_to(device)
+
+    def _receive_and_measure(self, received: Payload, round_number: int) -> pb.RoundMetrics:
         self._check_stop()
         self._seed(round_number)
         with nullcontext() if self._average is None else self._average.following():
             self.method.receive(received, completed_rounds=round_number)
         with nullcontext() if self._average is None else self._average.applied():
-            return RoundResult(metrics=self._measure(), upload=None)
+            return self._memory.run(self._evaluation, self._measure, RandomState(self.device))
 
-    def train(self, received: Payload, round_number: int, on_epoch: OnEpoch) -> RoundResult:
-        metrics = self.evaluate(received, round_number).metrics
+    def _train_and_collect(self, received: Payload, round_number: int, on_epoch: OnEpoch) -> RoundResult:
+        metrics = self._receive_and_measure(received, round_number)
         started = time.perf_counter()
-        losses = self._train(round_number, on_epoch)
+        start = _TrainingStart(self) if self._training.may_chunk else RandomState(self.device)
+        losses = self._memory.run(self._training, lambda: self._train(round_number, on_epoch), start)
         trained = time.perf_counter()
-        upload = self._collect()
+        upload = self._memory.run(self._collection, self._collect, RandomState(self.device))
         metrics.losses.extend(pb.LossTerm(name=name, value=value) for name, value in losses.items())
         metrics.seconds.train = trained - started
         metrics.seconds.collect = time.perf_counter() - trained
@@ -150,7 +188,7 @@ class LocalTrainer:
 
     def _seed(self, round_number: int) -> None:
         """Seeds torch from the run, the client and the round: nothing random depends on earlier rounds."""
-        torch.manual_seed(self._seed_for("round", round_number))
+        seed_generators(self._seed_for("round", round_number), self.device)
 
     def _seed_for(self, purpose: str, round_number: int) -> int:
         return derive_seed(self._config.seed, purpose, self._client_id, round_number)
@@ -188,8 +226,7 @@ class LocalTrainer:
         for start in range(0, len(split.labels), PASS_BATCH):
             self._check_stop()
             batch = slice(start, start + PASS_BATCH)
-            with self._precision.autocast():
-                predictions = self.method.predict(split.images[batch])
+            predictions = self.method.predict(split.images[batch])
             for rule, predicted in predictions.items():
                 hits[rule][batch] = predicted == split.labels[batch]
         return hits
@@ -207,8 +244,9 @@ class LocalTrainer:
                 self._check_stop()
                 if self._augment is not None:
                     pixels = self._augment(pixels, changes)
-                with self._precision.autocast():
-                    objective = self.method.objective(scaled(pixels), split.labels[index.to(split.labels.device)])
+                # non_blocking: else the host would wait here until the device has done all steps before
+                labels = split.labels[index.to(split.labels.device, non_blocking=True)]
+                objective = self.method.objective(scaled(pixels), labels)
                 self._optimization.step(objective.total)
                 if self._average is not None:
                     self._average.update()
@@ -229,16 +267,28 @@ class LocalTrainer:
 
     def _collect(self) -> Payload:
         self.method.eval()
-        with self._precision.autocast():
-            return self.method.collect(self._train_split.images, self._train_split.labels, batch_size=PASS_BATCH)
+        return self.method.collect(self._train_split.images, self._train_split.labels, batch_size=PASS_BATCH)
 
 
 class _DeviceSplit:
     """A split as its device reads it."""
 
-    def __init__(self, split: Split, device: torch.device) -> None:
-        self.images = ImageFeed(split.images, device)
-        self.labels = split.labels.to(device)
+    def __init__(self, split: Split, compute: Compute) -> None:
+        self.images = ImageFeed(split.images, compute.device, compute.image_budget)
+        self.labels = split.labels.to(compute.device)
+
+
+class _TrainingStart:
+    """A client before it trains, for a training that has to start again."""
+
+    def __init__(self, trainer: LocalTrainer) -> None:
+        self._trainer = trainer
+        self._state = trainer.state().copied()
+        self._random = RandomState(trainer.device)
+
+    def restore(self) -> None:
+        self._trainer.load_state(self._state)
+        self._random.restore()
 
 
 def _is_rare(data: ClientData) -> torch.Tensor:

@@ -59,6 +59,10 @@ class WeightAverage:
         for name, tensor in self._average.items():
             tensor.copy_(state[name])
 
+    def move_to(self, device: torch.device) -> None:
+        """Moves the average to the device of the weights."""
+        self._average = {name: tensor.to(device) for name, tensor in self._average.items()}
+
     @torch.no_grad()
     def _set(self, weights: Mapping[str, Tensor]) -> None:
         for name, tensor in _averaged(self._module).items():

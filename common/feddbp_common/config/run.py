@@ -175,8 +175,8 @@ class TrainingConfig(FrozenModel):
     )
     accumulate: bool = Field(
         False,
-        description="halve the batch and accumulate gradients if the device is out of memory",
-        json_schema_extra=_PLANNED,
+        description="clients whose device is out of memory compute a batch in chunks and its activations twice",
+        json_schema_extra=added_in("0.2.0"),
     )
     validation: float = Field(
         0.0,

@@ -102,7 +102,8 @@ class FederationOptions:
                 server=address,
                 state_dir=clients_dir(self.directory),
             ),
-            compute=ComputeConfig(device=self.device),
+            # processes share the cores, and results do not depend on how many there are
+            compute=ComputeConfig(device=self.device, threads=1),
             # whoever starts the run here is the operator of its clients, too
             source=SourceConfig(data_dir=self.data_dir, allow_import=self.run.imports),
         )

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from feddbp_client.process import run_daemons
-from feddbp_client.training.trainer import TrainingError
+from feddbp_client.training.errors import TrainingError
 from feddbp_common.errors import ExitCode
 
 

@@ -115,7 +115,7 @@ def trained_alone(name: str, **settings: Any) -> dict[str, Tensor]:
         training=TrainingConfig(local_epochs=2, batch_size=5, learning_rate=0.1),
     )
     client, strategy = small_trainer(name, **settings), small_strategy(name, **settings)
-    run = LocalTrainer(method=client, data=data, config=config, client_id=0, device=torch.device("cpu"))
+    run = LocalTrainer(method=client, data=data, config=config, client_id=0)
     known = strategy.initial()
     for number in range(2):
         upload = run.train(strategy.reply(known, None), number, lambda *_: None).upload

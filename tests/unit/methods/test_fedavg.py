@@ -93,7 +93,7 @@ def test_all_clients_train_the_guide_whatever_their_model_group_says() -> None:
 
 
 def test_a_model_of_ones_own_is_refused() -> None:
-    options = LocalOptions(data=None, data_dir=Path(), model="mini_plain", device=torch.device("cpu"), amp=False)
+    options = LocalOptions(data=None, data_dir=Path(), model="mini_plain")
     config = RunConfig(method="fedavg", data=DataConfig(dataset="digits", alpha=1.0), clients=3)
     with pytest.raises(ConfigurationError, match="--model mini_plain: all clients of fedavg train guide_large"):
         build_client(config, "test", 0, options)

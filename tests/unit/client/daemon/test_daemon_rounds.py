@@ -12,15 +12,18 @@ from types import SimpleNamespace
 from typing import Any, Protocol, cast
 
 import pytest
-import torch
 
 from feddbp.v1 import federation_pb2 as pb
+from feddbp_client.compute.devices import CPU
+from feddbp_client.compute.plan import Compute
+from feddbp_client.compute.slots import TrainingSlots
 from feddbp_client.daemon import session_loop as daemon_module
 from feddbp_client.daemon.connection import CallRefusedError, Download, ServerUnavailableError
 from feddbp_client.daemon.session_loop import ClientDaemon, DaemonOptions
 from feddbp_client.training.checkpoint import Checkpoint, ClientDirectory
+from feddbp_client.training.errors import TrainingError
 from feddbp_client.training.setup import LocalOptions
-from feddbp_client.training.trainer import RoundResult, TrainerState, TrainingError
+from feddbp_client.training.trainer import RoundResult, TrainerState
 from feddbp_common.artifacts import CHECKPOINT_NAME
 from feddbp_common.config.run import RunConfig, run_to_proto
 from feddbp_common.errors import ConfigurationError, ExitCode, FedDBPError
@@ -161,16 +164,17 @@ def start(tmp_path: Path, trainer: FakeTrainer, monkeypatch: pytest.MonkeyPatch)
             architecture="none",
             data_summary=pb.DataSummary,
             capabilities=pb.Capabilities,
+            compute=Compute(),
             checkpoint=empty_checkpoint,
         )
 
     monkeypatch.setattr(daemon_module, "build_client", built)
-    local = LocalOptions(data=None, data_dir=tmp_path, model=None, device=torch.device("cpu"), amp=False)
+    local = LocalOptions(data=None, data_dir=tmp_path, model=None)
 
     def started(server: FakeConnection, *, patience: timedelta = timedelta(0)) -> ClientDaemon:
         connection: Any = server
         options = DaemonOptions(state_dir=tmp_path, patience=patience, local=local)
-        return ClientDaemon(0, connection, options, training_slot=asyncio.Semaphore(1))
+        return ClientDaemon(0, connection, options, slots=TrainingSlots({CPU: 1}))
 
     return started
 

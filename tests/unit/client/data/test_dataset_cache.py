@@ -6,7 +6,6 @@ import weakref
 from pathlib import Path
 
 import pytest
-import torch
 
 from feddbp_client.data import SharedDatasetCache, load_dataset
 from feddbp_client.training.setup import LocalClient, LocalOptions, build_client
@@ -26,8 +25,6 @@ class Process:
             data=None,
             data_dir=Path(),
             model=None,
-            device=torch.device("cpu"),
-            amp=False,
             dataset_cache=SharedDatasetCache(client_ids),
         )
 

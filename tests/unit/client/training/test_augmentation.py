@@ -231,9 +231,7 @@ def client(data: Path, augment: str = "none", transform: str = "", allow_import:
             {"local_epochs": 2, "batch_size": 8, "feature_dim": 8, "augment": augment, "transform": transform}
         ),
     )
-    options = LocalOptions(
-        data=data, data_dir=Path(), model=None, device=torch.device("cpu"), amp=False, allow_import=allow_import
-    )
+    options = LocalOptions(data=data, data_dir=Path(), model=None, allow_import=allow_import)
     return build_client(config, "run", 0, options)
 
 

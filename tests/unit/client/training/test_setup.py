@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from feddbp.v1 import federation_pb2 as pb
@@ -35,7 +34,7 @@ def pictures(path: Path, side: int) -> Path:
 
 
 def built(data: Path, image_size: int | None = None) -> LocalClient:
-    options = LocalOptions(data=data, data_dir=Path(), model=None, device=torch.device("cpu"), amp=False)
+    options = LocalOptions(data=data, data_dir=Path(), model=None)
     # as a client receives it
     return build_client(run_from_proto(run_to_proto(config(image_size))), "run", 0, options)
 
@@ -59,7 +58,7 @@ def test_public_images_are_scaled_to_the_size_of_the_run(tmp_path: Path, image_s
         data=DataConfig(dataset="flowers102", alpha=10, image_size=image_size),
         training=TrainingConfig(validation=0.1),
     )
-    options = LocalOptions(data=None, data_dir=tmp_path, model=None, device=torch.device("cpu"), amp=False)
+    options = LocalOptions(data=None, data_dir=tmp_path, model=None)
     data = load_client_data(run, 0, options)
     assert data.image_shape == (3, expected, expected)
     assert data.validation is not None

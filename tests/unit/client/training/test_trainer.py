@@ -92,7 +92,6 @@ def trainer(
             training=TrainingConfig.model_validate(settings),
         ),
         client_id=client_id,
-        device=torch.device("cpu"),
     )
 
 
@@ -157,7 +156,7 @@ def test_an_optimiser_of_ones_own_is_made_only_if_the_clients_operator_allows_it
     )
     monkeypatch.setitem(sys.modules, "own_optimizers", module)
     config = RunConfig(training=TrainingConfig(optimizer="own_optimizers:lazy", local_epochs=1))
-    options = LocalOptions(data=None, data_dir=Path(), model=None, device=torch.device("cpu"), amp=False)
+    options = LocalOptions(data=None, data_dir=Path(), model=None)
     with pytest.raises(ConfigurationError, match=r"the run's optimizer .* --allow-import own_optimizers$"):
         build_client(config, "run", 0, options)
     client = build_client(config, "run", 0, replace(options, allow_import=("own_optimizers",)))

@@ -1,0 +1,28 @@
+"""Errors of local training."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from feddbp_common.errors import FedDBPError
+
+log = logging.getLogger("feddbp.client")
+
+
+class TrainingError(FedDBPError):
+    """Local training failed or was stopped."""
+
+
+@contextmanager
+def as_training_error() -> Iterator[None]:
+    """Converts any error of a library, a device or a user's model into a TrainingError with its first line."""
+    try:
+        yield
+    except FedDBPError:
+        raise
+    except Exception as error:
+        log.debug("local training failed", exc_info=True)
+        line = str(error).strip().partition("\n")[0]
+        raise TrainingError(f"{type(error).__name__}: {line}" if line else type(error).__name__) from error
