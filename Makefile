@@ -7,7 +7,7 @@ PROTO  := proto/feddbp/v1/federation.proto
 SITE   := docs/_build
 MERMAID_VERSION := $(shell sed -nE 's/^mermaid_version = "(.*)"/\1/p' docs/conf.py)
 
-.PHONY: help demo test lint format proto docs chaos fuzz soak bench compose-test wheel clean
+.PHONY: help demo test lint format proto docs chaos fuzz soak bench gpu-check compose-test wheel clean
 .DEFAULT_GOAL := help
 
 help:           ## list the targets
@@ -61,6 +61,9 @@ soak: $(STAMP)  ## two hundred light clients, three hundred rounds
 
 bench: $(STAMP) ## measured ratios against the bars we hold ourselves to
 	$(BIN)/python -m benchmarks
+
+gpu-check: $(STAMP) ## two minutes on this machine's GPU, or on its CPU: what to report about it
+	$(BIN)/feddbp gpu-check
 
 compose-test: $(STAMP) ## federations in containers, killed, paused and cut off in the middle of their run
 	$(BIN)/python -m deploy.trials

@@ -12,6 +12,7 @@ from typing import Final
 from feddbp_client.config import ClientConfig
 from feddbp_common.config.command_line import import_from_working_directory, run_command, settings_from, settings_parser
 from feddbp_common.config.identity import visible
+from feddbp_common.cpu_cores import let_waiting_threads_sleep
 from feddbp_common.errors import ExitCode
 from feddbp_common.logs import configure_logging
 from feddbp_common.optional_deps import CHECKPOINT_MODULES, require
@@ -39,6 +40,7 @@ def _start(argv: Sequence[str]) -> int:
 async def _run(config: ClientConfig) -> int:
     if config.source.model is not None or config.source.allow_import:
         import_from_working_directory()
+    let_waiting_threads_sleep()
     # torch takes a second to import: wrong flags are reported before that
     import torch
 

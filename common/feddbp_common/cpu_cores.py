@@ -16,6 +16,15 @@ def usable_cores(root: Path = Path("/")) -> int:
     return max(1, min([cores, *map(int, _quotas(root))]))
 
 
+def let_waiting_threads_sleep() -> None:
+    """Lets threads of torch that wait for each other sleep; to be called before torch is imported.
+
+    By default they spin. While other processes use one of their two cores, a training step of ResNet-18 then takes 850
+    to 2,770 ms, instead of 206 to 364.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
 def _quotas(root: Path) -> Iterator[float]:
     """Processor time per time, as the control groups of this process and those around them limit it."""
     for line in _text(root / "proc/self/cgroup").splitlines():

@@ -41,6 +41,9 @@ COMMANDS: Final = MappingProxyType(
         "export": Command(
             summary="export a trained client to a file for other programs", module="feddbp_lab.commands.export"
         ),
+        "gpu-check": Command(
+            summary="measure this machine's GPU and print what to report", module="feddbp_lab.commands.gpu_check"
+        ),
         "methods": Command(summary="list the methods and their settings", module="feddbp_lab.commands.methods"),
         "status": Command(summary="show the status of a server's run", module="feddbp_lab.commands.status"),
         "pause": Command(summary="pause a server's run", module="feddbp_lab.commands.operate", function="pause"),

@@ -19,6 +19,7 @@ from feddbp_client.compute.precision import Precision
 from feddbp_client.compute.slots import TrainingSlots
 from feddbp_client.config import ComputeConfig, Mode, Threads
 from feddbp_client.models.blocks import backbones_in
+from feddbp_common.humanize import client_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +74,7 @@ class ComputePlan:
             first = next(iter(here.values()))
             images = f", up to {gibibytes(first.image_budget.limit)} for images" if first.image_budget.limit else ""
             threads = f"{self.threads} CPU thread{'s' if self.threads > 1 else ''}"
-            yield f"{first}: {_clients(list(here))}, {first.precision}, {threads}{images}"
+            yield f"{first}: {client_names(here)}, {first.precision}, {threads}{images}"
 
 
 def plan_compute(
@@ -119,7 +120,3 @@ def _threads(asked: Threads, cores: int, trainings: int, environ: Mapping[str, s
     share = max(1, cores // trainings)
     limit = environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return min(share, int(limit)) if limit.isdecimal() and int(limit) else share
-
-
-def _clients(ids: Sequence[int]) -> str:
-    return f"client {ids[0]}" if len(ids) == 1 else f"clients {', '.join(map(str, ids))}"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from feddbp_common.cpu_cores import usable_cores
+from feddbp_common.cpu_cores import let_waiting_threads_sleep, usable_cores
 
 
 @pytest.fixture(autouse=True)
@@ -65,3 +65,13 @@ def test_the_first_version_of_control_groups_is_understood(tmp_path: Path) -> No
 def test_a_process_that_is_bound_to_some_cores_uses_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5})
     assert usable_cores(machine(tmp_path, "0::/\n", cpu_max="400000 100000")) == 2
+
+
+def test_waiting_threads_sleep_unless_the_user_wants_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "")  # undone after the test, also what is set below
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    let_waiting_threads_sleep()
+    assert os.environ["OMP_WAIT_POLICY"] == "passive"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    let_waiting_threads_sleep()
+    assert os.environ["OMP_WAIT_POLICY"] == "active"

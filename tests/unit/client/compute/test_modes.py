@@ -27,7 +27,8 @@ WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 @pytest.fixture(autouse=True)
 def unchanged_torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Undoes what a mode has set."""
-    monkeypatch.delenv(WORKSPACE, raising=False)
+    monkeypatch.setenv(WORKSPACE, "")  # so that it is as before after the test
+    monkeypatch.delenv(WORKSPACE)
     cudnn = torch.backends.cudnn
     before = (cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32)
     with torch._dynamo.config.patch(suppress_errors=False):
