@@ -102,9 +102,10 @@ def train(out: Path, rounds: int) -> None:
     try:
         address = address_of(processes[0], out / "server")
         for client_id, path in enumerate(data):
-            quiet = ("--log-level", "warning")  # three clients and a server print to the same terminal here
+            # three clients and a server print to the same terminal here, and share the cores
+            shared = ("--log-level", "warning", "--threads", 1)
             where = ("--server", address, "--state-dir", out / "clients")
-            processes.append(start("feddbp-client", "--id", client_id, "--data", path, *where, *quiet))
+            processes.append(start("feddbp-client", "--id", client_id, "--data", path, *where, *shared))
         wait_for(processes)
     finally:
         for process in processes:

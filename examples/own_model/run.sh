@@ -18,7 +18,8 @@ until [ -e "$out/server/endpoint.json" ]; do
 done
 port=$(sed -E 's/.*"port": ([0-9]+).*/\1/' "$out/server/endpoint.json")
 
-options=(--server "127.0.0.1:$port" --state-dir "$out/clients" --log-level warning)
+# One thread for each process: by default, each would take all cores of this machine.
+options=(--server "127.0.0.1:$port" --state-dir "$out/clients" --log-level warning --threads 1)
 feddbp-client --id 2 --model tiny_model:tiny_net "${options[@]}" &
 own=$!
 feddbp-client --ids 0-1 "${options[@]}" & # two clients in one process

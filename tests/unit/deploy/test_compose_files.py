@@ -193,6 +193,16 @@ def test_each_image_is_built_once() -> None:
     assert built == {"server": "feddbp-server", "client-0": "feddbp-client"}
 
 
+@SIZES
+def test_clients_do_not_compete_for_cores(clients: int) -> None:
+    services = written(clients)["services"]
+    for number in range(clients):
+        client = services[f"client-{number}"]
+        assert client["environment"] == {"FEDDBP_THREADS": "1"}
+        given = [f"--{name.removeprefix('FEDDBP_').lower()}={value}" for name, value in client["environment"].items()]
+        assert resolved(ClientConfig, [*client["command"], *given], "client.Dockerfile").compute.threads == 1
+
+
 # --- options ---
 
 
