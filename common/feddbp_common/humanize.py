@@ -60,3 +60,8 @@ def address_text(peer: str) -> str:
     """The address in gRPC's name of a peer: `10.0.0.7:3471` for `ipv4:10.0.0.7:3471`."""
     _, _, address = peer.partition(":")
     return unquote(address) if peer.startswith(("ipv4:", "ipv6:")) else peer
+
+
+def short_device(device: str) -> str:
+    """A device as a client reports it, without the name of its card: `cuda:1`."""
+    return device.partition(" (")[0]

@@ -10,12 +10,14 @@ from rich.table import Table
 from rich.text import Text
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_common.humanize import NO_VALUE, address_text, human_bytes, human_seconds, percent
+from feddbp_common.humanize import NO_VALUE, address_text, human_bytes, human_seconds, percent, short_device
 from feddbp_lab.terminal.format import plain_table
 from feddbp_lab.terminal.status_words import activity_text, trained_accuracy
 
 _ABSENT: Final = (pb.CLIENT_ACTIVITY_AWAY, pb.CLIENT_ACTIVITY_LEFT)
 _ANY_WIDTH: Final = 1_000_000
+_WITH_CARDS: Final = 180
+"""Columns of a terminal from which a device is shown with the name of its card."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +64,15 @@ _COLUMNS: Final = (
     ),
     _Column(
         title="device",
+        cell=lambda client, *_: Text(short_device(client.capabilities.device) or NO_VALUE),
+        justify="left",
+        widths=(110, _WITH_CARDS - 1),
+    ),
+    _Column(
+        title="device",
         cell=lambda client, *_: Text(client.capabilities.device or NO_VALUE),
         justify="left",
-        widths=(110, _ANY_WIDTH),
+        widths=(_WITH_CARDS, _ANY_WIDTH),
     ),
     _VERSION,
     _Column(

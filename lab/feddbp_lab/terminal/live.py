@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_common.humanize import NO_VALUE, human_seconds, percent
+from feddbp_common.humanize import NO_VALUE, human_seconds, percent, short_device
 from feddbp_lab.terminal.format import plain_table, sparkline
 from feddbp_lab.terminal.status_words import (
     activity,
@@ -179,7 +179,7 @@ def _client_row(client: pb.ClientStatus, status: pb.RunStatus, history: RunHisto
     # as Text: what a client reports about itself must not be parsed as markup
     model: list[Text | str] = [Text(client.capabilities.architecture or NO_VALUE)]
     if wide:
-        model += [f"{client.capabilities.parameters:,}", Text(client.capabilities.device or NO_VALUE)]
+        model += [f"{client.capabilities.parameters:,}", Text(short_device(client.capabilities.device) or NO_VALUE)]
     trend = [sparkline(history.trend(client.client_id), _TREND_WIDTH)] if wide else []
     return [
         str(client.client_id),

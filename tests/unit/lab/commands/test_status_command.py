@@ -88,6 +88,18 @@ def test_a_client_row_has_model_activity_last_seen_accuracy_training_time_and_by
     assert row.split() == expected.split()
 
 
+@pytest.mark.parametrize(
+    ("width", "shown"), [(110, "cuda:1   training"), (180, "cuda:1 (NVIDIA GeForce RTX 2080 Ti)   ")]
+)
+def test_the_name_of_a_card_is_shown_where_there_is_room(width: int, shown: str) -> None:
+    row_of = client(3, epochs_done=2, metrics_round=1, correct=25)
+    row_of.capabilities.device = "cuda:1 (NVIDIA GeForce RTX 2080 Ti)"
+    row_of.peer = "ipv4:192.168.100.100:50000"
+    text = printed(StatusView(status=run_status(row_of), now=NOW), width=width)
+    assert shown in text
+    assert "…" not in text
+
+
 def test_a_client_that_left_is_shown_as_left_and_not_counted_as_joined() -> None:
     idle, left = client(0, pb.CLIENT_ACTIVITY_IDLE), client(1, pb.CLIENT_ACTIVITY_LEFT)
     text = printed(StatusView(status=run_status(idle, left, phase=pb.PHASE_WAITING), now=NOW))
