@@ -20,7 +20,7 @@ extensions = [
     "site_hooks",
 ]
 
-exclude_patterns = ["_build", "*.part.md"]  # parts are to be merged into pages
+exclude_patterns = ["_build"]
 
 myst_enable_extensions = ["dollarmath"]
 myst_fence_as_directive = ["mermaid"]
