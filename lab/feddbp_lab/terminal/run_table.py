@@ -94,7 +94,7 @@ def _progress(summary: dict[str, Any], directory: Path) -> str:
 
 
 def _accuracy(point: dict[str, Any] | None) -> Text:
-    if point is None:
+    if point is None or point["round"] == 0:  # before training, an inference rule may lack its prototypes
         return Text(NO_VALUE)
     return Text.assemble(
         (percent(point["weighted"]), "bold green"),

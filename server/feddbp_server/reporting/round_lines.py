@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import median
 from typing import Final
 
 from feddbp_common.humanize import client_names, human_seconds, percent, round_name
 
 _TIMED_ROUNDS: Final = 5
-"""Rounds from whose mean duration the time left is estimated."""
+"""Rounds from whose median duration the time left is estimated; the first one of a client takes longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class RoundLines:
             parts.append(f"accuracy {percent(closed.accuracy)} {after}, over {self._share(closed.evaluated)}")
         left = self._rounds - closed.number - 1
         if left and self._durations:
-            parts.append(f"about {human_seconds(left * fmean(self._durations))} left")
+            parts.append(f"about {human_seconds(left * median(self._durations))} left")
         return "; ".join(parts)
 
     def _participants(self, closed: ClosedRound) -> str:

@@ -53,6 +53,9 @@ def test_a_closed_round_says_who_uploaded_how_long_it_took_and_what_is_left(line
         "round 2/4: 2 of 3 clients uploaded, without client 1, in 40 s; "
         "accuracy 87.5 % after round 1, over 3 of 3 clients; about 1 min 00 s left"
     )
+    lines.opened(2, ids(0, 1, 2))
+    clock.now += 21
+    assert lines.closed(closed(2, ids(0, 1, 2))).endswith("; about 21 s left")  # the median, not the mean
 
 
 def test_clients_that_left_a_round_are_missing_in_it(lines: RoundLines) -> None:
