@@ -24,7 +24,7 @@ _SHORTER_FEDTGP: Final = {
 }
 _SMALL_IMAGES: Final = {name: {"data.image_size": 32} for name in ("flowers102", "tiny-imagenet")}
 _TUNED: Final = {
-    "learning_rate": 0.05,
+    "learning_rate": 0.02,
     "momentum": 0.9,
     "keep_optimizer": True,
     "weight_decay": 5e-4,
