@@ -107,7 +107,7 @@ class RoundWorker:
                 pb.ReportRequest(session=self._session, round=number, metrics=completed.metrics)
             )
             if number == self.client.config.rounds:
-                self.directory.save_session(self._session, reported=True)
+                self.directory.update_session(reported=True)
             fault_point("client.report.answered")
             if completed.upload is not None and assignment.train:
                 async with progress_logged(lambda: f"{self._name(number)}: uploading"):

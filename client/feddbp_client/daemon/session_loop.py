@@ -208,7 +208,7 @@ class ClientDaemon:
 
     def _close_session(self, directory: ClientDirectory) -> None:
         """Records that the run needs nothing more of this client, and tells where its checkpoint is."""
-        directory.save_session(directory.session())
+        directory.update_session(reported=False)
         if directory.checkpoint.exists():
             log.info("client %d has its checkpoint in %s", self.client_id, directory.checkpoint)
 

@@ -10,6 +10,7 @@ import base64
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, Self
@@ -184,6 +185,11 @@ class ClientDirectory:
         with os.fdopen(descriptor, "w") as file:
             json.dump({"session": session, **({"reported": True} if reported else {})}, file)
         commit_file(partial, self.path / SESSION_NAME)
+
+    def update_session(self, *, reported: bool) -> None:
+        """Best effort, since without it a client only waits longer for a server that is gone."""
+        with suppress(OSError):
+            self.save_session(self.session(), reported=reported)
 
     @property
     def has_reported(self) -> bool:

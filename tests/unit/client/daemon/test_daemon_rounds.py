@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
 import threading
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
@@ -20,6 +22,7 @@ from feddbp_client.compute.slots import TrainingSlots
 from feddbp_client.daemon import session_loop as daemon_module
 from feddbp_client.daemon.connection import CallRefusedError, Download, ServerUnavailableError
 from feddbp_client.daemon.session_loop import ClientDaemon, DaemonOptions
+from feddbp_client.training import checkpoint as checkpoint_module
 from feddbp_client.training.checkpoint import Checkpoint, ClientDirectory
 from feddbp_client.training.errors import TrainingError
 from feddbp_client.training.setup import LocalOptions
@@ -482,6 +485,21 @@ async def test_a_client_that_received_the_end_waits_for_the_server_of_another_ru
     await start(FakeConnection(script)).run()
     with pytest.raises(ServerUnavailableError):
         await start(GoneConnection(nothing)).run()
+
+
+async def test_a_disk_that_is_full_after_the_last_report_does_not_fail_the_client(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async def script(server: FakeConnection) -> AsyncIterator[pb.RoundEvent]:
+        monkeypatch.setattr(checkpoint_module, "commit_file", full)
+        yield pb.RoundEvent(final_evaluation=pb.FinalEvaluation(round=CONFIG.rounds + 1))  # without a checkpoint
+        await server.has_seen(f"report {CONFIG.rounds + 1}")
+        yield ended()
+
+    assert await start(FakeConnection(script)).run() is ExitCode.OK
 
 
 async def test_a_client_without_a_report_on_the_final_state_waits_for_a_lost_server(start: Start) -> None:
