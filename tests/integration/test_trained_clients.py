@@ -11,6 +11,7 @@ from PIL import Image
 from processes import federation
 
 from feddbp_client.data import ClientData, load_dataset, shard_of
+from feddbp_client.data.images import in_memory
 from feddbp_client.inference.trained_client import TrainedClient
 from feddbp_client.training.checkpoint import Checkpoint
 from feddbp_common.artifacts import CHECKPOINT_NAME
@@ -45,7 +46,7 @@ def test_a_trained_client_classifies_png_files(
 ) -> None:
     digits = load_dataset("digits", Path())
     images = [f"{number}.png" for number in range(20)]
-    for name, pixels in zip(images, digits.images, strict=False):
+    for name, pixels in zip(images, in_memory(digits.images), strict=False):
         Image.fromarray(pixels[..., 0]).save(demo / name)
     monkeypatch.chdir(demo)
     assert main(["predict", str(directory_of(demo, 1)), *images, "--json", "--device", "cpu"]) == 0

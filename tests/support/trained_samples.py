@@ -8,6 +8,7 @@ import torch
 from small_federations import upload_of
 
 from feddbp.v1 import federation_pb2 as pb
+from feddbp_client.data.pixels import BYTES, PixelRange
 from feddbp_client.methods.base import LocalMethod
 from feddbp_client.training.checkpoint import Checkpoint
 from feddbp_client.training.setup import build_method
@@ -48,6 +49,7 @@ def checkpoint_of(
     architecture: str = "mini_plain",
     image_shape: tuple[int, int, int] = GREY,
     rounds: int = 1,
+    pixels: PixelRange = BYTES,
     **settings: Any,
 ) -> Checkpoint:
     """A checkpoint of client 0 after so many rounds without training; no client has class 3, fox."""
@@ -68,6 +70,7 @@ def checkpoint_of(
         architecture=architecture,
         head="linear",
         image_shape=image_shape,
+        pixels=pixels,
         class_names=NAMES,
         config=run_to_proto(config),
         state=TrainerState(model={name: tensor.clone() for name, tensor in local.state_dict().items()}),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import torch
+
+from feddbp_client.data.pixels import BYTES, PixelRange
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -44,11 +46,22 @@ def batches(
     return [batch for batch in parts if len(batch) >= fewest]
 
 
-def channels_first(images: npt.NDArray[np.uint8]) -> torch.Tensor:
-    """[N, H, W, C] as uint8 [N, C, H, W]."""
-    return torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
+def channels_first(images: npt.NDArray[Any]) -> torch.Tensor:
+    """[N, H, W, C] as [N, C, H, W] of the same type, but uint16 as int16 with the same bits.
+
+    torch has few operations on uint16, and fewer on a GPU.
+    """
+    pixels = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
+    return torch.from_numpy(pixels.view(np.int16) if pixels.dtype == np.uint16 else pixels)
 
 
-def scaled(images: torch.Tensor) -> torch.Tensor:
-    """uint8 0..255 as float32 -1..1: normalised with mean and deviation 0.5 in every channel."""
-    return images.float().div_(127.5).sub_(1)
+def scaled(images: torch.Tensor, pixels: PixelRange = BYTES) -> torch.Tensor:
+    """Stored pixels as float32, the range's ends as -1 and 1: for bytes, mean and deviation 0.5 in every channel."""
+    match pixels.dtype:
+        case "uint8":
+            return images.float().div_(127.5).sub_(1)
+        case "uint16":
+            return (images.int() & 0xFFFF).float().div_(32767.5).sub_(1)
+        case "float32":
+            # float() changes nothing but makes torch.export check the type of its input
+            return images.float().sub(pixels.low).div_((pixels.high - pixels.low) / 2).sub_(1)

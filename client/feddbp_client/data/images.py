@@ -1,24 +1,19 @@
-"""Labelled images in memory, and the decoding, resizing and checks that all readers share."""
+"""Labelled images: rows in memory or elsewhere, and the checks that all readers share."""
 
 from __future__ import annotations
 
-import io
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
-import numpy.typing as npt
-from PIL import Image, ImageOps
 
 from feddbp_common.errors import FedDBPError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-Picture: TypeAlias = Path | bytes | Image.Image | npt.NDArray[np.uint8]
-"""An image file, its content, or its pixels: [H, W] or [H, W, 1 or 3]."""
+    import numpy.typing as npt
+
 _CHANNELS: Final = (1, 3)
 
 
@@ -37,7 +32,8 @@ class ImageRows(Protocol):
         """(N, H, W, C) with C 1 or 3."""
 
     @property
-    def dtype(self) -> np.dtype[Any]: ...
+    def dtype(self) -> np.dtype[Any]:
+        """uint8, uint16 or float32."""
 
     def __len__(self) -> int: ...
 
@@ -45,11 +41,15 @@ class ImageRows(Protocol):
         """The rows in the given order, [n, H, W, C]."""
 
 
+def in_memory(images: ImageRows) -> npt.NDArray[Any]:
+    """All rows as one array; an array or a memory map is returned as it is."""
+    return images if isinstance(images, np.ndarray) else images[np.arange(len(images))]
+
+
 # Compared and hashed by identity: two arrays have no single truth value, and the split is cached per object.
 @dataclass(frozen=True, eq=False)
 class LabelledImages:
-    images: npt.NDArray[np.uint8]
-    """[N, H, W, C] with C 1 or 3; may be a read-only memory map."""
+    images: ImageRows
     labels: npt.NDArray[np.int64]
     """[N], each in 0..len(class_names)-1."""
     class_names: tuple[str, ...]
@@ -69,7 +69,7 @@ class ImageParts:
         if self.test is None:
             return self.train
         return LabelledImages(
-            np.concatenate([self.train.images, self.test.images]),
+            np.concatenate([in_memory(self.train.images), in_memory(self.test.images)]),
             np.concatenate([self.train.labels, self.test.labels]),
             self.train.class_names,
         )
@@ -79,12 +79,11 @@ def labelled(
     images: npt.NDArray[Any], labels: npt.NDArray[Any], class_names: Sequence[str], *, origin: str
 ) -> LabelledImages:
     """Checks arrays that were read from a file; every error message begins with origin."""
-    if images.dtype != np.uint8:
-        raise DataError(f"{origin}: images are {images.dtype}, expected uint8")
     if images.ndim == 3:
         images = images[..., np.newaxis]
     if images.ndim != 4 or images.shape[3] not in _CHANNELS or 0 in images.shape[1:]:
         raise DataError(f"{origin}: images have shape {images.shape}, expected [N, H, W] or [N, H, W, 1 or 3]")
+    images = _with_pixel_type(images, origin)
     if not np.issubdtype(labels.dtype, np.integer):
         raise DataError(f"{origin}: labels are {labels.dtype}, expected integers")
     if labels.ndim != 1:
@@ -100,80 +99,17 @@ def labelled(
     return LabelledImages(images, labels.astype(np.int64), tuple(class_names))
 
 
-def decode(picture: Picture, *, origin: str, size: int | None = None) -> npt.NDArray[np.uint8]:
-    """One image as RGB [H, W, 3]; with a size it is resized to a square of that side, aspect not kept."""
-    rgb = _rgb(picture, origin)
-    return np.asarray(rgb if size is None else _stretched(rgb, size, size))
-
-
-def decode_all(
-    count: int, encoded: Callable[[int], tuple[bytes | Path, str]], *, size: int | None = None
-) -> npt.NDArray[np.uint8]:
-    """Decodes `count` images; encoded(i) gives file i and its origin. One array is filled, so memory never doubles."""
-    content, origin = encoded(0)
-    first = decode(content, origin=origin, size=size)
-    images = np.empty((count, *first.shape), dtype=np.uint8)
-    images[0] = first
-    for index in range(1, count):
-        content, origin = encoded(index)
-        image = decode(content, origin=origin, size=size)
-        if image.shape != first.shape:
-            raise DataError(f"{origin}: is {image.shape[1]}x{image.shape[0]}, others {first.shape[1]}x{first.shape[0]}")
-        images[index] = image
-    return images
-
-
-def fitted(picture: Picture, image_shape: tuple[int, int, int], *, origin: str) -> npt.NDArray[np.uint8]:
-    """One image as [H, W, C] for a network that takes (channels, height, width), aspect not kept."""
-    channels, height, width = image_shape
-    rgb = _stretched(_rgb(picture, origin), height, width)
-    # lossless for a grey image: the weights of three equal channels sum to one
-    return np.asarray(rgb if channels == 3 else rgb.convert("L")).reshape(height, width, channels)
-
-
-def resized(images: npt.NDArray[np.uint8], size: int) -> npt.NDArray[np.uint8]:
-    """[N, H, W, C] as [N, size, size, C], bilinear, aspect not kept."""
-    if images.shape[1:3] == (size, size):
+def _with_pixel_type(images: npt.NDArray[Any], origin: str) -> npt.NDArray[Any]:
+    """Native uint8 and uint16 as they are, and finite floats as float32."""
+    if images.dtype.kind == "f":
+        with np.errstate(over="ignore"):  # becomes infinite, which is refused
+            images = images.astype(np.float32, copy=False)
+        # The extremes of an array with NaN are NaN: no array of booleans is needed.
+        if images.size and not np.isfinite([images.min(), images.max()]).all():
+            finite = np.isfinite(images).reshape(len(images), -1).all(axis=1)
+            raise DataError(f"{origin}: image {int(np.argmin(finite))} has NaN or infinite pixels")
         return images
-    out = np.empty((len(images), size, size, images.shape[3]), dtype=np.uint8)
-    for index, image in enumerate(images):
-        out[index] = np.asarray(_stretched(_from_pixels(image), size, size)).reshape(size, size, -1)
-    return out
-
-
-def _rgb(picture: Picture, origin: str) -> Image.Image:
-    try:
-        with _opened(picture) as opened:
-            # Cameras store a photograph as the sensor saw it, and its orientation in the header.
-            return _as_rgb(ImageOps.exif_transpose(opened), origin)
-    except DataError:
-        raise
-    except FileNotFoundError:
-        raise DataError(f"{origin}: no such file") from None
-    except Exception as error:  # Pillow's decoders raise nearly anything on damaged input, SyntaxError included
-        raise DataError(f"{origin}: not a readable image: {error or type(error).__name__}") from error
-
-
-def _opened(picture: Picture) -> AbstractContextManager[Image.Image]:
-    if isinstance(picture, Image.Image):
-        return nullcontext(picture)  # closed by its owner
-    if isinstance(picture, np.ndarray):
-        return _from_pixels(picture)
-    return Image.open(io.BytesIO(picture) if isinstance(picture, bytes) else picture)
-
-
-def _as_rgb(picture: Image.Image, origin: str) -> Image.Image:
-    if picture.mode.startswith("I;16"):
-        # Pillow versions scale or clip these; the high byte is the visible image.
-        return Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8)).convert("RGB")
-    if picture.mode in ("I", "F"):
-        raise DataError(f"{origin}: has 32-bit pixels; store it with 8 or 16 bits a channel")
-    return picture.convert("RGB")
-
-
-def _from_pixels(image: npt.NDArray[np.uint8]) -> Image.Image:
-    return Image.fromarray(image[..., 0] if image.ndim == 3 and image.shape[2] == 1 else image)
-
-
-def _stretched(picture: Image.Image, height: int, width: int) -> Image.Image:
-    return picture.resize((width, height), Image.Resampling.BILINEAR)
+    native = images.dtype.newbyteorder("=")
+    if native not in (np.uint8, np.uint16):
+        raise DataError(f"{origin}: images are {images.dtype}, expected uint8, uint16, float32 or float64")
+    return images.astype(native, copy=False)

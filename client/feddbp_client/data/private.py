@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from feddbp_client.data.dataset_cache import cache_last
-from feddbp_client.data.images import DataError, ImageParts, LabelledImages, resized
+from feddbp_client.data.decoding import resized
+from feddbp_client.data.images import DataError, ImageParts, LabelledImages
 from feddbp_client.data.readers.image_folder import read_folder
 from feddbp_client.data.readers.npz import read_npz
 

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from feddbp_client.data.dataset_cache import cache_last
-from feddbp_client.data.images import DataError, resized
+from feddbp_client.data.decoding import resized
+from feddbp_client.data.images import DataError
 from feddbp_client.data.partition import (
     FEWEST_TO_TRAIN,
     dirichlet_split,
@@ -18,6 +19,7 @@ from feddbp_client.data.partition import (
     shuffled,
     train_test_split,
 )
+from feddbp_client.data.pixels import BYTES, PixelRange, pixel_range
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -46,6 +48,8 @@ class ClientData:
     class_names: tuple[str, ...]
     validation: Split | None = None
     """Held out of the training samples, to choose the best round on."""
+    pixels: PixelRange = BYTES
+    """How stored pixels are scaled, in training and afterwards."""
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -117,12 +121,14 @@ def _client_data(
 ) -> ClientData:
     held_out = held_out_samples(len(train_rows), validation)
     kept = len(train_rows) - held_out
+    own_train = _split_of(train, train_rows[:kept])
     return ClientData(
-        train=_split_of(train, train_rows[:kept]),
+        train=own_train,
         test=_split_of(test, test_rows),
         classes=len(train.class_names),
         class_names=train.class_names,
         validation=_split_of(train, train_rows[kept:]) if held_out else None,
+        pixels=pixel_range(own_train.images),
     )
 
 

@@ -1,7 +1,8 @@
 """Exports a trained client to a file that runs without this project; prototypes are inside.
 
-The file takes uint8 images [batch, channels, height, width] and gives float32 scores [batch, classes], of which the
-greatest is the prediction. The kind of score and the class names are stored in it as JSON under FACTS_NAME.
+The file takes images [batch, channels, height, width] in the type of the client's training images and gives float32
+scores [batch, classes], of which the greatest is the prediction. The kind of score, the class names and the range of
+pixels are stored in it as JSON under FACTS_NAME.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from feddbp_client.data.pixels import PixelRange
 from feddbp_client.data.readers.shared_files import replacing
 from feddbp_client.inference.trained_client import TrainedClient
 from feddbp_client.methods.scores import ScoreKind
@@ -58,7 +60,7 @@ def facts_of(client: TrainedClient) -> Mapping[str, object]:
     kind = client.scorer.kind
     return {
         **asdict(client.facts),
-        "input": "uint8 [batch, channels, height, width]",
+        "input": f"{client.facts.pixels.dtype} [batch, channels, height, width]",
         "scores": "logits" if kind is ScoreKind.LOGIT else f"minus the {kind}",
     }
 
@@ -71,7 +73,7 @@ def _write_torchscript(client: TrainedClient, file: IO[bytes], facts: str) -> No
     # traced from the client itself: the trace of an exported program would fix the batch size
     with _as_export_error(client):
         traced = torch.jit.trace(client.scorer, _example(client), check_trace=False)
-    module = torch.jit.script(_PixelsOnly(traced))
+    module = torch.jit.script(_PixelsOnly(traced, client.facts.pixels))
     _check_same(client, module)
     torch.jit.save(module, file, _extra_files={FACTS_NAME: facts})
 
@@ -123,18 +125,30 @@ def _program(client: TrainedClient) -> ExportedProgram:
 
 
 def _example(client: TrainedClient) -> Tensor:
-    return torch.zeros(_TRACED_BATCH, *client.facts.image_shape, dtype=torch.uint8)
+    return torch.zeros(_TRACED_BATCH, *client.facts.image_shape, dtype=_torch_type(client.facts.pixels))
+
+
+def _torch_type(pixels: PixelRange) -> torch.dtype:
+    found: torch.dtype = getattr(torch, pixels.dtype)
+    return found
 
 
 def _check_same(client: TrainedClient, module: Callable[[Tensor], Any]) -> None:
     """Raises ExportError unless the module gives the client's scores, also for larger and smaller batches."""
     random = torch.Generator().manual_seed(0)
     for count in _TRIED_BATCHES:
-        images = torch.randint(0, 256, (count, *client.facts.image_shape), generator=random, dtype=torch.uint8)
+        images = _random_images(client, count, random)
         with _as_export_error(client), torch.no_grad():
             expected, found = client.scorer(images), module(images)
         if not torch.allclose(expected, found, rtol=_TOLERANCE, atol=_TOLERANCE):
             raise ExportError(f"{client.facts.architecture}, once exported, gives different scores for {count} images")
+
+
+def _random_images(client: TrainedClient, count: int, random: torch.Generator) -> Tensor:
+    pixels, shape = client.facts.pixels, (count, *client.facts.image_shape)
+    if pixels.dtype == "float32":
+        return torch.rand(shape, generator=random) * (pixels.high - pixels.low) + pixels.low
+    return torch.randint(0, int(pixels.high) + 1, shape, generator=random).to(_torch_type(pixels))
 
 
 @contextmanager
@@ -149,13 +163,15 @@ def _as_export_error(client: TrainedClient) -> Iterator[None]:
 class _PixelsOnly(nn.Module):
     """Checks the dtype, which a trace does not: images from 0 to 1 would be taken for black ones."""
 
-    def __init__(self, traced: nn.Module) -> None:
+    def __init__(self, traced: nn.Module, pixels: PixelRange) -> None:
         super().__init__()
         self.traced = traced
+        self.expected = _torch_type(pixels)
+        self.message = f"images must be {pixels}"
 
     def forward(self, images: Tensor) -> Tensor:
-        if images.dtype != torch.uint8:
-            raise TypeError("images must be uint8, from 0 to 255")
+        if images.dtype != self.expected:
+            raise TypeError(self.message)
         return self.traced(images)  # type: ignore[no-any-return]
 
 

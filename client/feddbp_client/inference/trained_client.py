@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Final, Literal, Self, TypeAlias
+from typing import Any, Final, Literal, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,15 +21,16 @@ from torch import Tensor, nn
 
 from feddbp_client.compute.devices import choose_device
 from feddbp_client.data.batches import channels_first, scaled
-from feddbp_client.data.images import Picture, fitted
+from feddbp_client.data.decoding import Picture, fitted
+from feddbp_client.data.pixels import BYTES, PixelRange
 from feddbp_client.inference.restore import read_checkpoint, restore_method
 from feddbp_client.methods.base import LocalMethod
 from feddbp_client.methods.scores import ScoreKind, Scores
 from feddbp_client.training.checkpoint import Checkpoint
 from feddbp_common.errors import ConfigurationError
 
-ImageLike: TypeAlias = str | Picture
-"""A path, the content of a file, a Pillow image, or pixels as uint8 [H, W] or [H, W, 1 or 3]."""
+ImageLike: TypeAlias = Picture
+"""A path, the content of a file, a Pillow image, or pixels as an array [H, W] or [H, W, 1 or 3]."""
 Measure: TypeAlias = Literal["distance", "squared distance", "probability"]
 
 _BATCH: Final = 256
@@ -81,6 +82,8 @@ class ClientFacts:
     image_shape: tuple[int, int, int]
     """(channels, height, width) of its training images; other images are resized."""
     class_names: tuple[str, ...]
+    pixels: PixelRange = BYTES
+    """The type and range of its training images."""
 
 
 class TrainedClient:
@@ -88,7 +91,7 @@ class TrainedClient:
 
     def __init__(self, checkpoint: Checkpoint, *, device: str = "auto") -> None:
         self.device = choose_device(device)
-        self.scorer = Scorer(restore_method(checkpoint, self.device))
+        self.scorer = Scorer(restore_method(checkpoint, self.device), checkpoint.pixels)
         self.facts = ClientFacts(
             run_id=checkpoint.run_id,
             client_id=checkpoint.client_id,
@@ -97,6 +100,7 @@ class TrainedClient:
             round=checkpoint.round,
             image_shape=checkpoint.image_shape,
             class_names=checkpoint.class_names,
+            pixels=checkpoint.pixels,
         )
         if not self.scorer.is_ready:
             raise ConfigurationError(
@@ -129,19 +133,20 @@ class TrainedClient:
         while batch := list(islice(remaining, _BATCH)):
             yield channels_first(np.stack([self._pixels(image) for image in batch]))
 
-    def _pixels(self, image: ImageLike) -> npt.NDArray[np.uint8]:
+    def _pixels(self, image: ImageLike) -> npt.NDArray[Any]:
         origin = str(image) if isinstance(image, str | Path) else "image"
-        return fitted(Path(image) if isinstance(image, str) else image, self.facts.image_shape, origin=origin)
+        return fitted(image, self.facts.image_shape, origin=origin, dtype=np.dtype(self.facts.pixels.dtype))
 
 
 class Scorer(nn.Module):
-    """The method's main inference rule as a module: uint8 pixels [n, C, H, W] to float32 scores [n, classes]."""
+    """The method's main inference rule as a module: stored pixels [n, C, H, W] to float32 scores [n, classes]."""
 
-    def __init__(self, method: LocalMethod) -> None:  # type: ignore[type-arg]
+    def __init__(self, method: LocalMethod, pixels: PixelRange) -> None:  # type: ignore[type-arg]
         super().__init__()
         self.method = method.eval().requires_grad_(False)
+        self._pixels = pixels
         with torch.no_grad():
-            blank = self._scores(torch.zeros(1, *method.task.image_shape, dtype=torch.uint8, device=method.device))
+            blank = self._scores(torch.zeros(1, *method.task.image_shape, device=method.device))
         self.kind = blank.kind
         self.is_ready = bool((blank.classes() >= 0).all())
         """False while a rule that compares with prototypes has received none."""
@@ -150,7 +155,7 @@ class Scorer(nn.Module):
         return self._scores(images).values.float()
 
     def _scores(self, images: Tensor) -> Scores:
-        return self.method.scores(scaled(images))[self.method.inference]
+        return self.method.scores(scaled(images, self._pixels))[self.method.inference]
 
 
 def prediction_of(scores: Tensor, kind: ScoreKind, class_names: tuple[str, ...], *, top: int | None) -> Prediction:

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from feddbp.v1 import federation_pb2 as pb
+from feddbp_client.data.pixels import BYTES, PixelRange
 from feddbp_client.training.trainer import TrainerState
 from feddbp_common.artifacts import (
     CHECKPOINT_NAME,
@@ -39,6 +40,8 @@ from feddbp_common.wire import Encoded
 
 _FORMAT_FAMILY: Final = "feddbp-checkpoint-"
 _FORMAT: Final = f"{_FORMAT_FAMILY}1"
+_DEEP_FORMAT: Final = f"{_FORMAT_FAMILY}2"
+"""With pixels other than bytes, which a reader of format 1 would scale as bytes."""
 _DIRECTORY_FORMAT: Final = 2
 """Format 2 has the mark itself."""
 _MODEL: Final = "model."
@@ -69,6 +72,8 @@ class Checkpoint:
     upload: Encoded | None = None
     received: Encoded | None = None
     """The last download, which a restored client needs to predict."""
+    pixels: PixelRange = BYTES
+    """How the client's images are scaled."""
 
     def save(self, path: Path) -> None:
         parts = {_MODEL: self.state.model, _OPTIMIZER: self.state.optimizer, _AVERAGE: self.state.average}
@@ -78,7 +83,7 @@ class Checkpoint:
             for name, tensor in part.items()
         }
         metadata = {
-            "format": _FORMAT,
+            "format": _FORMAT if self.pixels == BYTES else _DEEP_FORMAT,
             "software_version": VERSION,
             "run_id": self.run_id,
             "client_id": str(self.client_id),
@@ -86,6 +91,7 @@ class Checkpoint:
             "architecture": self.architecture,
             "head": self.head,
             "image_shape": json.dumps(self.image_shape),
+            "pixels": json.dumps(asdict(self.pixels)),
             "class_names": json.dumps(self.class_names),
             "config": _text(self.config.SerializeToString()),
             "metrics": _text(self.metrics.SerializeToString()),
@@ -116,6 +122,7 @@ class Checkpoint:
                 architecture=metadata["architecture"],
                 head=metadata["head"],
                 image_shape=_image_shape(metadata["image_shape"]),
+                pixels=PixelRange(**json.loads(metadata["pixels"])) if "pixels" in metadata else BYTES,
                 class_names=_class_names(metadata["class_names"]),
                 config=pb.RunConfig.FromString(_bytes(metadata["config"])),
                 metrics=pb.RoundMetrics.FromString(_bytes(metadata["metrics"])),
@@ -229,8 +236,9 @@ def _check_format(path: Path, metadata: Mapping[str, str]) -> None:
     found = metadata.get("format", "")
     if not found.startswith(_FORMAT_FAMILY):
         raise CheckpointError(f"{path} is not a client's checkpoint")
-    if found != _FORMAT:
-        raise CheckpointError(_newer(path, found, metadata.get("software_version", "(a later version)"), _FORMAT))
+    if found not in (_FORMAT, _DEEP_FORMAT):
+        writer = metadata.get("software_version", "(a later version)")
+        raise CheckpointError(_newer(path, found, writer, f"{_FORMAT} and {_DEEP_FORMAT}"))
 
 
 def _newer(path: Path, found: str, writer: str, known: str) -> str:

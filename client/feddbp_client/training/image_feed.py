@@ -15,7 +15,7 @@ from feddbp_client.compute.out_of_memory import is_out_of_memory
 from feddbp_client.compute.transfers import CudaLink, DoubleBuffer, Link, read_ahead
 from feddbp_client.data import ImageRows
 from feddbp_client.data.batches import channels_first, scaled
-from feddbp_client.training.pixel_types import movable
+from feddbp_client.data.pixels import BYTES, PixelRange
 
 log = logging.getLogger("feddbp.client")
 
@@ -35,11 +35,18 @@ class ImageFeed:
     """
 
     def __init__(
-        self, images: ImageRows, device: torch.device, budget: ImageBudget | None = None, link: Link | None = None
+        self,
+        images: ImageRows,
+        device: torch.device,
+        budget: ImageBudget | None = None,
+        link: Link | None = None,
+        *,
+        pixels: PixelRange = BYTES,
     ) -> None:
         """The link to the device is for tests; by default it is chosen by the device."""
         self._images = images
         self._device = device
+        self._range = pixels
         self._link = CudaLink(device) if link is None and device.type == "cuda" else link
         self._on_device: Tensor | None = None
         size = int(np.prod(images.shape, dtype=np.int64)) * images.dtype.itemsize
@@ -53,7 +60,7 @@ class ImageFeed:
         """Network input, float32 [n, channels, height, width] on the device."""
         if isinstance(positions, slice):
             positions = torch.arange(*positions.indices(len(self)))
-        return scaled(self._selected(positions))
+        return scaled(self._selected(positions), self._range)
 
     def batches(self, positions: Iterable[Tensor]) -> Iterator[Tensor]:
         """The stored pixels of each batch, [n, channels, height, width] on the device."""
@@ -70,8 +77,7 @@ class ImageFeed:
         """A copy of the pixels at these positions, on the device."""
         if self._on_device is None:
             return self._read(positions).to(self._device)
-        stored = self._on_device[positions.to(self._device, non_blocking=True)]
-        return stored.view(torch.uint16) if self._images.dtype == np.uint16 else stored
+        return self._on_device[positions.to(self._device, non_blocking=True)]
 
     def _read(self, positions: Tensor) -> Tensor:
         return channels_first(self._images[positions.cpu().numpy()])
@@ -80,7 +86,7 @@ class ImageFeed:
 def _loaded(images: ImageRows, device: torch.device) -> Tensor | None:
     """All images in the memory of a device, read in parts; None if the device has no room for them after all."""
     count, height, width, channels = images.shape
-    stored = movable(torch.from_numpy(np.empty(0, images.dtype))).dtype
+    stored = channels_first(np.empty((0, height, width, channels), images.dtype)).dtype
     try:
         on_device = torch.empty((count, channels, height, width), dtype=stored, device=device)
     except RuntimeError as error:
@@ -89,5 +95,5 @@ def _loaded(images: ImageRows, device: torch.device) -> Tensor | None:
         log.warning("%s is out of memory for images, which are copied batch by batch instead", device)
         return None
     for rows in np.split(np.arange(count), range(_ROWS_AT_ONCE, count, _ROWS_AT_ONCE)):
-        on_device[rows[0] : rows[-1] + 1] = movable(channels_first(images[rows])).to(device)
+        on_device[rows[0] : rows[-1] + 1] = channels_first(images[rows]).to(device)
     return on_device

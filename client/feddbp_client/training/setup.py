@@ -85,6 +85,7 @@ class LocalClient:
             architecture=self.architecture,
             head=self.head,
             image_shape=self.data.image_shape,
+            pixels=self.data.pixels,
             class_names=self.data.class_names,
             config=run_to_proto(self.config),
             state=self.trainer.state(),
@@ -113,7 +114,12 @@ def build_client(config: RunConfig, run_id: str, client_id: int, options: LocalO
         config=config,
         client_id=client_id,
         compute=options.compute,
-        augment=augmentation_of(config.training, blank.to(options.compute.device), allowed=options.allow_import),
+        augment=augmentation_of(
+            config.training,
+            blank.to(options.compute.device),
+            allowed=options.allow_import,
+            float_range=(data.pixels.low, data.pixels.high),
+        ),
         make_optimizer=own_optimizer(config.training, allowed=options.allow_import),
     )
     client = LocalClient(
@@ -213,6 +219,11 @@ def restore_checkpoint(client: LocalClient, directory: ClientDirectory) -> Check
         raise ConfigurationError(
             f"client {client.client_id} started this run with images of shape {list(checkpoint.image_shape)}, not "
             f"{list(client.data.image_shape)}; give the same --data, or set the run's --image-size"
+        )
+    if checkpoint.pixels != client.data.pixels:
+        raise ConfigurationError(
+            f"client {client.client_id} started this run with pixels that are {checkpoint.pixels}, not "
+            f"{client.data.pixels}; give the same --data (before feddbp 0.2, pixels of 16 bits were read as 8)"
         )
     client.trainer.load_state(checkpoint.state)
     log.info("client %d resumes after %s", client.client_id, round_name(checkpoint.round, client.config.rounds))

@@ -21,6 +21,7 @@ from feddbp_client.compute.plan import Compute
 from feddbp_client.compute.random_state import RandomState, seed_generators
 from feddbp_client.data import ClientData, Split, batches
 from feddbp_client.data.batches import Remainder, scaled
+from feddbp_client.data.pixels import PixelRange
 from feddbp_client.methods.base import LocalMethod
 from feddbp_client.training.augmentation import Augmentation
 from feddbp_client.training.errors import TrainingError
@@ -87,9 +88,12 @@ class LocalTrainer:
         self.method = method.to(CPU if self._compute.shared else self.device)
         self._config = config
         self._client_id = client_id
-        self._train_split = _DeviceSplit(data.train, self._compute)
-        self._test_split = _DeviceSplit(data.test, self._compute)
-        self._validation_split = None if data.validation is None else _DeviceSplit(data.validation, self._compute)
+        self._pixels = data.pixels
+        self._train_split = _DeviceSplit(data.train, self._compute, data.pixels)
+        self._test_split = _DeviceSplit(data.test, self._compute, data.pixels)
+        self._validation_split = (
+            None if data.validation is None else _DeviceSplit(data.validation, self._compute, data.pixels)
+        )
         self._is_rare = _is_rare(data).to(self.device)
         self._remainder = _remainder_rule(config.training.batch_remainder, self.method)
         self._optimization = Optimization(
@@ -246,7 +250,7 @@ class LocalTrainer:
                     pixels = self._augment(pixels, changes)
                 # non_blocking: else the host would wait here until the device has done all steps before
                 labels = split.labels[index.to(split.labels.device, non_blocking=True)]
-                objective = self.method.objective(scaled(pixels), labels)
+                objective = self.method.objective(scaled(pixels, self._pixels), labels)
                 self._optimization.step(objective.total)
                 if self._average is not None:
                     self._average.update()
@@ -273,8 +277,8 @@ class LocalTrainer:
 class _DeviceSplit:
     """A split as its device reads it."""
 
-    def __init__(self, split: Split, compute: Compute) -> None:
-        self.images = ImageFeed(split.images, compute.device, compute.image_budget)
+    def __init__(self, split: Split, compute: Compute, pixels: PixelRange) -> None:
+        self.images = ImageFeed(split.images, compute.device, compute.image_budget, pixels=pixels)
         self.labels = split.labels.to(compute.device)
 
 

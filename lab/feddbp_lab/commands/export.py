@@ -49,6 +49,6 @@ def command(argv: Sequence[str]) -> int:
     export(client, out, file_format)
     facts, shape = client.facts, ", ".join(map(str, client.facts.image_shape))
     print(f"{out}: {file_format}, {human_bytes(out.stat().st_size)}")
-    print(f"input: uint8 images [batch, {shape}], from 0 to 255")
+    print(f"input: {facts.pixels.dtype} images [batch, {shape}], from {facts.pixels.low:g} to {facts.pixels.high:g}")
     print(f"output: float32 scores [batch, {len(facts.class_names)}], {facts_of(client)['scores']}; highest wins")
     return ExitCode.OK

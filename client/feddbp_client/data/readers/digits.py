@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from feddbp_client.data.images import LabelledImages, labelled, resized
+from feddbp_client.data.decoding import resized
+from feddbp_client.data.images import LabelledImages, labelled
 
 _SIDE = 16
 """Twice the original side of 8, which is too small for the pooling of the smallest network."""

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from feddbp_client.data.class_names import FLOWERS102_CLASSES
-from feddbp_client.data.images import DataError, LabelledImages, decode, labelled
+from feddbp_client.data.decoding import decode
+from feddbp_client.data.images import DataError, LabelledImages, labelled
+from feddbp_client.data.progress import Progress
 from feddbp_client.data.readers.archives import tar_members
 
 if TYPE_CHECKING:
@@ -28,11 +30,13 @@ def read_flowers102(photographs: Path, label_file: Path, split_file: Path) -> La
         raise DataError(f"{split_file}: does not name each of the {len(labels)} labelled photographs once")
     images = np.empty((len(labels), _SIDE, _SIDE, 3), dtype=np.uint8)
     missing = set(range(len(labels)))
+    progress = Progress("read", len(labels))
     for name, content in tar_members(photographs, _IMAGE):
         number = int(name[-9:-4]) - 1
         if number in missing:
             images[number] = decode(content, origin=f"{photographs}: {name}", size=_SIDE)
             missing.remove(number)
+            progress.advance()
     if missing:
         raise DataError(f"{photographs}: has no jpg/image_{min(missing) + 1:05d}.jpg")
     return labelled(images[order], labels[order], FLOWERS102_CLASSES, origin=str(label_file))

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from feddbp_client.data.images import DataError, ImageParts, LabelledImages, decode, decode_all, labelled
+from feddbp_client.data.decoding import decode, decode_all
+from feddbp_client.data.images import DataError, ImageParts, LabelledImages, labelled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

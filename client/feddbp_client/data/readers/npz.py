@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from feddbp_client.data.images import DataError, ImageParts, LabelledImages, decode_all, labelled
+from feddbp_client.data.decoding import decode_all
+from feddbp_client.data.images import DataError, ImageParts, LabelledImages, in_memory, labelled
 from feddbp_client.data.readers.shared_files import replacing
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def write_npz(path: Path, data: LabelledImages, *, source: str) -> None:
     with replacing(path) as handle:
         np.savez(
             handle,
-            x_train=data.images,
+            x_train=in_memory(data.images),
             y_train=data.labels,
             classes=np.array(data.class_names),
             source=np.array(source),

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from feddbp_client.data.images import DataError, LabelledImages, decode_all, labelled
+from feddbp_client.data.decoding import decode_all
+from feddbp_client.data.images import DataError, LabelledImages, labelled
 from feddbp_client.data.readers.archives import ZipMembers
 
 if TYPE_CHECKING:

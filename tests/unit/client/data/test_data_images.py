@@ -10,7 +10,8 @@ from data_samples import flat, pixels
 from PIL import Image
 
 from feddbp_client.data import DataError, load_private_data
-from feddbp_client.data.images import fitted
+from feddbp_client.data.decoding import fitted
+from feddbp_client.data.images import in_memory
 from feddbp_client.data.readers.digits import read_digits
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 def test_a_published_digit_is_resized_as_in_training(tmp_path: Path) -> None:
     from sklearn.datasets import load_digits
 
-    for original, trained in zip(load_digits().images[:20], read_digits().images, strict=False):
+    for original, trained in zip(load_digits().images[:20], in_memory(read_digits().images), strict=False):
         Image.fromarray(np.rint(original * (255 / 16)).astype(np.uint8)).save(tmp_path / "digit.png")
         assert np.array_equal(fitted(tmp_path / "digit.png", (1, 16, 16), origin="digit"), trained)
 
@@ -29,7 +30,7 @@ def test_a_photograph_is_resized_as_in_a_folder(tmp_path: Path) -> None:
     for name in ("fern", "rose"):
         (tmp_path / name).mkdir()
         Image.fromarray(pixels(1, side=40)[0][:30]).save(tmp_path / name / "first.png")
-    (trained, _) = load_private_data(tmp_path, classes=2).train.images
+    (trained, _) = in_memory(load_private_data(tmp_path, classes=2).train.images)
     assert trained.shape == (30, 30, 3)
     assert np.array_equal(fitted(tmp_path / "fern" / "first.png", (3, 30, 30), origin="fern"), trained)
 

@@ -19,6 +19,7 @@ from feddbp_client.data import (
     shard,
     shard_of,
 )
+from feddbp_client.data.images import in_memory
 
 NAMES = tuple("abcd")
 
@@ -71,7 +72,7 @@ def test_a_shard_is_ready_to_train_on() -> None:
     assert part.classes == 4
     assert part.class_names == NAMES
     assert part.label_counts.tolist() == [int((part.train.labels == c).sum()) for c in range(4)]
-    first = data.images[identities(part.train)[0]]
+    first = in_memory(data.images)[identities(part.train)[0]]
     assert (part.train.images[np.array([0])][0] == first).all()
 
 

@@ -25,6 +25,7 @@ from scipy.io import savemat
 
 from feddbp_client.data import DataError, clear_dataset_cache, datasets, load_dataset
 from feddbp_client.data.datasets import SOURCES, PublishedFile
+from feddbp_client.data.images import in_memory
 from feddbp_common.config.catalog import DATASETS
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def test_an_npz_is_pooled(tmp_path: Path) -> None:
         classes=names,
     )
     data = load_dataset("cifar10", tmp_path, download=False)
-    assert np.array_equal(data.images, IMAGES)
+    assert np.array_equal(in_memory(data.images), IMAGES)
     assert data.labels.tolist() == LABELS
     assert data.class_names == tuple(names)
 
@@ -136,7 +137,7 @@ def test_an_npz_of_another_shape_is_refused(tmp_path: Path) -> None:
 def test_cifar10_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(monkeypatch, tmp_path, "cifar10", tar_gz(cifar10_members(IMAGES, LABELS)))
     data = load_dataset("cifar10", tmp_path, download=False)
-    assert np.array_equal(data.images, IMAGES)
+    assert np.array_equal(in_memory(data.images), IMAGES)
     assert data.labels.tolist() == LABELS
     assert data.class_names[3] == "kind3"
 
@@ -146,7 +147,7 @@ def test_cifar100_archive_pools_training_before_test_and_uses_fine_labels(
 ) -> None:
     put(monkeypatch, tmp_path, "cifar100", tar_gz(cifar100_members(IMAGES, [*LABELS[:-1], 99], cut=9)))
     data = load_dataset("cifar100", tmp_path, download=False)
-    assert np.array_equal(data.images, IMAGES)
+    assert np.array_equal(in_memory(data.images), IMAGES)
     assert data.labels.tolist() == [*LABELS[:-1], 99]
 
 
@@ -155,7 +156,7 @@ def test_flowers_archive_pools_the_three_parts_and_resizes(tmp_path: Path, monke
     data = load_dataset("flowers102", tmp_path, download=False)
     assert data.images.shape == (5, 64, 64, 3)
     assert data.labels.tolist() == [2, 101, 4, 0, 76]
-    assert np.abs(data.images[:, 5, 5, 0].astype(int) - [40, 20, 50, 10, 30]).max() < 6
+    assert np.abs(in_memory(data.images)[:, 5, 5, 0].astype(int) - [40, 20, 50, 10, 30]).max() < 6
     assert len(set(data.class_names)) == 102
     assert data.class_names[76] == "passion flower"
 
@@ -177,7 +178,7 @@ def test_tiny_imagenet_archive_numbers_classes_by_wordnet_id(tmp_path: Path, mon
     put(monkeypatch, tmp_path, "tiny-imagenet", zipped(tiny_imagenet_members()))
     data = load_dataset("tiny-imagenet", tmp_path, download=False)
     assert data.labels.tolist() == list(range(200))
-    assert data.images[:, 0, 0, 0].tolist() == list(range(200))
+    assert in_memory(data.images)[:, 0, 0, 0].tolist() == list(range(200))
     assert data.class_names[42] == "thing 42, stuff"
 
 
@@ -334,16 +335,16 @@ def test_a_damaged_or_outdated_cache_is_rebuilt(tmp_path: Path, monkeypatch: pyt
     put(monkeypatch, tmp_path, "cifar10", tar_gz(cifar10_members(IMAGES, LABELS)))
     cache = tmp_path / ".cifar10.npz"
     cache.write_bytes(b"cut short by a full disk")
-    assert np.array_equal(load_dataset("cifar10", tmp_path).images, IMAGES)
+    assert np.array_equal(in_memory(load_dataset("cifar10", tmp_path).images), IMAGES)
     clear_dataset_cache()
     put(monkeypatch, tmp_path, "cifar10", tar_gz(cifar10_members(IMAGES[::-1], LABELS)))
-    assert np.array_equal(load_dataset("cifar10", tmp_path).images, IMAGES[::-1])
+    assert np.array_equal(in_memory(load_dataset("cifar10", tmp_path).images), IMAGES[::-1])
 
 
 def test_data_can_be_read_from_a_read_only_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(monkeypatch, tmp_path, "cifar10", tar_gz(cifar10_members(IMAGES, LABELS)))
     (tmp_path / ".cifar10.npz.lock").mkdir()  # acts as a read-only folder, also for root
-    assert np.array_equal(load_dataset("cifar10", tmp_path).images, IMAGES)
+    assert np.array_equal(in_memory(load_dataset("cifar10", tmp_path).images), IMAGES)
     assert not (tmp_path / ".cifar10.npz").exists()
 
 
@@ -353,8 +354,8 @@ def test_data_can_be_read_from_a_read_only_folder(tmp_path: Path, monkeypatch: p
 def test_digits_need_no_files(tmp_path: Path) -> None:
     data = load_dataset("digits", tmp_path / "absent", download=False)
     assert data.images.shape == (1797, 16, 16, 1)
-    assert data.images.min() == 0
-    assert data.images.max() == 255
+    assert in_memory(data.images).min() == 0
+    assert in_memory(data.images).max() == 255
     assert data.class_names == tuple("0123456789")
     assert not (tmp_path / "absent").exists()
 

@@ -15,8 +15,9 @@ import pytest
 import torch
 from onnx.reference import ReferenceEvaluator
 from torch import Tensor, nn
-from trained_samples import NAMES, as_arrays, checkpoint_of, random_pixels
+from trained_samples import GREY, NAMES, as_arrays, checkpoint_of, random_pixels
 
+from feddbp_client.data.pixels import WORDS, PixelRange, float_range
 from feddbp_client.inference.model_export import FACTS_NAME, FORMATS, ExportError, export, facts_of
 from feddbp_client.inference.trained_client import TrainedClient
 from feddbp_common.config.catalog import MODEL_GROUPS
@@ -60,9 +61,10 @@ def read_without_project(tmp_path: Path, pixels: Tensor, files: list[Path]) -> d
     return {Path(path).name: (facts, np.array(scores)) for path, facts, scores in answers}
 
 
-def assert_same(client: TrainedClient, pixels: Tensor, scores: Any) -> None:
+def assert_same(client: TrainedClient, pixels: Tensor | np.ndarray, scores: Any) -> None:
     """Asserts that the scores give the client's own predictions."""
-    for row, prediction in zip(scores, client.predict(as_arrays(pixels)), strict=True):
+    images = as_arrays(pixels) if isinstance(pixels, Tensor) else list(pixels)
+    for row, prediction in zip(scores, client.predict(images), strict=True):
         assert row.argmax() == prediction.best.class_id
         if prediction.measure == "probability":
             row = np.exp(row) / np.exp(row).sum()
@@ -114,6 +116,27 @@ def test_every_inference_rule_can_be_exported(file_format: str, methods: tuple[s
         # images from 0 to 1 would be black
         with pytest.raises(Exception, match=r"uint8|Byte"):
             module(pixels / 255)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.load:DeprecationWarning")
+@pytest.mark.parametrize("file_format", FORMATS)
+@pytest.mark.parametrize("pixels", [WORDS, float_range(-1000.0, 3000.0)], ids=["uint16", "float32"])
+def test_an_exported_client_takes_pixels_as_in_its_training(
+    file_format: str, pixels: PixelRange, tmp_path: Path
+) -> None:
+    client, path = client_of("local", pixels=pixels), tmp_path / "client"
+    export(client, path, file_format)
+    images = np.random.default_rng(0).uniform(pixels.low, pixels.high, (3, *GREY)).astype(pixels.dtype)
+    scores: Any
+    if file_format == "onnx":
+        (scores,) = ReferenceEvaluator(onnx.load(path)).run(["scores"], {"images": images})
+    else:
+        module: Any = torch.jit.load(path) if file_format == "torchscript" else torch.export.load(path).module()
+        scores = module(torch.from_numpy(images)).numpy()
+        with pytest.raises(Exception, match=r"unsigned char|float32, from -1000 to 3000|uint16, from 0 to 65535"):
+            module(torch.zeros(3, *GREY, dtype=torch.uint8))
+    assert_same(client, images.transpose(0, 2, 3, 1), scores)
+    assert facts_of(client)["input"] == f"{pixels.dtype} [batch, channels, height, width]"
 
 
 def test_onnx_gives_the_same_scores_in_its_reference_implementation(tmp_path: Path) -> None:

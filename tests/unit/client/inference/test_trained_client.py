@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -16,6 +17,7 @@ from trained_samples import GREY, NAMES, as_arrays, checkpoint_of, random_pixels
 
 from feddbp_client.data import DataError
 from feddbp_client.data.batches import scaled
+from feddbp_client.data.pixels import BYTES, WORDS, float_range
 from feddbp_client.inference.restore import restore_method
 from feddbp_client.inference.trained_client import TrainedClient
 from feddbp_client.training.checkpoint import Checkpoint
@@ -108,6 +110,46 @@ def test_predictions_are_in_the_order_of_the_images(monkeypatch: pytest.MonkeyPa
     assert client.predict([]) == []
 
 
+def test_a_client_scales_images_as_in_its_training(tmp_path: Path) -> None:
+    """The same picture in the type of each client, which gives the same network input."""
+    grey = random_pixels(1)[0, 0].numpy()
+    expected = client_of().predict([grey])
+    deep, floats = grey.astype(np.uint16) * 257, (grey / np.float32(255)).astype(np.float32)
+    Image.fromarray(deep).save(tmp_path / "deep.png")
+    Image.fromarray(floats).save(tmp_path / "floats.tif")
+    for pixels, array, file in ((WORDS, deep, "deep.png"), (float_range(0, 1), floats, "floats.tif")):
+        client = TrainedClient.load(saved(checkpoint_of(pixels=pixels), tmp_path / pixels.dtype), device="cpu")
+        assert client.facts.pixels == pixels
+        for image in (array, tmp_path / file, Image.open(tmp_path / file)):
+            (found,) = client.predict([image])
+            assert found.name == expected[0].name
+            assert found.best.value == pytest.approx(expected[0].best.value, abs=1e-5)
+
+
+def test_8_and_16_bits_are_converted_and_floats_are_refused(tmp_path: Path) -> None:
+    grey = random_pixels(1)[0, 0].numpy()
+    deep = grey.astype(np.uint16) * 257
+    assert client_of().predict([deep]) == client_of().predict([grey])
+    assert client_of(pixels=WORDS).predict([grey]) == client_of(pixels=WORDS).predict([deep])
+    Image.fromarray(grey.astype(np.float32)).save(tmp_path / "scan.tif")
+    for pixels in (BYTES, WORDS):
+        with pytest.raises(DataError, match=rf"scan.tif: has float32 pixels, expected {pixels.dtype}"):
+            client_of(pixels=pixels).predict([tmp_path / "scan.tif"])
+    with pytest.raises(DataError, match="image: has uint8 pixels, expected float32"):
+        client_of(pixels=float_range(0, 1)).predict([grey])
+
+
+def test_a_checkpoint_of_an_earlier_version_is_of_bytes(tmp_path: Path) -> None:
+    path = rewritten(saved(checkpoint_of("local"), tmp_path), pixels=None)
+    assert TrainedClient.load(path, device="cpu").facts.pixels == BYTES
+
+
+def test_earlier_versions_refuse_a_checkpoint_whose_pixels_they_would_scale_as_bytes(tmp_path: Path) -> None:
+    for pixels, expected in ((BYTES, "feddbp-checkpoint-1"), (WORDS, "feddbp-checkpoint-2")):
+        with safe_open(saved(checkpoint_of("local", pixels=pixels), tmp_path), framework="pt") as file:
+            assert file.metadata()["format"] == expected
+
+
 @pytest.mark.parametrize(("content", "message"), [(None, "no such file"), (b"text", "not a readable image")])
 def test_an_unreadable_image_is_named(content: bytes | None, message: str, tmp_path: Path) -> None:
     path = tmp_path / "notes.png"
@@ -195,6 +237,9 @@ def rewritten(path: Path, **metadata: str | None) -> Path:
         ({"image_shape": "[1, 16]"}, "cannot read the checkpoint"),
         ({"image_shape": '["rm", "-r", "x"]'}, "is not the shape of an image"),
         ({"image_shape": "[1, 16, -16]"}, "is not the shape of an image"),
+        ({"pixels": '{"dtype": "uint8", "low": 0, "high": 1}'}, "is not a range of uint8 pixels"),
+        ({"pixels": '{"dtype": "float32", "low": "0", "high": "1"}'}, "cannot read the checkpoint"),
+        ({"pixels": "[]"}, "cannot read the checkpoint"),
         ({"class_names": "7"}, "cannot read the checkpoint"),
         ({"class_names": '"cats"'}, "cannot read the checkpoint .*class names"),
         ({"class_names": '["a\\u001b[2J", "b", "c", "d"]'}, "cannot read the checkpoint .*class names"),

@@ -1,4 +1,4 @@
-"""Private and public images at the run's size, and a client that resumes with images of another size."""
+"""Private and public images at the run's size; clients that resume with images of another size or other pixels."""
 
 from __future__ import annotations
 
@@ -88,3 +88,17 @@ def test_a_client_logs_what_it_has_read(tmp_path: Path, caplog: pytest.LogCaptur
         f"client 0: {train} training and {test} test images of 20x20 (RGB), 2 of 2 classes, from {tmp_path}; "
     )
     assert line.endswith(" parameters on cpu")
+
+
+def test_a_client_that_resumes_with_pixels_of_another_range_is_refused(tmp_path: Path) -> None:
+    directory = ClientDirectory(tmp_path / "state", "run", 0)
+    images, labels = np.zeros((8, 20, 20, 3), np.float32), np.arange(8) % 2
+    for name, brightest in (("before", 3000), ("after", 9000)):
+        images[:, 0] = brightest
+        np.savez(tmp_path / name, x_train=images, y_train=labels)
+    before = built(tmp_path / "before.npz")
+    before.checkpoint(0, pb.RoundMetrics()).save(directory.checkpoint)
+    assert restore_checkpoint(before, directory) is not None
+    with pytest.raises(ConfigurationError, match="float32, from 0 to 3000, not float32, from 0 to 9000; give the same"):
+        restore_checkpoint(built(tmp_path / "after.npz"), directory)
+    directory.close()

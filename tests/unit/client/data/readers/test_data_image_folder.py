@@ -8,6 +8,7 @@ from data_samples import encoded, flat, write_image
 from PIL import Image
 
 from feddbp_client.data import DataError, ImageParts, load_private_data
+from feddbp_client.data.images import in_memory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +28,7 @@ def test_each_folder_is_a_class_in_sorted_order(tmp_path: Path) -> None:
     assert parts.test is None
     assert parts.train.class_names == ("fern", "rose")
     assert parts.train.labels.tolist() == [0, 0, 1]
-    assert parts.train.images[:, 0, 0].tolist() == [[0, 255, 0], [0, 0, 255], [255, 0, 0]]
+    assert in_memory(parts.train.images)[:, 0, 0].tolist() == [[0, 255, 0], [0, 0, 255], [255, 0, 0]]
 
 
 def test_labels_follow_the_runs_class_names_which_may_be_more(tmp_path: Path) -> None:
@@ -105,7 +106,7 @@ def test_grey_palette_transparent_and_16_bit_images_become_rgb(tmp_path: Path) -
     Image.fromarray(RED).convert("P").save(folder / "2.png")
     Image.fromarray(RED).convert("RGBA").save(folder / "3.png")
     Image.fromarray(np.full((8, 8), 0xC8FF, dtype=np.uint16)).save(folder / "4.png")
-    images = load(tmp_path, classes=1).train.images
+    images = in_memory(load(tmp_path, classes=1).train.images)
     assert images[:, 0, 0].tolist() == [[200] * 3, [255, 0, 0], [255, 0, 0], [200] * 3]
 
 
@@ -115,7 +116,7 @@ def test_a_photograph_is_rotated_by_its_exif_orientation(tmp_path: Path) -> None
     exif = picture.getexif()
     exif[0x0112] = 6  # rotate by a quarter to the right
     picture.save(tmp_path / "any" / "1.png", exif=exif)
-    image = load(tmp_path, classes=1, image_size=8).train.images[0]
+    (image,) = in_memory(load(tmp_path, classes=1, image_size=8).train.images)
     assert image[0, 0].tolist() == [255, 0, 0]
     assert image[-1, 0].tolist() == [0, 0, 255]
 
@@ -123,7 +124,7 @@ def test_a_photograph_is_rotated_by_its_exif_orientation(tmp_path: Path) -> None
 def test_32_bit_pixels_are_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "any").mkdir()
     Image.fromarray(np.zeros((8, 8), dtype=np.float32)).save(tmp_path / "any" / "1.tif")
-    with pytest.raises(DataError, match=r"1\.tif: has 32-bit pixels"):
+    with pytest.raises(DataError, match=r"1\.tif: has float32 pixels, expected uint8"):
         load(tmp_path, classes=1)
 
 

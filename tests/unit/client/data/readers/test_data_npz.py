@@ -8,6 +8,7 @@ import pytest
 from data_samples import encoded, flat, jpeg_keys, pixels
 
 from feddbp_client.data import DataError, ImageParts, load_private_data
+from feddbp_client.data.images import in_memory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,10 +33,10 @@ def test_raw_pixels_are_read_as_stored(npz: Path) -> None:
     save(npz, x_train=images, y_train=labels, x_test=images[:2], y_test=labels[:2], classes=np.array(["a", "b", "c"]))
     parts = load(npz)
     assert parts.train.class_names == ("a", "b", "c")
-    assert np.array_equal(parts.train.images, images)
+    assert np.array_equal(in_memory(parts.train.images), images)
     assert np.array_equal(parts.train.labels, labels)
     assert parts.test is not None
-    assert np.array_equal(parts.test.images, images[:2])
+    assert np.array_equal(in_memory(parts.test.images), images[:2])
     assert len(parts.pooled()) == 6
 
 
@@ -44,8 +45,9 @@ def test_jpegs_are_decoded_and_grey_ones_become_colour(npz: Path) -> None:
     save(npz, **jpeg_keys(files, "train"), y_train=np.array([0, 2], dtype=np.uint8))
     train = load(npz).train
     assert train.images.shape == (2, 8, 8, 3)
-    assert np.abs(train.images[0, 0, 0].astype(int) - (250, 10, 10)).max() < 6
-    assert (train.images[1] == 99).all()
+    first, second = in_memory(train.images)
+    assert np.abs(first[0, 0].astype(int) - (250, 10, 10)).max() < 6
+    assert (second == 99).all()
     assert train.labels.dtype == np.int64
 
 
@@ -83,6 +85,31 @@ def test_image_size_resizes(npz: Path) -> None:
     assert parts.test.images.shape == (1, 5, 5, 3)
 
 
+def with_pixel(value: float) -> np.ndarray:
+    images = np.zeros((2, 8, 8, 3))
+    images[1, 4, 2, 1] = value
+    return images
+
+
+@pytest.mark.parametrize(
+    ("stored", "read"), [("u2", np.uint16), (">u2", np.uint16), ("f4", np.float32), ("f8", np.float32)]
+)
+def test_deeper_pixels_keep_their_values(npz: Path, stored: str, read: type) -> None:
+    images = (pixels(2) * 201.0).astype(stored)
+    found = in_memory(load(save(npz, x_train=images, y_train=np.array([0, 1]))).train.images)
+    assert found.dtype == read
+    assert np.array_equal(found, images)
+
+
+@pytest.mark.parametrize("stored", [np.uint16, np.float32])
+def test_deeper_pixels_keep_their_range_when_they_are_resized(npz: Path, stored: type) -> None:
+    images: np.ndarray = np.repeat(np.array([[[[0], [65535]]]], dtype=stored), 2, axis=0)
+    found = in_memory(load(save(npz, x_train=images, y_train=np.array([0, 1])), image_size=4).train.images)
+    assert found.dtype == stored
+    assert found[0, 0, [0, 3], 0].tolist() == [0, 65535]
+    assert 0 < found[0, 0, 1, 0] < found[0, 0, 2, 0] < 65535
+
+
 GOOD = {"x_train": pixels(2), "y_train": np.array([0, 1])}
 JPEG = encoded(flat((1, 2, 3)), "JPEG")
 
@@ -95,7 +122,9 @@ JPEG = encoded(flat((1, 2, 3)), "JPEG")
         ({"x_train": pixels(2), "y_train": np.array([0, 3])}, r"label 3 is outside 0\.\.2"),
         ({"x_train": pixels(2), "y_train": np.array([0, -1])}, r"label -1 is outside 0\.\.2"),
         ({"x_train": pixels(2), "y_train": np.array([0])}, "2 images but 1 labels"),
-        ({"x_train": pixels(2).astype(np.float32), "y_train": np.array([0, 1])}, "float32, expected uint8"),
+        ({"x_train": pixels(2).astype(np.int32), "y_train": np.array([0, 1])}, "int32, expected uint8"),
+        ({"x_train": with_pixel(np.nan), "y_train": np.array([0, 1])}, "image 1 has NaN or infinite pixels"),
+        ({"x_train": with_pixel(1e99), "y_train": np.array([0, 1])}, "image 1 has NaN or infinite pixels"),
         ({"x_train": pixels(2), "y_train": np.array([0.0, 1.0])}, "labels are float64"),
         ({"x_train": pixels(2), "y_train": np.array([[0], [1]])}, "labels have shape"),
         ({"x_train": pixels(2).transpose(0, 3, 1, 2), "y_train": np.array([0, 1])}, "images have shape"),

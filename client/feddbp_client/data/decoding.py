@@ -1,0 +1,198 @@
+"""Decodes and resizes pictures with Pillow, to RGB of 8 bits or to the deeper type of a client's pixels."""
+
+from __future__ import annotations
+
+import io
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageOps
+
+from feddbp_client.data.images import DataError, in_memory
+from feddbp_client.data.progress import Progress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from feddbp_client.data.images import ImageRows
+
+Picture: TypeAlias = str | Path | bytes | Image.Image | npt.NDArray[Any]
+"""An image file, its content, or its pixels: [H, W] or [H, W, 1 or 3]."""
+Values: TypeAlias = npt.NDArray[np.float32]
+"""Pixels of more than 8 bits, [H, W, 1 or 3], as float32: it holds every uint16, and Pillow resizes it."""
+
+UINT8: Final = np.dtype(np.uint8)
+UINT16: Final = np.dtype(np.uint16)
+FLOAT32: Final = np.dtype(np.float32)
+
+_FORMATS_OF_16_BITS: Final = ("PNG", "PPM")
+"""Their files have at most 16 bits per pixel, also where Pillow opens them with 32."""
+_UINT16_PER_UINT8: Final = 257
+"""255 becomes 65535."""
+_LUMA: Final = np.array([0.299, 0.587, 0.114], dtype=np.float32)
+
+
+def depth_of(picture: Image.Image) -> np.dtype[Any]:
+    """The type of a picture's pixels: uint8, uint16 or float32."""
+    if picture.mode.startswith("I;16") or (picture.mode == "I" and picture.format in _FORMATS_OF_16_BITS):
+        return UINT16
+    return FLOAT32 if picture.mode in ("I", "F") else UINT8
+
+
+def decode(picture: Picture, *, origin: str, size: int | None = None, dtype: np.dtype[Any] = UINT8) -> npt.NDArray[Any]:
+    """One image as RGB [H, W, 3]; with a size it is resized to a square of that side, aspect not kept.
+
+    8 and 16 bits are converted into each other where dtype asks for it. Integers and floats have no common scale: one
+    instead of the other is a DataError.
+    """
+    if dtype == UINT8:
+        rgb = _rgb(picture, origin)
+        return np.asarray(rgb if size is None else _stretched(rgb, size, size))
+    values = _values(picture, dtype, origin)
+    return _typed(_with_channels(values if size is None else _stretched_values(values, size, size), 3), dtype)
+
+
+def decode_all(
+    count: int, encoded: Callable[[int], tuple[bytes | Path, str]], *, size: int | None = None
+) -> npt.NDArray[np.uint8]:
+    """Decodes `count` images; encoded(i) gives file i and its origin. One array is filled, so memory never doubles."""
+    content, origin = encoded(0)
+    first = decode(content, origin=origin, size=size)
+    images = np.empty((count, *first.shape), dtype=np.uint8)
+    images[0] = first
+    progress = Progress("read", count)
+    for index in range(1, count):
+        content, origin = encoded(index)
+        image = decode(content, origin=origin, size=size)
+        if image.shape != first.shape:
+            raise DataError(f"{origin}: is {image.shape[1]}x{image.shape[0]}, others {first.shape[1]}x{first.shape[0]}")
+        images[index] = image
+        progress.advance()
+    return images
+
+
+def fitted(
+    picture: Picture, image_shape: tuple[int, int, int], *, origin: str, dtype: np.dtype[Any] = UINT8
+) -> npt.NDArray[Any]:
+    """One image as [H, W, C] for a network that takes (channels, height, width), aspect not kept."""
+    channels, height, width = image_shape
+    if dtype != UINT8:
+        values = _stretched_values(_values(picture, dtype, origin), height, width)
+        return _typed(_with_channels(values, channels), dtype)
+    rgb = _stretched(_rgb(picture, origin), height, width)
+    # lossless for a grey image: the weights of three equal channels sum to one
+    return np.asarray(rgb if channels == 3 else rgb.convert("L")).reshape(height, width, channels)
+
+
+def resized(images: ImageRows, size: int) -> npt.NDArray[Any]:
+    """[N, H, W, C] as [N, size, size, C], bilinear, aspect not kept."""
+    pixels = in_memory(images)
+    if pixels.shape[1:3] == (size, size):
+        return pixels
+    out = np.empty((len(pixels), size, size, pixels.shape[3]), dtype=pixels.dtype)
+    progress = Progress("scaled", len(pixels))
+    for index, image in enumerate(pixels):
+        if pixels.dtype == UINT8:
+            out[index] = np.asarray(_stretched(_from_pixels(image), size, size)).reshape(size, size, -1)
+        else:
+            out[index] = _typed(_stretched_values(image.astype(np.float32), size, size), pixels.dtype)
+        progress.advance()
+    return out
+
+
+def _rgb(picture: Picture, origin: str) -> Image.Image:
+    with _as_data_error(origin), _opened(picture) as opened:
+        depth = depth_of(opened)
+        if depth == FLOAT32:
+            raise _no_common_scale(origin, depth, UINT8)
+        # Cameras store a photograph as the sensor saw it, and its orientation in the header.
+        upright = ImageOps.exif_transpose(opened)
+        if depth == UINT16:
+            # Pillow versions scale or clip these; the high byte is the visible image.
+            upright = Image.fromarray((np.asarray(upright) >> 8).astype(np.uint8))
+        return upright.convert("RGB")
+
+
+def _values(picture: Picture, dtype: np.dtype[Any], origin: str) -> Values:
+    """Pixels on the scale of dtype, which is uint16 or float32."""
+    with _as_data_error(origin):
+        pixels = _checked_array(picture) if isinstance(picture, np.ndarray) else _deep_pixels(picture)
+    if (pixels.dtype == FLOAT32) != (dtype == FLOAT32):
+        raise _no_common_scale(origin, pixels.dtype, dtype)
+    values = pixels.astype(np.float32)
+    if not np.isfinite(values).all():
+        raise DataError(f"{origin}: has NaN or infinite pixels")
+    return values * _UINT16_PER_UINT8 if pixels.dtype == UINT8 else values
+
+
+def _deep_pixels(picture: str | Path | bytes | Image.Image) -> npt.NDArray[Any]:
+    """[H, W, 1 or 3] of uint8, uint16 or float32."""
+    with _opened(picture) as opened:
+        depth, upright = depth_of(opened), ImageOps.exif_transpose(opened)
+        pixels = np.asarray(upright.convert("RGB") if depth == UINT8 else upright).astype(depth)
+    return pixels if pixels.ndim == 3 else pixels[..., np.newaxis]
+
+
+def _checked_array(pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """[H, W, 1 or 3] of uint8, uint16 or float32."""
+    if pixels.ndim == 2:
+        pixels = pixels[..., np.newaxis]
+    if pixels.ndim != 3 or pixels.shape[2] not in (1, 3):
+        raise ValueError(f"its shape is {pixels.shape}, expected [H, W] or [H, W, 1 or 3]")
+    if pixels.dtype.kind == "f":
+        return pixels.astype(np.float32)
+    if pixels.dtype not in (UINT8, UINT16):
+        raise ValueError(f"its pixels are {pixels.dtype}, expected uint8, uint16 or floats")
+    return pixels
+
+
+def _no_common_scale(origin: str, found: np.dtype[Any], expected: np.dtype[Any]) -> DataError:
+    return DataError(f"{origin}: has {found} pixels, expected {expected}; integers and floats have no common scale")
+
+
+@contextmanager
+def _as_data_error(origin: str) -> Iterator[None]:
+    try:
+        yield
+    except DataError:
+        raise
+    except FileNotFoundError:
+        raise DataError(f"{origin}: no such file") from None
+    except Exception as error:  # Pillow's decoders raise nearly anything on damaged input, SyntaxError included
+        raise DataError(f"{origin}: not a readable image: {error or type(error).__name__}") from error
+
+
+def _opened(picture: Picture) -> AbstractContextManager[Image.Image]:
+    if isinstance(picture, Image.Image):
+        return nullcontext(picture)  # closed by its owner
+    if isinstance(picture, np.ndarray):
+        return _from_pixels(picture)
+    return Image.open(io.BytesIO(picture) if isinstance(picture, bytes) else picture)
+
+
+def _from_pixels(image: npt.NDArray[Any]) -> Image.Image:
+    return Image.fromarray(image[..., 0] if image.ndim == 3 and image.shape[2] == 1 else image)
+
+
+def _stretched(picture: Image.Image, height: int, width: int) -> Image.Image:
+    return picture.resize((width, height), Image.Resampling.BILINEAR)
+
+
+def _stretched_values(values: Values, height: int, width: int) -> Values:
+    if values.shape[:2] == (height, width):
+        return values
+    planes = [_stretched(Image.fromarray(plane), height, width) for plane in np.moveaxis(values, 2, 0)]
+    return np.stack([np.asarray(plane) for plane in planes], axis=2)
+
+
+def _with_channels(values: Values, channels: int) -> Values:
+    if values.shape[2] == channels:
+        return values
+    return np.repeat(values, channels, axis=2) if channels == 3 else (values @ _LUMA)[..., np.newaxis]
+
+
+def _typed(values: Values, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    return np.rint(values).astype(np.uint16) if dtype == UINT16 else values
