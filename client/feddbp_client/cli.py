@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from feddbp_client.config import ClientConfig
+from feddbp_common.artifacts import DATA_CACHE_NAME
 from feddbp_common.config.command_line import import_from_working_directory, run_command, settings_from, settings_parser
 from feddbp_common.config.identity import visible
 from feddbp_common.cpu_cores import let_waiting_threads_sleep
@@ -48,7 +49,7 @@ async def _run(config: ClientConfig) -> int:
     from feddbp_client.compute.plan import plan_compute
     from feddbp_client.daemon.connection import Connection
     from feddbp_client.daemon.session_loop import ClientDaemon, DaemonOptions
-    from feddbp_client.data import SharedDatasetCache
+    from feddbp_client.data import CacheSpace, SharedDatasetCache
     from feddbp_client.process import run_daemons
     from feddbp_client.training.setup import LocalOptions
 
@@ -59,6 +60,9 @@ async def _run(config: ClientConfig) -> int:
     for line in plan.lines():
         log.info("%s", line)
     cache = SharedDatasetCache(identity.client_ids)
+    image_cache = CacheSpace(
+        directory=config.source.data_cache or identity.state_dir / DATA_CACHE_NAME, size=config.source.data_cache_size
+    )
     daemons, connections = [], []
     for client_id, compute in plan.clients.items():
         local = LocalOptions(
@@ -68,6 +72,7 @@ async def _run(config: ClientConfig) -> int:
             allow_import=config.source.allow_import,
             compute=compute,
             dataset_cache=cache,
+            image_cache=image_cache,
         )
         options = DaemonOptions(state_dir=identity.state_dir, patience=identity.patience, local=local)
         connections.append(Connection(identity.server, client_id=client_id, credentials=identity.credentials))

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
+from feddbp_common.artifacts import DATA_CACHE_NAME
 from feddbp_common.config.references import is_module_name
 from feddbp_common.config.types import CommaSeparated, Duration, FrozenModel, parse_ids, parse_numbers
 from feddbp_common.errors import ConfigurationError
@@ -124,6 +125,15 @@ class SourceConfig(FrozenModel):
 
     data: Path | None = Field(None, description="private data, not split: an image folder or an npz file")
     data_dir: Path = Field(Path("data"), description="where public data sets are read from or downloaded to")
+    data_cache: Path | None = Field(
+        None,
+        description="where decoded images of a large --data folder are kept "
+        f"(default: {DATA_CACHE_NAME} in --state-dir)",
+        json_schema_extra={"metavar": "DIR"},
+    )
+    data_cache_size: ByteSize = Field(
+        ByteSize(20_000_000_000), ge=0, description="most bytes that decoded images may take on disk; 0 keeps none"
+    )
     model: str | None = Field(None, description="architecture by name, or package.module:function for your own")
     allow_import: CommaSeparated = Field(
         (), description="packages from which a run may name functions for this client to import, comma-separated"

@@ -23,6 +23,11 @@ SUMMARY_NAME: Final = "summary.json"
 AUDIT_NAME: Final = "audit.jsonl"
 """Written by the server, one line per join, upload or refusal; read by operators."""
 
+# A client's --state-dir
+
+DATA_CACHE_NAME: Final = "data-cache"
+"""Written by clients with a large image folder: its decoded images; may be removed while no client runs."""
+
 # A client's directory, RUN/client-ID under its --state-dir
 
 

@@ -8,6 +8,7 @@ import pickle
 import struct
 import tarfile
 import zipfile
+import zlib
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -39,6 +40,20 @@ def flat(color: tuple[int, int, int], width: int = 8, height: int = 8) -> np.nda
 def write_image(path: Path, image: np.ndarray) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(encoded(image))
+
+
+def deep_colour_png(level: int, side: int = 8) -> bytes:
+    """A PNG with 16 bits per colour channel, which Pillow does not write."""
+    rows = (b"\0" + struct.pack(">H", level) * (3 * side)) * side
+    parts = [
+        (b"IHDR", struct.pack(">IIBBBBB", side, side, 16, 2, 0, 0, 0)),
+        (b"IDAT", zlib.compress(rows)),
+        (b"IEND", b""),
+    ]
+    chunks = [
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
 def jpeg_keys(images: Sequence[bytes], part: str) -> dict[str, np.ndarray]:

@@ -7,9 +7,11 @@ from feddbp_client.data.images import DataError, ImageParts, ImageRows, Labelled
 from feddbp_client.data.partition import dirichlet_split, least_samples, train_test_split
 from feddbp_client.data.private import load_private_data
 from feddbp_client.data.readers.download import download
+from feddbp_client.data.row_cache import CacheSpace
 from feddbp_client.data.shard import ClientData, Split, at_image_size, private_shard, shard_of
 
 __all__ = [
+    "CacheSpace",
     "ClientData",
     "DataError",
     "ImageParts",

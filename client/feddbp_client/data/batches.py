@@ -61,6 +61,7 @@ def scaled(images: torch.Tensor, pixels: PixelRange = BYTES) -> torch.Tensor:
         case "uint8":
             return images.float().div_(127.5).sub_(1)
         case "uint16":
+            # the bits of uint16 as int16, or in an exported model uint16 itself
             return (images.int() & 0xFFFF).float().div_(32767.5).sub_(1)
         case "float32":
             # float() changes nothing but makes torch.export check the type of its input

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -40,6 +40,15 @@ def depth_of(picture: Image.Image) -> np.dtype[Any]:
     if picture.mode.startswith("I;16") or (picture.mode == "I" and picture.format in _FORMATS_OF_16_BITS):
         return UINT16
     return FLOAT32 if picture.mode in ("I", "F") else UINT8
+
+
+def read_header(path: str, *, origin: str) -> tuple[tuple[int, int], np.dtype[Any], bool]:
+    """Width and height, the type of pixels, and whether Pillow reads only half of their bits; decodes nothing."""
+    with _as_data_error(origin), Image.open(path) as picture:
+        depth = depth_of(picture)
+        # Pillow has no colours of 16 bits: it takes their high byte, and says so in the raw mode of the file's tiles.
+        halved = depth == UINT8 and picture.format in ("PNG", "TIFF") and ";16" in str(picture.tile[:1])
+        return picture.size, depth, halved
 
 
 def decode(picture: Picture, *, origin: str, size: int | None = None, dtype: np.dtype[Any] = UINT8) -> npt.NDArray[Any]:
@@ -87,6 +96,21 @@ def fitted(
     return np.asarray(rgb if channels == 3 else rgb.convert("L")).reshape(height, width, channels)
 
 
+def equal_sizes(*parts: ImageRows) -> npt.NDArray[np.int32]:
+    """The width and height of every image of parts with one size, [N, 2]."""
+    _, height, width, _ = parts[0].shape
+    return np.broadcast_to(np.array([width, height], dtype=np.int32), (sum(map(len, parts)), 2))
+
+
+def scaling_note(sizes: npt.NDArray[np.int32], side: int, *, chosen: bool) -> str:
+    """What images with these widths and heights, [N, 2], are scaled to, as text for the log."""
+    area = sizes.prod(axis=1, dtype=np.int64)
+    smallest, largest = (f"{width}x{height}" for width, height in sizes[[area.argmin(), area.argmax()]].tolist())
+    found = smallest if smallest == largest else f"{smallest} to {largest}"
+    how = "the run's --image-size" if chosen else "set the run's --image-size to change it"
+    return f"{len(sizes):,} images, {found}, scaled to {side}x{side} (aspect not kept); {how}"
+
+
 def resized(images: ImageRows, size: int) -> npt.NDArray[Any]:
     """[N, H, W, C] as [N, size, size, C], bilinear, aspect not kept."""
     pixels = in_memory(images)
@@ -104,15 +128,15 @@ def resized(images: ImageRows, size: int) -> npt.NDArray[Any]:
 
 
 def _rgb(picture: Picture, origin: str) -> Image.Image:
-    with _as_data_error(origin), _opened(picture) as opened:
-        depth = depth_of(opened)
+    with _as_data_error(origin), _upright(picture) as (upright, depth):
         if depth == FLOAT32:
             raise _no_common_scale(origin, depth, UINT8)
-        # Cameras store a photograph as the sensor saw it, and its orientation in the header.
-        upright = ImageOps.exif_transpose(opened)
         if depth == UINT16:
             # Pillow versions scale or clip these; the high byte is the visible image.
-            upright = Image.fromarray((np.asarray(upright) >> 8).astype(np.uint8))
+            return Image.fromarray((np.asarray(upright) >> 8).astype(np.uint8)).convert("RGB")
+        if upright.mode == "RGB":  # conversion would copy it
+            upright.load()
+            return upright
         return upright.convert("RGB")
 
 
@@ -130,8 +154,7 @@ def _values(picture: Picture, dtype: np.dtype[Any], origin: str) -> Values:
 
 def _deep_pixels(picture: str | Path | bytes | Image.Image) -> npt.NDArray[Any]:
     """[H, W, 1 or 3] of uint8, uint16 or float32."""
-    with _opened(picture) as opened:
-        depth, upright = depth_of(opened), ImageOps.exif_transpose(opened)
+    with _upright(picture) as (upright, depth):
         pixels = np.asarray(upright.convert("RGB") if depth == UINT8 else upright).astype(depth)
     return pixels if pixels.ndim == 3 else pixels[..., np.newaxis]
 
@@ -165,12 +188,23 @@ def _as_data_error(origin: str) -> Iterator[None]:
         raise DataError(f"{origin}: not a readable image: {error or type(error).__name__}") from error
 
 
-def _opened(picture: Picture) -> AbstractContextManager[Image.Image]:
-    if isinstance(picture, Image.Image):
-        return nullcontext(picture)  # closed by its owner
+@contextmanager
+def _upright(picture: Picture) -> Iterator[tuple[Image.Image, np.dtype[Any]]]:
+    """The picture, turned as it is to be seen, and the type of its pixels.
+
+    Cameras store a photograph as the sensor saw it, and its orientation in the header.
+    """
+    if isinstance(picture, Image.Image):  # its owner closes it, and does not expect it to turn
+        yield ImageOps.exif_transpose(picture), depth_of(picture)
+        return
     if isinstance(picture, np.ndarray):
-        return _from_pixels(picture)
-    return Image.open(io.BytesIO(picture) if isinstance(picture, bytes) else picture)
+        opened = _from_pixels(picture)
+    else:
+        opened = Image.open(io.BytesIO(picture) if isinstance(picture, bytes) else picture)
+    with opened:
+        depth = depth_of(opened)
+        ImageOps.exif_transpose(opened, in_place=True)
+        yield opened, depth
 
 
 def _from_pixels(image: npt.NDArray[Any]) -> Image.Image:

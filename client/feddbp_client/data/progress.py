@@ -22,7 +22,7 @@ class Progress:
     """Counts what is done and logs it every few seconds, with an estimate of the time left; safe between threads."""
 
     def __init__(
-        self, verb: str, total: int, noun: str = "images", *, clock: Callable[[], float] = time.monotonic
+        self, verb: str, total: int | None = None, noun: str = "images", *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._verb = verb
         self._total = total
@@ -36,12 +36,13 @@ class Progress:
         now = self._clock()
         with self._lock:
             self._done += count
-            due = now - self._logged >= _INTERVAL and self._done < self._total
-            if due:
-                self._logged = now
-            done = self._done
-        if due:
-            left = (now - self._started) / done * (self._total - done)
-            _log.info(
-                "%s %s of %s %s, %s left", self._verb, f"{done:,}", f"{self._total:,}", self._noun, human_seconds(left)
-            )
+            if now - self._logged < _INTERVAL or self._done == self._total:
+                return
+            self._logged, line = now, self._line(now)
+        _log.info(line)
+
+    def _line(self, now: float) -> str:
+        if self._total is None:
+            return f"{self._verb} {self._done:,} {self._noun} so far"
+        left = (now - self._started) / self._done * (self._total - self._done)
+        return f"{self._verb} {self._done:,} of {self._total:,} {self._noun}, {human_seconds(left)} left"

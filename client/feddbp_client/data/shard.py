@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,8 @@ import numpy as np
 import torch
 
 from feddbp_client.data.dataset_cache import cache_last
-from feddbp_client.data.decoding import resized
+from feddbp_client.data.decoding import equal_sizes, resized, scaling_note
+from feddbp_client.data.file_rows import FileRows
 from feddbp_client.data.images import DataError
 from feddbp_client.data.partition import (
     FEWEST_TO_TRAIN,
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 
     from feddbp_client.data.images import ImageParts, ImageRows, LabelledImages
     from feddbp_client.data.partition import Indices
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +72,8 @@ def at_image_size(data: ClientData, size: int) -> ClientData:
     """The same samples with images scaled to squares of that side; unchanged if they have it."""
     if data.image_shape[1:] == (size, size):
         return data
+    sizes = equal_sizes(data.train.images, data.test.images)
+    _log.info("%s", scaling_note(sizes, size, chosen=True))
     return replace(
         data,
         train=_scaled(data.train, size),
@@ -133,8 +140,9 @@ def _client_data(
 
 
 def _scaled(split: Split, size: int) -> Split:
-    return Split(resized(split.images[np.arange(len(split))], size), split.labels)
+    return Split(resized(split.images, size), split.labels)
 
 
 def _split_of(data: LabelledImages, rows: Indices) -> Split:
-    return Split(data.images[rows], torch.from_numpy(data.labels[rows]))
+    images = data.images.select(rows) if isinstance(data.images, FileRows) else data.images[rows]
+    return Split(images, torch.from_numpy(data.labels[rows]))

@@ -13,6 +13,7 @@ from feddbp_client.compute.devices import CPU
 from feddbp_client.compute.plan import Compute
 from feddbp_client.compute.random_state import seed_generators
 from feddbp_client.data import (
+    CacheSpace,
     ClientData,
     DataError,
     SharedDatasetCache,
@@ -23,6 +24,7 @@ from feddbp_client.data import (
     shard_of,
 )
 from feddbp_client.data.batches import channels_first
+from feddbp_client.data.pixels import BYTES
 from feddbp_client.methods.base import LocalMethod, Task
 from feddbp_client.models import build_backbone, build_head
 from feddbp_client.training.augmentation import augmentation_of
@@ -51,6 +53,8 @@ class LocalOptions:
     """Packages from which functions that the run names may be imported."""
     dataset_cache: SharedDatasetCache | None = None
     """Released when the client has its shard; without it the data set stays cached."""
+    image_cache: CacheSpace | None = None
+    """Where decoded images of a large folder are kept; without it they are decoded in every epoch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,10 +145,12 @@ def describe_client(client: LocalClient, private: Path | None) -> str:
     data, config = client.data, client.config
     channels, height, width = data.image_shape
     held_out = f", {len(data.validation)} validation" if data.validation is not None else ""
+    colours = "grey" if channels == 1 else "RGB" if channels == 3 else f"{channels} channels"
+    pixels = "" if data.pixels == BYTES else f", {data.pixels}"
     origin = f"its share of {config.data.dataset}" if private is None else str(private)
     return (
         f"{len(data.train)} training{held_out} and {len(data.test)} test images of {width}x{height} "
-        f"({'grey' if channels == 1 else 'RGB' if channels == 3 else f'{channels} channels'}), "
+        f"({colours}{pixels}), "
         f"{int((data.label_counts > 0).sum())} of {config.classes} classes, from {origin}; "
         f"{client.architecture} with {client.capabilities().parameters:,} parameters on {client.compute}"
     )
@@ -157,7 +163,11 @@ def load_client_data(config: RunConfig, client_id: int, options: LocalOptions) -
         try:
             names = config.data.class_names or None
             private = load_private_data(
-                options.data, classes=config.classes, class_names=names, image_size=config.data.image_size
+                options.data,
+                classes=config.classes,
+                class_names=names,
+                image_size=config.data.image_size,
+                space=options.image_cache,
             )
             return private_shard(private, seed=config.seed, client_id=client_id, validation=config.training.validation)
         except DataError as error:

@@ -17,7 +17,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ByteSize
 from pydantic.fields import FieldInfo
 
 from feddbp_common.config.diagnostics import did_you_mean, suggestion, validate_model
@@ -206,6 +206,8 @@ def _default_text(field: FieldInfo) -> str:
     if default is None or default is False or default in ((), {}, ""):
         return ""
     shown = default.value if isinstance(default, Enum) else default
+    if isinstance(shown, ByteSize):
+        return f" (default: {shown.human_readable(decimal=True)})"
     return f" (default: {format_duration(shown) if hasattr(shown, 'total_seconds') else shown})"
 
 

@@ -34,6 +34,7 @@ def test_file_names_are_those_that_existing_state_directories_have() -> None:
         "CHECKPOINT_NAME": "checkpoint.safetensors",
         "SESSION_NAME": "session.json",
         "CLIENT_LOCK_NAME": "daemon.lock",
+        "DATA_CACHE_NAME": "data-cache",
         "CURVES_NAME": "curves.png",
         "CELL_CONFIG_NAME": "config.json",
         "CELL_COST_NAME": "cost.json",

@@ -3,41 +3,81 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from feddbp_client.data.decoding import decode, decode_all
-from feddbp_client.data.images import DataError, ImageParts, LabelledImages, labelled
+from feddbp_client.data.decoding import FLOAT32, UINT8, UINT16, scaling_note
+from feddbp_client.data.file_rows import FileRows, ImageFiles
+from feddbp_client.data.images import DataError, ImageParts, LabelledImages
+from feddbp_client.data.progress import Progress
+from feddbp_client.data.readers.image_headers import ImageHeaders, common_type, read_headers
+from feddbp_common.humanize import human_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Iterator, Sequence
+
+    from feddbp_client.data.images import ImageRows
+    from feddbp_client.data.row_cache import CacheSpace
 
 _log = logging.getLogger(__name__)
 
 LARGEST_DEFAULT_SIDE: Final = 64
 """The largest size of the public data sets; larger only on request, since cost grows with the square."""
+LARGEST_IN_MEMORY: Final = 256_000_000
+"""Bytes up to which decoded images are read into memory at once."""
 
 _SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
 
-def read_folder(path: Path, *, classes: int, class_names: Sequence[str] | None, image_size: int | None) -> ImageParts:
-    """All images as RGB squares of one size, aspect not kept.
+def read_folder(
+    path: Path,
+    *,
+    classes: int,
+    class_names: Sequence[str] | None,
+    image_size: int | None,
+    space: CacheSpace | None = None,
+) -> ImageParts:
+    """All images as RGB squares of one size and pixel type, aspect not kept.
 
-    The size is image_size, or else the short side of the first training image, but at most
-    LARGEST_DEFAULT_SIDE. Files that are not images are ignored; sub-folders of a class belong to it.
+    The size is image_size, or else the short side of the first training image, but at most LARGEST_DEFAULT_SIDE. Files
+    that are not images are ignored; sub-folders of a class belong to it. Images of more than LARGEST_IN_MEMORY are
+    decoded when they are read, and cached in the given space.
     """
     train_root, test_root = _roots(path)
-    train, test = _files(train_root), {} if test_root is None else _files(test_root)
-    numbers = _numbers(path, {*train, *test}, classes, class_names)
-    first = next((files[0] for files in train.values() if files), None)
-    if first is None:
+    train, test = _listed(train_root), None if test_root is None else _listed(test_root)
+    numbers = _numbers(path, {*train.by_class, *(test.by_class if test else ())}, classes, class_names)
+    if not len(train.files):
         raise DataError(f"{train_root}: holds no images in class folders")
-    side = image_size or min(*decode(first, origin=str(first)).shape[:2], LARGEST_DEFAULT_SIDE)
-    return ImageParts(
-        _read(path, train, numbers, side), _read(path, test, numbers, side) if any(test.values()) else None
-    )
+    parts = [part for part in (train, test) if part and len(part.files)]
+    headers = [read_headers(part.files) for part in parts]
+    for found in headers:
+        found.require_readable()
+    side = image_size or min(int(headers[0].sizes[0].min()), LARGEST_DEFAULT_SIDE)
+    dtype = common_type(headers)
+    _log_conversion(path, headers, side, dtype, chosen=image_size is not None)
+    images = _images([part.files for part in parts], side, dtype, space)
+    read = [
+        LabelledImages(rows, part.labels(numbers), tuple(numbers)) for rows, part in zip(images, parts, strict=True)
+    ]
+    return ImageParts(*read)
+
+
+@dataclass(frozen=True, eq=False)
+class _Listing:
+    """The image files of a part, sorted by class and path."""
+
+    files: ImageFiles
+    by_class: dict[str, int]
+    """The number of files in each class folder."""
+
+    def labels(self, numbers: dict[str, int]) -> np.ndarray[Any, np.dtype[np.int64]]:
+        of_class = np.array([numbers[name] for name in self.by_class], dtype=np.int64)
+        return np.repeat(of_class, list(self.by_class.values()))
 
 
 def _roots(path: Path) -> tuple[Path, Path | None]:
@@ -59,18 +99,41 @@ def _folders(path: Path) -> list[Path]:
     return sorted(folder for folder in found if not folder.name.startswith((".", "__")))
 
 
-def _files(root: Path) -> dict[str, list[Path]]:
-    found = {}
+def _listed(root: Path) -> _Listing:
+    names, statuses, by_class = [], [], {}
+    progress = Progress("found", noun="images")
     for folder in _folders(root):
-        found[folder.name] = sorted(
-            file
-            for file in folder.rglob("*")
-            if file.suffix.lower() in _SUFFIXES and not file.name.startswith(".") and file.is_file()
-        )
+        found = sorted(_files(root, folder.name, progress))
         # Allowed: without that class, its owner keeps the numbering of the others this way.
-        if not found[folder.name]:
+        if not found:
             _log.warning("%s holds no images", folder)
-    return found
+        by_class[folder.name] = len(found)
+        names += ["/".join(parts) for parts, _ in found]
+        statuses += [(status.st_size, status.st_mtime_ns) for _, status in found]
+    table = np.array(statuses, dtype=np.int64).reshape(-1, 2)
+    return _Listing(ImageFiles(root=root, names=names, sizes=table[:, 0].copy(), changed=table[:, 1].copy()), by_class)
+
+
+def _files(root: Path, name: str, progress: Progress) -> Iterator[tuple[tuple[str, ...], os.stat_result]]:
+    """The parts of each image's path below the root, in whose order files are sorted, and its status."""
+    for folder, _, files in os.walk(root / name):
+        parts = Path(folder).relative_to(root).parts
+        for file in map(Path, files):
+            if file.suffix.lower() in _SUFFIXES and not file.name.startswith("."):
+                status = _status(Path(folder, file))
+                if status is not None:
+                    progress.advance()
+                    yield (*parts, file.name), status
+
+
+def _status(path: Path) -> os.stat_result | None:
+    try:
+        status = path.stat()
+    except FileNotFoundError:  # a link to nothing
+        return None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+    return status if stat.S_ISREG(status.st_mode) else None
 
 
 def _numbers(path: Path, folders: set[str], classes: int, class_names: Sequence[str] | None) -> dict[str, int]:
@@ -84,8 +147,50 @@ def _numbers(path: Path, folders: set[str], classes: int, class_names: Sequence[
     return {name: number for number, name in enumerate(class_names or sorted(folders))}
 
 
-def _read(path: Path, files: dict[str, list[Path]], numbers: dict[str, int], side: int) -> LabelledImages:
-    paths = [file for of_class in files.values() for file in of_class]
-    labels = np.repeat([numbers[name] for name in files], [len(of_class) for of_class in files.values()])
-    images = decode_all(len(paths), lambda i: (paths[i], str(paths[i])), size=side)
-    return labelled(images, labels, tuple(numbers), origin=str(path))
+def _log_conversion(path: Path, headers: list[ImageHeaders], side: int, dtype: np.dtype[Any], *, chosen: bool) -> None:
+    """Says what becomes of the images' sizes and pixels: nothing is scaled or cut in silence."""
+    sizes = np.concatenate([found.sizes for found in headers])
+    if (sizes != side).any():
+        _log.info("%s: %s", path, scaling_note(sizes, side, chosen=chosen))
+    of_8_bits = sum(found.depths.count(UINT8) for found in headers)
+    if dtype == UINT16 and of_8_bits:
+        _log.info(
+            "%s: %s of %s images have 8 bits, the others 16; all are read as 16",
+            path,
+            f"{of_8_bits:,}",
+            f"{len(sizes):,}",
+        )
+    reduced = sum(found.reduced for found in headers)
+    if reduced:
+        _log.warning(
+            "%s: %s images have 16 bits per colour channel, of which 8 are read; an npz keeps all",
+            path,
+            f"{reduced:,}",
+        )
+
+
+def _images(parts: list[ImageFiles], side: int, dtype: np.dtype[Any], space: CacheSpace | None) -> Sequence[ImageRows]:
+    nbytes = sum(map(len, parts)) * side * side * 3 * dtype.itemsize
+    if nbytes <= LARGEST_IN_MEMORY:
+        return [FileRows(files, side=side, dtype=dtype).in_memory() for files in parts]
+    lazy = [FileRows(files, side=side, dtype=dtype, space=space) for files in parts]
+    _log_cache(lazy, nbytes, space)
+    if dtype == FLOAT32:
+        for rows in lazy:
+            rows.measure()
+    return lazy
+
+
+def _log_cache(lazy: list[FileRows], nbytes: int, space: CacheSpace | None) -> None:
+    room = sum(rows.cache.capacity for rows in lazy if rows.cache is not None)
+    images = sum(map(len, lazy))
+    if space is not None and room == images:
+        _log.info("decoded images, %s, are cached in %s", human_bytes(nbytes), space.directory)
+    else:
+        _log.warning(
+            "decoded images take %s, and the cache has room for %s of %s; the others are decoded in every epoch: give "
+            "a larger --data-cache-size, or a --data-cache on another disk",
+            human_bytes(nbytes),
+            f"{room:,}",
+            f"{images:,}",
+        )

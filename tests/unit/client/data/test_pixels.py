@@ -27,13 +27,11 @@ def test_every_uint16_has_its_place_between_minus_one_and_one() -> None:
     assert (found.diff() > 0).all()
 
 
-def test_uint16_needs_no_operation_that_torch_lacks_on_a_gpu() -> None:
-    assert channels_first(np.zeros((1, 2, 2, 1), dtype=np.uint16)).dtype == torch.int16
-
-
-def test_the_type_of_16_bits_is_also_scaled_as_torch_has_it() -> None:
-    values = torch.tensor([0, 1, 40_000, 65_535])
-    assert torch.equal(scaled(values.to(torch.uint16), WORDS), scaled(values, WORDS))
+def test_uint16_is_handed_on_as_a_type_that_every_device_moves_and_scaled_as_both() -> None:
+    values = np.array([0, 1, 40_000, 65_535], dtype=np.uint16).reshape(1, 2, 2, 1)
+    stored = channels_first(values)
+    assert stored.dtype == torch.int16
+    assert torch.equal(scaled(stored, WORDS), scaled(stored.view(torch.uint16), WORDS))
 
 
 def test_floats_are_scaled_by_the_ends_of_their_range() -> None:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from data_samples import encoded, flat, write_image
+from data_samples import deep_colour_png, encoded, flat, write_image
 from PIL import Image
 
 from feddbp_client.data import DataError, ImageParts, load_private_data
@@ -99,15 +99,15 @@ def test_all_images_get_one_square_size(
     assert load(tmp_path, **options).train.images.shape == (2, side, side, 3)
 
 
-def test_grey_palette_transparent_and_16_bit_images_become_rgb(tmp_path: Path) -> None:
+def test_grey_palette_and_transparent_images_become_rgb(tmp_path: Path) -> None:
     folder = tmp_path / "any"
     folder.mkdir()
     Image.fromarray(np.full((8, 8), 200, dtype=np.uint8)).save(folder / "1.png")
     Image.fromarray(RED).convert("P").save(folder / "2.png")
     Image.fromarray(RED).convert("RGBA").save(folder / "3.png")
-    Image.fromarray(np.full((8, 8), 0xC8FF, dtype=np.uint16)).save(folder / "4.png")
     images = in_memory(load(tmp_path, classes=1).train.images)
-    assert images[:, 0, 0].tolist() == [[200] * 3, [255, 0, 0], [255, 0, 0], [200] * 3]
+    assert images.dtype == np.uint8
+    assert images[:, 0, 0].tolist() == [[200] * 3, [255, 0, 0], [255, 0, 0]]
 
 
 def test_a_photograph_is_rotated_by_its_exif_orientation(tmp_path: Path) -> None:
@@ -121,11 +121,116 @@ def test_a_photograph_is_rotated_by_its_exif_orientation(tmp_path: Path) -> None
     assert image[-1, 0].tolist() == [0, 0, 255]
 
 
-def test_32_bit_pixels_are_refused_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("stored", "suffix", "read"),
+    [
+        (np.uint16, "png", np.uint16),
+        (np.uint16, "tif", np.uint16),
+        (np.uint16, "pgm", np.uint16),
+        (np.float32, "tif", np.float32),
+        (np.int32, "tif", np.float32),
+    ],
+)
+def test_deeper_pixels_keep_their_values(tmp_path: Path, stored: type, suffix: str, read: type) -> None:
+    grey: np.ndarray = np.arange(64).reshape(8, 8).astype(stored) * 1000
     (tmp_path / "any").mkdir()
-    Image.fromarray(np.zeros((8, 8), dtype=np.float32)).save(tmp_path / "any" / "1.tif")
-    with pytest.raises(DataError, match=r"1\.tif: has float32 pixels, expected uint8"):
+    Image.fromarray(grey).save(tmp_path / "any" / f"1.{suffix}")
+    (image,) = in_memory(load(tmp_path, classes=1).train.images)
+    assert image.dtype == read
+    assert all(np.array_equal(image[..., channel], grey) for channel in range(3))
+
+
+@pytest.mark.parametrize("stored", [np.uint16, np.float32])
+def test_deeper_pixels_keep_their_range_when_they_are_scaled(tmp_path: Path, stored: type) -> None:
+    (tmp_path / "any").mkdir()
+    Image.fromarray(np.repeat(np.array([[0, 60_000]], dtype=stored), 2, axis=0)).save(tmp_path / "any" / "1.tif")
+    (image,) = in_memory(load(tmp_path, classes=1, image_size=4).train.images)
+    assert image[0, [0, 3], 0].tolist() == [0, 60_000]
+    assert 10_000 < image[0, 1, 0] < image[0, 2, 0] < 50_000
+
+
+def test_images_of_8_bits_among_others_of_16_are_read_as_16(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    write_image(tmp_path / "any" / "1.png", flat((0, 100, 255)))
+    Image.fromarray(np.full((8, 8), 51_455, dtype=np.uint16)).save(tmp_path / "any" / "2.png")
+    images = in_memory(load(tmp_path, classes=1).train.images)
+    assert images.dtype == np.uint16
+    assert images[:, 0, 0].tolist() == [[0, 25_700, 65_535], [51_455] * 3]
+    assert "1 images of 8 bits are read as 16 bits, as the others" in caplog.text
+
+
+def test_floats_and_integers_in_one_folder_are_refused(tmp_path: Path) -> None:
+    write_image(tmp_path / "train" / "any" / "1.png", RED)
+    (tmp_path / "test" / "any").mkdir(parents=True)
+    Image.fromarray(np.zeros((8, 8), dtype=np.float32)).save(tmp_path / "test" / "any" / "2.tif")
+    with pytest.raises(DataError, match=r"2\.tif: has float pixels, .*1\.png uint8: they have no common scale"):
         load(tmp_path, classes=1)
+
+
+def test_colours_of_16_bits_are_read_as_8_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "any").mkdir()
+    (tmp_path / "any" / "1.png").write_bytes(deep_colour_png(51_455))
+    images = in_memory(load(tmp_path, classes=1).train.images)
+    assert images[0, 0, 0].tolist() == [200] * 3
+    assert "1 images have 16 bits per colour channel, of which 8 are read; an npz keeps all" in caplog.text
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_pixels_that_are_not_finite_are_refused_by_name(tmp_path: Path, value: float) -> None:
+    (tmp_path / "any").mkdir()
+    for name, pixel in (("1", 0.5), ("2", value)):
+        Image.fromarray(np.full((8, 8), pixel, dtype=np.float32)).save(tmp_path / "any" / f"{name}.tif")
+    with pytest.raises(DataError, match=r"any/2\.tif: has NaN or infinite pixels; replace or remove the file"):
+        load(tmp_path, classes=1, image_size=4)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "image_size", "line"),
+    [
+        (
+            [(640, 480), (1000, 700)],
+            None,
+            "2 images, 640x480 to 1000x700, scaled to 64x64 (aspect not kept); set the run's --image-size to change it",
+        ),
+        ([(20, 12), (20, 12)], 30, "2 images, 20x12, scaled to 30x30 (aspect not kept); the run's --image-size"),
+    ],
+)
+def test_the_log_says_what_is_scaled_to_what(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    sizes: list[tuple[int, int]],
+    image_size: int | None,
+    line: str,
+) -> None:
+    caplog.set_level("INFO")
+    for number, (width, height) in enumerate(sizes):
+        write_image(tmp_path / "any" / f"{number}.png", flat((9, 9, 9), width, height))
+    load(tmp_path, classes=1, image_size=image_size)
+    assert caplog.messages == [f"{tmp_path}: {line}"]
+
+
+def test_the_log_says_nothing_of_images_that_keep_their_size(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    write_image(tmp_path / "any" / "1.png", flat((9, 9, 9), 20, 20))
+    load(tmp_path, classes=1)
+    load(tmp_path, classes=1, image_size=20)
+    assert caplog.messages == []
+
+
+def test_every_unreadable_file_is_counted_and_the_first_are_named(tmp_path: Path) -> None:
+    write_image(tmp_path / "a" / "good.png", RED)
+    for number in range(5):
+        (tmp_path / "a" / f"{number}.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"a/0\.png: .*a/1\.png: .*a/2\.png: .* and 2 more files; replace or remove"):
+        load(tmp_path, classes=1)
+
+
+def test_files_are_sorted_folder_by_folder(tmp_path: Path) -> None:
+    """As by the parts of their paths: the separator does not count as a character."""
+    for number, name in enumerate(("b/1.png", "b/2.png", "b.png", "b-1.png", "B.png")):
+        write_image(tmp_path / "any" / name, flat((number, 0, 0)))
+    images = in_memory(load(tmp_path, classes=1).train.images)
+    assert images[:, 0, 0, 0].tolist() == [4, 0, 1, 3, 2]
 
 
 def test_other_files_and_hidden_ones_are_ignored(tmp_path: Path) -> None:
