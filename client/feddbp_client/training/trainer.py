@@ -36,10 +36,16 @@ from feddbp_common.wire import Payload
 log = logging.getLogger("feddbp.client")
 
 PASS_BATCH: Final = 512
-"""Batch size of passes without training: evaluation and collection."""
+"""Batch size of passes without training, evaluation and collection, for images of up to _PASS_VALUES."""
+_PASS_VALUES: Final = 3 * 64 * 64
 
 OnEpoch = Callable[[int, int], None]
 """Called after each local epoch with the epochs done and their total."""
+
+
+def pass_batch(image_shape: tuple[int, int, int]) -> int:
+    """Batch size of a pass over images of this shape: larger ones in smaller batches, so that memory stays bounded."""
+    return max(1, min(PASS_BATCH, PASS_BATCH * _PASS_VALUES // math.prod(image_shape)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +95,7 @@ class LocalTrainer:
         self._config = config
         self._client_id = client_id
         self._pixels = data.pixels
+        self._pass_batch = pass_batch(data.image_shape)
         self._train_split = _DeviceSplit(data.train, self._compute, data.pixels)
         self._test_split = _DeviceSplit(data.test, self._compute, data.pixels)
         self._validation_split = (
@@ -107,8 +114,8 @@ class LocalTrainer:
         self._augment = augment
         self._memory = MemoryGuard(method, self._compute, client_id=client_id, image_shape=data.image_shape)
         held_out = len(data.test) + (0 if data.validation is None else len(data.validation))
-        self._evaluation = Pass(name="evaluation", batch=min(PASS_BATCH, held_out))
-        self._collection = Pass(name="collection", batch=min(PASS_BATCH, len(data.train)))
+        self._evaluation = Pass(name="evaluation", batch=min(self._pass_batch, held_out))
+        self._collection = Pass(name="collection", batch=min(self._pass_batch, len(data.train)))
         self._training = Pass(
             name="training",
             batch=min(config.training.batch_size, len(data.train)),
@@ -227,9 +234,9 @@ class LocalTrainer:
     def _hits(self, split: _DeviceSplit) -> dict[str, torch.Tensor]:
         """By inference rule, whether each sample is predicted correctly; bool [n]."""
         hits = {rule: torch.zeros_like(split.labels, dtype=torch.bool) for rule in self.method.inference_rules}
-        for start in range(0, len(split.labels), PASS_BATCH):
+        for start in range(0, len(split.labels), self._pass_batch):
             self._check_stop()
-            batch = slice(start, start + PASS_BATCH)
+            batch = slice(start, start + self._pass_batch)
             predictions = self.method.predict(split.images[batch])
             for rule, predicted in predictions.items():
                 hits[rule][batch] = predicted == split.labels[batch]
@@ -271,7 +278,7 @@ class LocalTrainer:
 
     def _collect(self) -> Payload:
         self.method.eval()
-        return self.method.collect(self._train_split.images, self._train_split.labels, batch_size=PASS_BATCH)
+        return self.method.collect(self._train_split.images, self._train_split.labels, batch_size=self._pass_batch)
 
 
 class _DeviceSplit:
