@@ -37,6 +37,10 @@ class PixelRange:
         if not valid:
             raise ValueError(f"{self.low} to {self.high} is not a range of {self.dtype} pixels")
 
+    def shares_scale(self, other: PixelRange) -> bool:
+        """Whether a network trained on one takes the other: integers are scaled by type, floats by their values."""
+        return self == other or "float32" not in (self.dtype, other.dtype)
+
     def __str__(self) -> str:
         return f"{self.dtype}, from {self.low:g} to {self.high:g}"
 

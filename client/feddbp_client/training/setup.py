@@ -230,10 +230,10 @@ def restore_checkpoint(client: LocalClient, directory: ClientDirectory) -> Check
             f"client {client.client_id} started this run with images of shape {list(checkpoint.image_shape)}, not "
             f"{list(client.data.image_shape)}; give the same --data, or set the run's --image-size"
         )
-    if checkpoint.pixels != client.data.pixels:
+    if not checkpoint.pixels.shares_scale(client.data.pixels):
         raise ConfigurationError(
             f"client {client.client_id} started this run with pixels that are {checkpoint.pixels}, not "
-            f"{client.data.pixels}; give the same --data (before feddbp 0.2, pixels of 16 bits were read as 8)"
+            f"{client.data.pixels}; give the same --data"
         )
     client.trainer.load_state(checkpoint.state)
     log.info("client %d resumes after %s", client.client_id, round_name(checkpoint.round, client.config.rounds))

@@ -102,3 +102,16 @@ def test_a_client_that_resumes_with_pixels_of_another_range_is_refused(tmp_path:
     with pytest.raises(ConfigurationError, match="float32, from 0 to 3000, not float32, from 0 to 9000; give the same"):
         restore_checkpoint(built(tmp_path / "after.npz"), directory)
     directory.close()
+
+
+def test_a_client_whose_deeper_images_were_read_as_bytes_resumes(tmp_path: Path) -> None:
+    """As after an upgrade: the scale is the same, only finer."""
+    directory = ClientDirectory(tmp_path / "state", "run", 0)
+    before = built(pictures(tmp_path / "before", 20))
+    before.checkpoint(0, pb.RoundMetrics()).save(directory.checkpoint)
+    for path in pictures(tmp_path / "after", 20).rglob("*.png"):
+        Image.fromarray(np.full((20, 20), 5000, np.uint16)).save(path)
+    after = built(tmp_path / "after")
+    assert after.data.pixels.dtype == "uint16"
+    assert restore_checkpoint(after, directory) is not None
+    directory.close()
