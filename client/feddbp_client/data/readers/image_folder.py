@@ -163,9 +163,10 @@ def _log_conversion(path: Path, headers: list[ImageHeaders], side: int, dtype: n
     reduced = sum(found.reduced for found in headers)
     if reduced:
         _log.warning(
-            "%s: %s images have 16 bits per colour channel, of which 8 are read; an npz keeps all",
+            "%s: %s of %s images have 16 bits per colour channel, of which 8 are read; an npz keeps all",
             path,
             f"{reduced:,}",
+            f"{len(sizes):,}",
         )
 
 

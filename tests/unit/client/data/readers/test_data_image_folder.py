@@ -156,7 +156,7 @@ def test_images_of_8_bits_among_others_of_16_are_read_as_16(tmp_path: Path, capl
     images = in_memory(load(tmp_path, classes=1).train.images)
     assert images.dtype == np.uint16
     assert images[:, 0, 0].tolist() == [[0, 25_700, 65_535], [51_455] * 3]
-    assert "1 images of 8 bits are read as 16 bits, as the others" in caplog.text
+    assert "1 of 2 images have 8 bits, the others 16; all are read as 16" in caplog.text
 
 
 def test_floats_and_integers_in_one_folder_are_refused(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_colours_of_16_bits_are_read_as_8_with_a_warning(tmp_path: Path, caplog:
     (tmp_path / "any" / "1.png").write_bytes(deep_colour_png(51_455))
     images = in_memory(load(tmp_path, classes=1).train.images)
     assert images[0, 0, 0].tolist() == [200] * 3
-    assert "1 images have 16 bits per colour channel, of which 8 are read; an npz keeps all" in caplog.text
+    assert "1 of 1 images have 16 bits per colour channel, of which 8 are read; an npz keeps all" in caplog.text
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
