@@ -61,8 +61,20 @@ def _own_body(reference: str, image_shape: ImageShape) -> nn.Module:
         raise ModelError(f"--model {reference}: {name}({image_shape}) failed: {in_one_line(error)}") from error
     if not isinstance(body, nn.Module):
         raise ModelError(f"--model {reference}: {name} returned {type(body).__name__}, not a torch module")
+    _check_weights(reference, body)
     _check_output(reference, body, image_shape)
     return body
+
+
+def _check_weights(reference: str, body: nn.Module) -> None:
+    """A checkpoint stores every tensor once, under one name."""
+    names: dict[int, str] = {}
+    for name, tensor in body.state_dict(keep_vars=True).items():
+        first = names.setdefault(id(tensor), name)
+        if first != name:
+            raise ModelError(
+                f"--model {reference}: {first} and {name} are the same tensor; tied weights cannot be stored"
+            )
 
 
 def _check_output(reference: str, body: nn.Module, image_shape: ImageShape) -> None:

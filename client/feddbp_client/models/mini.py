@@ -196,9 +196,6 @@ class _Grid(nn.Module):
         self.side = side
 
     def forward(self, x: Tensor) -> Tensor:
-        # Most maps have this size already; pooling them one to one would cost noticeable time.
-        if x.shape[-2:] == (self.side, self.side):
-            return x
         return average_pool(x, self.side, self.side)
 
 

@@ -9,6 +9,9 @@ from torch import Tensor
 
 def average_pool(x: Tensor, *bins: int) -> Tensor:
     """Averages the last dimensions of x into so many bins each: one dimension, or two."""
+    # most maps have this size already; pooling them one to one would cost noticeable time
+    if x.shape[-len(bins) :] == bins:
+        return x
     if x.device.type == "cuda" and torch.are_deterministic_algorithms_enabled():
         return pool_by_products(x, *bins)
     return F.adaptive_avg_pool1d(x, bins[0]) if len(bins) == 1 else F.adaptive_avg_pool2d(x, (bins[0], bins[1]))

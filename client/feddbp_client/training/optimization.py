@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from feddbp_client.compute.precision import Precision
 from feddbp_client.methods.base import LocalMethod
-from feddbp_client.training.references import load_reference
+from feddbp_client.training.references import in_one_line, load_reference
 from feddbp_common.config.references import MARK
 from feddbp_common.config.run import TrainingConfig
-from feddbp_common.errors import FedDBPError
+from feddbp_common.errors import ConfigurationError, FedDBPError
 
 MakeOptimizer = Callable[..., torch.optim.Optimizer]
 """Called with parameter groups that have their learning rate, and with `momentum` and `weight_decay` by keyword."""
@@ -69,6 +69,23 @@ class Optimization:
         self._steps = 0
         self._steps_in_round = 1
 
+    def check(self) -> None:
+        """Makes the optimiser once, so that one of a user's own fails before the client joins, and not in a round."""
+        try:
+            optimizer = self._new_optimizer()
+        except Exception as error:  # a user's function may raise anything
+            raise ConfigurationError(f"the run's optimizer {self._training.optimizer}: {in_one_line(error)}") from error
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            returned = type(optimizer).__name__
+            raise ConfigurationError(
+                f"the run's optimizer {self._training.optimizer}: returned {returned}, not a torch.optim.Optimizer"
+            )
+        if len(optimizer.param_groups) != len(self._learning_rates):
+            raise ConfigurationError(
+                f"the run's optimizer {self._training.optimizer}: has {len(optimizer.param_groups)} parameter groups, "
+                f"but was given {len(self._learning_rates)}"
+            )
+
     def begin_round(self, round_number: int, steps: int) -> None:
         """Prepares for a round of so many steps."""
         self._round, self._steps, self._steps_in_round = round_number, 0, max(1, steps)
@@ -119,7 +136,7 @@ class Optimization:
             return
         for values in self._optimizer.state.values():
             for name, value in values.items():
-                if isinstance(value, Tensor) and name != "step":  # torch keeps counters of steps on the host
+                if isinstance(value, Tensor) and value.dim():  # torch keeps counters on the host
                     values[name] = value.to(device)
 
     @property
@@ -150,43 +167,45 @@ _BUILTIN: dict[str, MakeOptimizer] = {"sgd": torch.optim.SGD, "adamw": _adamw}
 
 
 def _flat(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
-    """The state of every parameter, and the numbers that the optimiser keeps in its groups, as tensors."""
-    described = optimizer.state_dict()
-    for number, values in described["state"].items():
-        for name, value in values.items():
+    """The state of every parameter, and what the optimiser has changed in its groups, as tensors of exact types."""
+    for number, parameter in enumerate(_parameters(optimizer)):
+        for name, value in optimizer.state.get(parameter, {}).items():
             if value is not None:
-                yield f"parameter.{number}.{name}", _as_tensor(name, value)
-    for number, group in enumerate(described["param_groups"]):
+                yield _stored(f"parameter.{number}", name, value)
+    for number, group in enumerate(optimizer.param_groups):
         for name, value in group.items():
-            if name != "lr" and isinstance(value, int | float):
-                yield f"group.{number}.{name}", _as_tensor(name, value)
+            if name not in ("params", "lr") and isinstance(value, Tensor | int | float):
+                yield _stored(f"group.{number}", name, value)
 
 
 def _restore(optimizer: torch.optim.Optimizer, state: Mapping[str, Tensor]) -> None:
-    described = optimizer.state_dict()
-    for key, tensor in state.items():
-        kind, number, name = key.split(".", 2)
-        if kind == "parameter":
-            described["state"].setdefault(int(number), {})[name] = tensor.clone()
-        else:
-            _set_number(described["param_groups"], int(number), name, tensor)
+    """Sets the state itself: `load_state_dict` of an optimiser would cast it to the types of parameters."""
+    parameters = _parameters(optimizer)
     try:
-        optimizer.load_state_dict(described)
-    except (KeyError, ValueError, RuntimeError) as error:
+        for key, tensor in state.items():
+            owner, number, kind, name = key.split(".", 3)
+            value = tensor.clone() if kind == "tensor" else tensor.item()
+            if owner == "parameter":
+                parameter = parameters[int(number)]
+                on_host = isinstance(value, Tensor) and value.dim() == 0  # torch keeps counters on the host
+                moved = value.to(parameter.device) if isinstance(value, Tensor) and not on_host else value
+                optimizer.state[parameter][name] = moved
+            else:
+                optimizer.param_groups[int(number)][name] = value
+    except (IndexError, ValueError) as error:
         raise OptimizerStateError(f"the optimiser's state in the checkpoint does not fit: {error}") from error
 
 
-def _set_number(groups: list[dict[str, Any]], number: int, name: str, value: Tensor) -> None:
-    if number >= len(groups) or name not in groups[number]:
-        raise OptimizerStateError(f"the optimiser has no setting {name!r} in group {number}, unlike the checkpoint's")
-    groups[number][name] = type(groups[number][name])(value.item())
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _as_tensor(name: str, value: Any) -> Tensor:
+def _stored(owner: str, name: str, value: Any) -> tuple[str, Tensor]:
     if isinstance(value, Tensor):
-        return value.detach()
+        return f"{owner}.tensor.{name}", value.detach()
     if isinstance(value, int | float):
-        return torch.tensor(value, dtype=torch.float64)
+        kept = torch.float64 if isinstance(value, float) else torch.bool if isinstance(value, bool) else torch.int64
+        return f"{owner}.number.{name}", torch.tensor(value, dtype=kept)
     raise OptimizerStateError(
         f"the optimiser's state {name!r} is a {type(value).__name__}; only tensors and numbers can be kept over rounds"
     )

@@ -110,6 +110,7 @@ class LocalTrainer:
             rounds=config.rounds_of(client_id),
             make_optimizer=make_optimizer,
         )
+        self._optimization.check()
         self._average = WeightAverage(self.method, config.training.ema) if config.training.ema else None
         self._augment = augment
         self._memory = MemoryGuard(method, self._compute, client_id=client_id, image_shape=data.image_shape)

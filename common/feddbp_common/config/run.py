@@ -106,7 +106,7 @@ class TrainingConfig(FrozenModel):
 
     local_epochs: int = Field(10, ge=1, le=_UINT32_MAX, description="passes over the local data per round")
     batch_size: int = Field(32, ge=2, le=_UINT32_MAX, description="samples per step")
-    learning_rate: float = Field(0.01, gt=0, description="step size of SGD")
+    learning_rate: float = Field(0.01, gt=0, description="step size of the optimiser")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD; reset every round without --keep-optimizer")
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty of SGD, decoupled weight decay of AdamW")
     model_group: str = Field("mini-8", description=f"architectures, assigned by client id: {', '.join(MODEL_GROUPS)}")
@@ -169,8 +169,8 @@ class TrainingConfig(FrozenModel):
     )
     batch_remainder: Literal["auto", "keep", "merge", "drop"] = Field(
         "auto",
-        description="last, smaller batch of an epoch: kept, merged into the one before if under half a batch, or "
-        "dropped; auto merges for networks with batch norm and keeps for others",
+        description="last, smaller batch of an epoch: kept unless it is a single sample, merged into the one before if "
+        "under half a batch, or dropped; auto merges for networks with batch norm and keeps for others",
         json_schema_extra=added_in("0.2.0"),
     )
     accumulate: bool = Field(

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 from small_federations import run_in_process, small_strategy, upload_of
+from torch import nn
 
 from feddbp_client.methods.base import Task
 from feddbp_client.methods.guide_model import GuideModel
+from feddbp_client.models.blocks import backbones_in
 from feddbp_client.training.setup import LocalOptions, build_client, build_method
 from feddbp_common.config.run import DataConfig, RunConfig
 from feddbp_common.errors import ConfigurationError, PayloadError
@@ -66,6 +68,16 @@ def test_the_rules_admit_the_network_and_nothing_of_another_shape(name: str) -> 
     with pytest.raises(PayloadError, match=r"conv1\.weight"):
         check_manifest(sent.manifest, spec.upload_rules(spec.settings(), grey), max_bytes=10**7)
     assert all(not rule.required for rule in guide_rules(grey, required=False))
+
+
+@pytest.mark.parametrize(("method", "settings"), [("fedavg", {}), ("feddbp", {"guided": True}), ("fedkd", {})])
+def test_every_network_of_a_method_computes_in_chunks_and_in_half_precision(
+    method: str, settings: dict[str, bool]
+) -> None:
+    config = RunConfig(method=method, method_settings=settings, data=DataConfig(dataset="digits"))
+    built = build_method(config, 0, config.architecture_of(0), "linear", (1, 16, 16))
+    inside = {layer for backbone in backbones_in(built) for layer in backbone.modules()}
+    assert all(layer in inside for layer in built.modules() if isinstance(layer, nn.Conv2d))
 
 
 # --- the method

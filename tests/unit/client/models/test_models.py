@@ -126,6 +126,7 @@ def test_stems_have_the_same_initial_scale_for_any_number_of_channels(architectu
         ("own_models:four_dimensional", (3, 32, 32), "not [2, features]"),
         ("own_models:wants_grey", (3, 32, 32), "does not take images"),
         ("own_models:whole_numbers", (3, 32, 32), "in floating point"),
+        ("own_models:tied", (3, 32, 32), "1.weight and 2.weight are one tensor"),
     ],
 )
 def test_a_model_that_cannot_be_built_is_described_in_one_line(
@@ -174,6 +175,7 @@ def own_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         broken=broken,
         half_frozen=half_frozen,
         whole_numbers=lambda shape: WholeNumbers(),
+        tied=lambda shape: nn.Sequential(nn.Flatten(), *[nn.Linear(3072, 3072)] * 2),
         width=512,
         not_a_module=lambda shape: 3,
         four_dimensional=lambda shape: nn.Conv2d(shape[0], 8, 3),

@@ -71,6 +71,7 @@ def trainer(
     newcomers: int = 0,
     newcomer_rounds: int = 0,
     client_id: int = 0,
+    make_optimizer: Any = None,
     **training: Any,
 ) -> LocalTrainer:
     settings = {"local_epochs": 1, "batch_size": 8, "learning_rate": 0.1, "feature_dim": 8, **training}
@@ -92,6 +93,7 @@ def trainer(
             training=TrainingConfig.model_validate(settings),
         ),
         client_id=client_id,
+        make_optimizer=make_optimizer,
     )
 
 
@@ -163,6 +165,58 @@ def test_an_optimiser_of_ones_own_is_made_only_if_the_clients_operator_allows_it
     before = [parameter.detach().clone() for parameter in client.trainer.method.parameters()]
     client.trainer.train(Payload(), 0, lambda *_: None)
     assert all(map(torch.equal, before, client.trainer.method.parameters()))
+
+
+class Counting(torch.optim.SGD):
+    """Keeps numbers and tensors of several types, in its state and in its groups."""
+
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        for group in self.param_groups:
+            group["seen"] = group.get("seen", 0) + 1
+            group["share"] = torch.tensor([group["seen"] / 3], dtype=torch.float64)
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["calls"] = state.get("calls", 2**24) + 1
+                state["decay"] = state.get("decay", 1.0) * 0.9
+                state["warm"] = True
+                state["bits"] = torch.tensor([2**24 + 1])
+
+
+def counting(groups: list[dict[str, Any]], *, momentum: float, weight_decay: float) -> Counting:
+    return Counting(groups, momentum=momentum, weight_decay=weight_decay)
+
+
+def test_the_state_of_an_optimiser_of_ones_own_is_restored_in_value_and_type() -> None:
+    options: dict[str, Any] = {"optimizer": "mine:counting", "keep_optimizer": True, "momentum": 0.9}
+    first = trainer(method(), make_optimizer=counting, **options)
+    first.train(Payload(), 0, lambda *_: None)
+    again = trainer(method(), make_optimizer=counting, **options)
+    again.load_state(first.state())
+    for run in (first, again):
+        run.train(Payload(), 1, lambda *_: None)
+    expected, found = first.state().optimizer, again.state().optimizer
+    assert {name: tensor.dtype for name, tensor in found.items()} == {
+        name: tensor.dtype for name, tensor in expected.items()
+    }
+    assert same(dict(expected), dict(found))
+    assert expected["parameter.0.number.calls"].item() == 2**24 + 10
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda groups: None, "unexpected keyword argument 'momentum'"),
+        (lambda groups, **_: "sgd", "returned str, not a torch.optim.Optimizer"),
+        (
+            lambda groups, **_: torch.optim.SGD([{"params": [weight]} for weight in groups[0]["params"]], lr=0.1),
+            "has 4 parameter groups, but was given 1",
+        ),
+    ],
+)
+def test_an_optimiser_of_ones_own_that_does_not_work_fails_before_the_first_round(make: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"the run's optimizer mine:made: .*{message}"):
+        trainer(method(), make_optimizer=make, optimizer="mine:made")
 
 
 def test_gradients_are_released_after_a_round() -> None:
