@@ -117,8 +117,8 @@ def contrastive(
         distances: Tensor = _BatchDistances.apply(  # type: ignore[no-untyped-call]
             z.to(precision), prototype_directions.to(precision), labels
         )
-    if boundary is None and hard_negatives != "none":
-        boundary = contrastive_boundary(distances, labels, known)
+        if boundary is None and hard_negatives != "none":
+            boundary = contrastive_boundary(distances, labels, known)
     logits = _denominator_logits(distances, labels, known, tau, hard_negatives, boundary)
     # With every addend of the denominator as a logit, -log(N/(S+M)) is a cross-entropy: the positive's logit is one of
     # them, and no exponential is taken of a positive number.
@@ -200,6 +200,11 @@ class _BatchDistances(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        with _without_autocast(gradient.device.type):
+            return _BatchDistances._derivatives(ctx, gradient)
+
+    @staticmethod
+    def _derivatives(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
         unit, lengths, offsets, prototype_directions, own, distances = ctx.saved_tensors
         # d_ic changes with the direction u_i by (u_i - p_c) / d_ic; multiples of u_i vanish in the next step
         slopes = (gradient / distances).masked_fill_(distances == 0, 0.0)

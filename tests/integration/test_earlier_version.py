@@ -81,7 +81,7 @@ def test_an_experiment_that_was_killed_is_finished_without_running_what_is_done(
     }
     for method, cell in (("feddbp:gentle", done), ("fedproto", begun)):
         best = read_json(cell / "summary.json")["accuracy"]["best"]["weighted"]
-        assert float(counted[method]["best_mean"]) == pytest.approx(100 * best)
+        assert float(counted[method]["accuracy_mean"]) == pytest.approx(100 * best)
 
 
 def _places(rounds: int) -> set[tuple[int, int]]:

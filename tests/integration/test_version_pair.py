@@ -15,7 +15,9 @@ RELEASE = "3b4a0b2"
 """The commit of version 0.1.0."""
 CHECKOUT = Path(__file__).resolve().parents[2]
 ROOTS = ("proto", "common", "server", "client", "lab")
-OPTIONS = ("--clients", 2, "--min-clients", 2, "--rounds", 2, "--local-epochs", 1, "--model-group", "mini-8")
+RUN = ("--clients", 2, "--min-clients", 2, "--rounds", 2, "--local-epochs", 1, "--model-group", "mini-8")
+OPTIONS = (*RUN, "--method", "fedproto")
+"""FedProto's bits are those of the release; FedDBP's loss is rounded otherwise since."""
 
 
 @pytest.fixture(scope="session")
@@ -80,6 +82,12 @@ def test_a_client_of_this_version_takes_part_in_a_plain_run_of_a_released_server
     server = running_federation.server(*OPTIONS, env=released)
     clients = running_federation.client(0, env=released), running_federation.client(1)
     assert digest_of(running_federation, server, *clients) == digest
+
+
+def test_clients_of_both_versions_run_feddbp_together(running_federation: Federation, released: dict[str, str]) -> None:
+    server = running_federation.server(*RUN)
+    clients = running_federation.client(0, env=released), running_federation.client(1)
+    assert digest_of(running_federation, server, *clients)
 
 
 NEEDS_FEATURE = """

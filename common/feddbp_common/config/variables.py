@@ -28,6 +28,7 @@ COMMAND_MODELS: Final = (
     "feddbp_lab.commands.operate:PauseConfig",
     "feddbp_lab.commands.operate:StopConfig",
     "feddbp_lab.commands.health:HealthConfig",
+    "feddbp_lab.commands.gpu_check:GpuCheckConfig",
     "feddbp_lab.commands.compose:ComposeConfig",
     "feddbp_lab.commands.predict:PredictConfig",
     "feddbp_lab.commands.export:ExportConfig",

@@ -126,7 +126,7 @@ def test_stems_have_the_same_initial_scale_for_any_number_of_channels(architectu
         ("own_models:four_dimensional", (3, 32, 32), "not [2, features]"),
         ("own_models:wants_grey", (3, 32, 32), "does not take images"),
         ("own_models:whole_numbers", (3, 32, 32), "in floating point"),
-        ("own_models:tied", (3, 32, 32), "1.weight and 2.weight are one tensor"),
+        ("own_models:tied", (3, 32, 32), "1.weight and 2.weight are the same tensor"),
     ],
 )
 def test_a_model_that_cannot_be_built_is_described_in_one_line(
