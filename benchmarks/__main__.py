@@ -13,6 +13,7 @@ QUESTIONS = (
     "training_step",
     "augmentation",
     "fisher_pass",
+    "many_clients",
     "wire_bytes",
     "round_gap",
     "closing",
