@@ -171,10 +171,12 @@ class RoundWorker:
                     result = await asyncio.to_thread(trainer.train, download.payload, number, on_epoch)
                 else:
                     result = await asyncio.to_thread(trainer.evaluate, download.payload, number)
-        completed = self._encoded(number, result, download.message_bytes)
+        # In threads: the event loop is free at once, and the next client begins to train.
+        completed = await asyncio.to_thread(self._encoded, number, result, download.message_bytes)
         fault_point("client.work.done")
         if assignment.train or number == self.client.config.rounds:
-            await self._save(completed, download.encoded)
+            await asyncio.to_thread(self._save, completed, download.encoded)
+            fault_point("client.work.saved")
         return completed
 
     def _encoded(self, number: int, result: RoundResult, bytes_down: int) -> CompletedRound:
@@ -187,12 +189,11 @@ class RoundWorker:
             )
         return CompletedRound(round=number, metrics=result.metrics, upload=upload)
 
-    async def _save(self, completed: CompletedRound, received: Encoded) -> None:
+    def _save(self, completed: CompletedRound, received: Encoded) -> None:
         checkpoint = replace(
             self.client.checkpoint(completed.round, completed.metrics), upload=completed.upload, received=received
         )
-        await asyncio.to_thread(checkpoint.save, self.directory.checkpoint)
-        fault_point("client.work.saved")
+        checkpoint.save(self.directory.checkpoint)
 
     def _progress_reporter(self, number: int) -> OnEpoch:
         """A callback for the training thread that reports progress without blocking it."""

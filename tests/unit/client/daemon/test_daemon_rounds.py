@@ -19,8 +19,10 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.compute.devices import CPU
 from feddbp_client.compute.plan import Compute
 from feddbp_client.compute.slots import TrainingSlots
+from feddbp_client.daemon import round_worker as round_worker_module
 from feddbp_client.daemon import session_loop as daemon_module
 from feddbp_client.daemon.connection import CallRefusedError, Download, ServerUnavailableError
+from feddbp_client.daemon.round_worker import Assignment, RoundWorker
 from feddbp_client.daemon.session_loop import ClientDaemon, DaemonOptions
 from feddbp_client.training import checkpoint as checkpoint_module
 from feddbp_client.training.checkpoint import Checkpoint, ClientDirectory
@@ -537,3 +539,40 @@ async def test_a_server_that_has_answered_is_waited_for_whatever_answers_in_its_
     server = FakeConnection(script)
     server.mistake = ConfigurationError("no feddbp server")
     assert await start(server, patience=timedelta(seconds=30)).run() is ExitCode.OK
+
+
+@pytest.mark.parametrize("step", ["encode", "checkpoint"])
+async def test_the_next_client_trains_while_the_result_of_the_last_is_encoded_and_stored(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    next_trains = threading.Event()
+
+    class NextTrainer(FakeTrainer):
+        def train(self, received: Payload, round_number: int, on_epoch: object) -> RoundResult:
+            next_trains.set()
+            return super().train(received, round_number, on_epoch)
+
+    def until_the_next_trains(act: Callable[..., Any]) -> Callable[..., Any]:
+        def delayed(*arguments: Any, **options: Any) -> Any:
+            assert next_trains.wait(60)
+            return act(*arguments, **options)
+
+        return delayed
+
+    async def script(server: FakeConnection) -> AsyncIterator[pb.RoundEvent]:
+        yield ended()
+
+    def worker(client_id: int, trainer: FakeTrainer) -> RoundWorker:
+        checkpoint = until_the_next_trains(empty_checkpoint) if step == "checkpoint" else empty_checkpoint
+        client: Any = SimpleNamespace(client_id=client_id, config=CONFIG, trainer=trainer, checkpoint=checkpoint)
+        connection: Any = FakeConnection(script)
+        return RoundWorker(client, ClientDirectory(tmp_path, "first", client_id), connection, training_slot=slot)
+
+    if step == "encode":
+        monkeypatch.setattr(round_worker_module, "encode", until_the_next_trains(encode))
+    slot = asyncio.Semaphore(1)
+    workers = [worker(0, FakeTrainer()), worker(1, NextTrainer())]
+    await asyncio.gather(*(ready.run_round(Assignment(0, train=True)) for ready in workers))
+    for finished in workers:
+        assert Checkpoint.load(finished.directory.checkpoint).round == 0
+        await finished.close()
