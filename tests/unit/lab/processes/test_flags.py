@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from feddbp_client.config import ClientConfig
+from feddbp_client.config import ClientConfig, ComputeConfig, IdentityConfig
 from feddbp_common.config.command_line import settings_from, settings_parser
 from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
 from feddbp_common.methods import METHODS
@@ -40,3 +40,22 @@ def test_clients_of_a_federation_on_this_machine_may_import_what_its_run_names(
     arguments = arguments_for(options.client_config([0, 1], "127.0.0.1:50051"))
     config = settings_from(ClientConfig, settings_parser("client", "", ClientConfig).parse_args(arguments))
     assert config.source.allow_import == allowed
+
+
+def test_client_processes_on_one_machine_have_one_thread_each(tmp_path: Path) -> None:
+    options = FederationOptions(run=RunConfig(), directory=tmp_path, processes=2, data_dir=tmp_path)
+    assert "--threads=1" in arguments_for(options.client_config([0], "127.0.0.1:50051"))
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        ComputeConfig(gpu=(0, 3), jobs_per_gpu=2, threads=4, image_memory="4GiB"),
+        ComputeConfig(gpu="auto", amp=True, fast=True, image_memory=0),
+        ComputeConfig(device="cpu", deterministic=True),
+    ],
+)
+def test_options_of_devices_survive(compute: ComputeConfig) -> None:
+    config = ClientConfig(identity=IdentityConfig(id=3), compute=compute)
+    flags = settings_parser("client", "", ClientConfig).parse_args(arguments_for(config))
+    assert settings_from(ClientConfig, flags) == config
