@@ -62,7 +62,7 @@ soak: $(STAMP)  ## two hundred light clients, three hundred rounds
 bench: $(STAMP) ## measured ratios against the bars we hold ourselves to
 	$(BIN)/python -m benchmarks
 
-gpu-check: $(STAMP) ## two minutes on this machine's GPU, or on its CPU: what to report about it
+gpu-check: $(STAMP) ## a few minutes on this machine's GPU, or on its CPU: what to report about it
 	$(BIN)/feddbp gpu-check
 
 compose-test: $(STAMP) ## federations in containers, killed, paused and cut off in the middle of their run

@@ -1,4 +1,4 @@
-"""`feddbp gpu-check`: measures this machine's GPU, or its CPU, in two minutes and prints what to report."""
+"""`feddbp gpu-check`: measures this machine's GPU, or its CPU, in a few minutes and prints what to report."""
 
 from __future__ import annotations
 
