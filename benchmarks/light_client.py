@@ -26,6 +26,7 @@ from feddbp_client.daemon.connection import (
     upload_parts,
 )
 from feddbp_client.daemon.event_stream import EventStream
+from feddbp_common.config.features import supported_features
 from feddbp_common.config.run import RunConfig, run_from_proto
 from feddbp_common.seeding import derive_seed
 from feddbp_common.wire import Encoded, FisherScores, Payload, PayloadRules, PrototypeSet, TopChannels, encode
@@ -81,6 +82,7 @@ class LightClient:
                 previous_session=self.session,
                 data=pb.DataSummary(label_counts=[1] * config.classes, test_samples=1),
                 capabilities=pb.Capabilities(architecture="light", device="none"),
+                features=supported_features(config.method),
             )
         )
         self.session, self._config = joined.session, config

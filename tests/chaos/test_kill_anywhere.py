@@ -71,8 +71,12 @@ CLIENT_FAULTS = {
 REAL_RUN = (
     *("--clients", 3, "--rounds", 3, "--alpha", 1.0, "--local-epochs", 1, "--feature-dim", 64),
     *("--min-clients", 3, "--lease", "6s", "--linger", f"{PATIENCE}s"),
+    *("--augment", "randaugment", "--momentum", 0.9, "--keep-optimizer", "--schedule", "cosine", "--ema", 0.9),
+    *("--clip-norm", 5, "--label-smoothing", 0.1, "--init", "common", "--validation", 0.2, "--finetune-rounds", 1),
+    *("--set", "warmup_rounds=2", "--set", "prototype_gradient=branches"),
 )
-"""It lingers until a client that was killed after its last report has come back, however long that takes."""
+"""With every setting of training on, all of whose state has to survive. It lingers until a client that was killed after
+its last report has come back, however long that takes."""
 
 
 def cases(faults: dict[str, tuple[str, ...]], *, without: str) -> list[str]:

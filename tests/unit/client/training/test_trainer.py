@@ -401,6 +401,7 @@ def test_a_client_without_rare_classes_reports_none() -> None:
         ("lg-fedavg", {"ema": 0.9, "momentum": 0.5, "keep_optimizer": True, "init": "common"}),
         ("fedkd", {"momentum": 0.9, "keep_optimizer": True, "ema": 0.9, "validation": 0.2}),
         ("feddbp", {"batch_remainder": "merge", "validation": 0.1, "init": "common"}),
+        ("fedproto", {"augment": "randaugment", "batch_remainder": "drop"}),
     ],
 )
 def test_clients_that_restart_before_every_round_end_with_the_same_bits(
