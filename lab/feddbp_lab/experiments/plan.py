@@ -155,5 +155,5 @@ def value_label(axis: str, value: Any) -> str:
 
 
 def _heading(axis: Axis, value: AxisValue) -> str:
-    is_clear = axis.name in _UNTITLED_AXES or "." not in axis.name
+    is_clear = axis.name in _UNTITLED_AXES or ("." not in axis.name and axis.name not in _TITLES)
     return value.label if is_clear else f"{axis.title} = {value.label}"

@@ -185,7 +185,7 @@ class CellResult:
             rules=rules,
             rare=ClientCounts.rare_in([line for line in counted if line["round"] == reported]),
             core_minutes=core_minutes,
-            megabytes=_megabytes(summary),
+            megabytes=_megabytes(summary, lines),
         )
 
     def of_rule(self, rule: str | None) -> RuleResult | None:
@@ -294,8 +294,7 @@ def _images(summary: Mapping[str, Any], lines: Iterable[_Line]) -> int:
     )
 
 
-def _megabytes(summary: Mapping[str, Any]) -> float | None:
-    clients, rounds = summary.get("clients"), summary.get("completed_rounds")
-    if not clients or not rounds:
-        return None
-    return float((summary["bytes_up"] + summary["bytes_down"]) / clients / rounds / 1e6)
+def _megabytes(summary: Mapping[str, Any], lines: Iterable[_Line]) -> float | None:
+    """All bytes over the reports on rounds, that is without the evaluation after the last."""
+    reports = sum(line["round"] < summary["completed_rounds"] for line in lines)
+    return float((summary["bytes_up"] + summary["bytes_down"]) / reports / 1e6) if reports else None

@@ -225,9 +225,9 @@ def test_the_result_of_a_run_with_newcomers_is_theirs_after_the_last_round(tmp_p
     markdown = (output_dir.report_dir / "small.md").read_text()
     # of the second client, one point above the mean, after round 4
     assert rows(markdown)["FedProto"] == ["<u>55.00</u>", "<u>55.00</u>"]
-    assert rows(markdown)["Method"] == ["10", "20"]
+    assert rows(markdown)["Method"] == ["newcomer's images = 10", "newcomer's images = 20"]
     assert "over all newcomers' test samples, after the last round, seed 0." in markdown
-    assert tables(markdown)[2]["10", "FedProto"][1] == "0 of 1"
+    assert tables(markdown)[2]["newcomer's images = 10", "FedProto"][1] == "0 of 1"
     assert "cannot be compared" not in markdown
 
 
