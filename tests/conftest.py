@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 # Before torch and numpy are imported, and for every process that a test starts: as many test processes run as there
@@ -13,6 +14,10 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from processes import TEMPLATES, Federation, federation
+
+# A deadline would be an assertion on time, which a busy machine fails.
+hypothesis.settings.register_profile("feddbp", deadline=None)
+hypothesis.settings.load_profile("feddbp")
 
 
 @pytest.fixture(scope="session", autouse=True)
