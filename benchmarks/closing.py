@@ -11,7 +11,8 @@ import numpy as np
 
 from benchmarks.light_client import synthetic_payload
 from benchmarks.measurement import Measurement, interleaved_ratio
-from feddbp_common.config.run import DataConfig, RunConfig
+from feddbp_common.config.data import DataConfig
+from feddbp_common.config.run import RunConfig
 from feddbp_common.wire import decode, encode
 from feddbp_server.aggregation.aggregator import Aggregator
 from feddbp_server.store import SqliteStore, Store, StoreWriter, UploadRecord

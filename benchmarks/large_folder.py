@@ -28,7 +28,9 @@ from torch import nn
 from benchmarks.measurement import Measurement, seconds_of, table_of
 from feddbp_client.data import CacheSpace
 from feddbp_client.training.setup import LocalOptions, build_client
-from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
+from feddbp_common.config.data import DataConfig
+from feddbp_common.config.run import RunConfig
+from feddbp_common.config.training import TrainingConfig
 from feddbp_common.wire import Payload
 
 IMAGES = 100_000

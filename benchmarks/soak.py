@@ -30,7 +30,8 @@ from benchmarks.servers import RunningServer, running_server
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.daemon.connection import Connection
 from feddbp_common.artifacts import AUDIT_NAME, DATABASE_NAME
-from feddbp_common.config.run import DataConfig, RunConfig
+from feddbp_common.config.data import DataConfig
+from feddbp_common.config.run import RunConfig
 from feddbp_common.rpc.credentials import ClientCredentials
 from feddbp_common.wire import Encoded
 

@@ -21,7 +21,9 @@ from feddbp_client.data import ClientData
 from feddbp_client.training.setup import build_method
 from feddbp_client.training.trainer import PASS_BATCH, LocalTrainer
 from feddbp_common.config.catalog import MODEL_GROUPS
-from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
+from feddbp_common.config.data import DataConfig
+from feddbp_common.config.run import RunConfig
+from feddbp_common.config.training import TrainingConfig
 from feddbp_common.wire import Payload
 
 TRAINING_SAMPLES = 448

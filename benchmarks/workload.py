@@ -8,7 +8,8 @@ from torch import Tensor
 from feddbp_client.data import Split
 from feddbp_client.methods.base import LocalMethod
 from feddbp_client.training.setup import build_method
-from feddbp_common.config.run import DataConfig, RunConfig
+from feddbp_common.config.data import DataConfig
+from feddbp_common.config.run import RunConfig
 from feddbp_common.wire import Payload, PrototypeSet
 
 CLASSES = 100

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from feddbp_client.inference.trained_client import Prediction, TrainedClient
-    from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
+    from feddbp_common.config.data import DataConfig
+    from feddbp_common.config.run import RunConfig
+    from feddbp_common.config.training import TrainingConfig
     from feddbp_common.errors import ConfigurationError, FedDBPError
     from feddbp_lab.api.federation_run import Federation, FederationResult
     from feddbp_lab.api.run_control import RunControl, connect
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 _SOURCES = {
     "ClientStatus": "feddbp_lab.api.run_status",
     "ConfigurationError": "feddbp_common.errors",
-    "DataConfig": "feddbp_common.config.run",
+    "DataConfig": "feddbp_common.config.data",
     "FedDBPError": "feddbp_common.errors",
     "Federation": "feddbp_lab.api.federation_run",
     "FederationResult": "feddbp_lab.api.federation_run",
@@ -38,7 +40,7 @@ _SOURCES = {
     "RunControl": "feddbp_lab.api.run_control",
     "RunStatus": "feddbp_lab.api.run_status",
     "TrainedClient": "feddbp_client.inference.trained_client",
-    "TrainingConfig": "feddbp_common.config.run",
+    "TrainingConfig": "feddbp_common.config.training",
     "connect": "feddbp_lab.api.run_control",
 }
 

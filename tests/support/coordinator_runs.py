@@ -16,7 +16,9 @@ from run_machine import policy
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.artifacts import METRICS_NAME, SUMMARY_NAME
-from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
+from feddbp_common.config.data import DataConfig
+from feddbp_common.config.run import RunConfig
+from feddbp_common.config.training import TrainingConfig
 from feddbp_common.wire import Encoded, FisherScores, Payload, PrototypeSet, decode, encode
 from feddbp_server.reporting.event_log import Audit
 from feddbp_server.reporting.metrics_log import MetricsLog

@@ -18,7 +18,9 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.methods.base import Task
 from feddbp_client.training.checkpoint import ClientDirectory
 from feddbp_client.training.setup import LocalClient, LocalOptions, build_client, restore_checkpoint
-from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
+from feddbp_common.config.data import DataConfig
+from feddbp_common.config.run import RunConfig
+from feddbp_common.config.training import TrainingConfig
 from feddbp_common.methods import ExchangeShape, method_named
 from feddbp_common.wire import (
     Payload,

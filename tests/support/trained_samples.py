@@ -13,7 +13,9 @@ from feddbp_client.methods.base import LocalMethod
 from feddbp_client.training.checkpoint import Checkpoint
 from feddbp_client.training.setup import build_method
 from feddbp_client.training.trainer import TrainerState
-from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig, run_to_proto
+from feddbp_common.config.data import DataConfig
+from feddbp_common.config.run import RunConfig, run_to_proto
+from feddbp_common.config.training import TrainingConfig
 from feddbp_common.wire import Payload, decode, encode
 from feddbp_server.strategies import RunFacts
 

@@ -21,7 +21,7 @@ from feddbp_common.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from feddbp_client.models.blocks import ImageShape
-    from feddbp_common.config.run import TrainingConfig
+    from feddbp_common.config.training import TrainingConfig
 
 _TRANSFORM: Final = "the run's transform"
 

@@ -13,7 +13,7 @@ from feddbp_client.compute.precision import Precision
 from feddbp_client.methods.base import LocalMethod
 from feddbp_client.training.references import in_one_line, load_reference
 from feddbp_common.config.references import MARK
-from feddbp_common.config.run import TrainingConfig
+from feddbp_common.config.training import TrainingConfig
 from feddbp_common.errors import ConfigurationError, FedDBPError
 
 MakeOptimizer = Callable[..., torch.optim.Optimizer]

@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Final, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, model_validator
 from pydantic.fields import FieldInfo
 
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.version import VERSION
+
+UINT32_MAX: Final = 2**32 - 1
+"""Largest value of the protocol's integer fields."""
 
 
 class FrozenModel(BaseModel):

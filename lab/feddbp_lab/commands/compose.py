@@ -16,7 +16,8 @@ from pydantic import Field, model_validator
 
 from feddbp_common.config.catalog import DATASETS, MODEL_GROUPS
 from feddbp_common.config.command_line import settings_from, settings_parser
-from feddbp_common.config.run import DataConfig, RunConfig
+from feddbp_common.config.data import DataConfig
+from feddbp_common.config.run import RunConfig
 from feddbp_common.config.types import FrozenModel
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.rpc.credentials import client_subject

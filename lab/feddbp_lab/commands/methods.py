@@ -14,7 +14,8 @@ from rich.text import Text
 
 from feddbp_common.config.catalog import FEATURE_DIM
 from feddbp_common.config.command_line import Parser
-from feddbp_common.config.run import MAX_CLASSES, MAX_CLIENTS
+from feddbp_common.config.data import MAX_CLASSES
+from feddbp_common.config.run import MAX_CLIENTS
 from feddbp_common.config.types import field_extra
 from feddbp_common.errors import ExitCode
 from feddbp_common.humanize import NO_VALUE

@@ -9,7 +9,9 @@ from pydantic import Field, field_validator, model_validator
 
 from feddbp_common.config.catalog import CUSTOM_DATASET, DATASETS
 from feddbp_common.config.command_line import Parser, import_from_working_directory, settings_parser
-from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
+from feddbp_common.config.data import DataConfig
+from feddbp_common.config.run import RunConfig
+from feddbp_common.config.training import TrainingConfig
 from feddbp_common.config.types import CommaSeparated, FrozenModel
 from feddbp_common.cpu_cores import usable_cores
 from feddbp_common.errors import ConfigurationError

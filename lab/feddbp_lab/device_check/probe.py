@@ -26,7 +26,9 @@ from feddbp_client.data import ClientData, Split
 from feddbp_client.training.setup import build_method
 from feddbp_client.training.trainer import LocalTrainer
 from feddbp_common.config.command_line import run_command
-from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
+from feddbp_common.config.data import DataConfig
+from feddbp_common.config.run import RunConfig
+from feddbp_common.config.training import TrainingConfig
 from feddbp_common.errors import FedDBPError
 from feddbp_common.wire import Payload
 

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from feddbp_common.config.data import DataConfig
 from feddbp_common.config.diagnostics import did_you_mean
 from feddbp_common.config.nested import dotted
-from feddbp_common.config.run import DataConfig, RunConfig
+from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.methods import split_preset
 from feddbp_common.wire import PayloadRules

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeAlias, TypeVar
 
-from feddbp_common.config.run import RunConfig, TrainingConfig
+from feddbp_common.config.run import RunConfig
+from feddbp_common.config.training import TrainingConfig
 from feddbp_common.errors import FedDBPError, PayloadError
 from feddbp_common.methods import ExchangeShape, MethodSettings
 from feddbp_common.wire import Payload, PayloadRules, WireType, check_values

@@ -28,7 +28,9 @@ from feddbp_client.data import ClientData, Split
 from feddbp_client.methods.fd import distillation
 from feddbp_client.methods.received import ClassTable
 from feddbp_client.training.trainer import LocalTrainer
-from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
+from feddbp_common.config.data import DataConfig
+from feddbp_common.config.run import RunConfig
+from feddbp_common.config.training import TrainingConfig
 from feddbp_common.wire import Payload, PrototypeSet, decode, encode
 
 TARGETS = ["softmax_of_mean", "mean_of_softmax", "raw_logits"]

@@ -14,7 +14,8 @@ from feddbp_client.methods.base import Task
 from feddbp_client.methods.guide_model import GuideModel
 from feddbp_client.models.blocks import backbones_in
 from feddbp_client.training.setup import LocalOptions, build_client, build_method
-from feddbp_common.config.run import DataConfig, RunConfig
+from feddbp_common.config.data import DataConfig
+from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import ConfigurationError, PayloadError
 from feddbp_common.methods import ExchangeShape, method_named
 from feddbp_common.methods.guide_network import GUIDES, guide_rules

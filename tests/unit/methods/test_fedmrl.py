@@ -23,7 +23,8 @@ from small_federations import upload_rules as rules_for_uploads
 from torch import Tensor
 
 from feddbp_client.models import ModelError
-from feddbp_common.config.run import RunConfig, TrainingConfig
+from feddbp_common.config.run import RunConfig
+from feddbp_common.config.training import TrainingConfig
 from feddbp_common.errors import ConfigurationError, PayloadError
 from feddbp_common.methods.small_model import SMALL_MODEL
 from feddbp_common.wire import Payload

@@ -27,7 +27,7 @@ from small_federations import (
 from torch import Tensor, nn
 from wire_samples import prototypes_of
 
-from feddbp_common.config.run import TrainingConfig
+from feddbp_common.config.training import TrainingConfig
 from feddbp_common.errors import FedDBPError
 from feddbp_common.methods import ExchangeShape
 from feddbp_common.methods.fedtgp import FedTGPSettings

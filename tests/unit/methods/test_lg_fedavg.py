@@ -22,7 +22,8 @@ from small_federations import (
 )
 
 from feddbp_common.config.catalog import MODEL_GROUPS
-from feddbp_common.config.run import RunConfig, TrainingConfig
+from feddbp_common.config.run import RunConfig
+from feddbp_common.config.training import TrainingConfig
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.wire import Payload, decode, encode
 

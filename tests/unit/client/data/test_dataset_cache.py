@@ -9,7 +9,9 @@ import pytest
 
 from feddbp_client.data import SharedDatasetCache, load_dataset
 from feddbp_client.training.setup import LocalClient, LocalOptions, build_client
-from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
+from feddbp_common.config.data import DataConfig
+from feddbp_common.config.run import RunConfig
+from feddbp_common.config.training import TrainingConfig
 from feddbp_common.errors import ConfigurationError
 
 CONFIG = RunConfig(

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from feddbp_client.training.augmentation import Augmentation, augmentation_of, build_augmentation
 from feddbp_client.training.setup import LocalClient, LocalOptions, build_client
-from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
+from feddbp_common.config.data import DataConfig
+from feddbp_common.config.run import RunConfig
+from feddbp_common.config.training import TrainingConfig
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.wire import Payload
 

@@ -17,7 +17,9 @@ from feddbp_client.data.pixels import pixel_range
 from feddbp_client.data.readers import image_folder
 from feddbp_client.training.image_feed import ImageFeed
 from feddbp_client.training.setup import LocalOptions, build_client
-from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
+from feddbp_common.config.data import DataConfig
+from feddbp_common.config.run import RunConfig
+from feddbp_common.config.training import TrainingConfig
 from feddbp_common.wire import Payload
 
 CPU = torch.device("cpu")

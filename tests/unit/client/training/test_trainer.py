@@ -20,7 +20,9 @@ from feddbp_client.methods.base import LocalMethod, Objective, Task
 from feddbp_client.methods.local import Local
 from feddbp_client.training.setup import LocalOptions, build_client, build_method
 from feddbp_client.training.trainer import LocalTrainer
-from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
+from feddbp_common.config.data import DataConfig
+from feddbp_common.config.run import RunConfig
+from feddbp_common.config.training import TrainingConfig
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.methods.local import LocalSettings
 from feddbp_common.wire import Payload

@@ -22,7 +22,9 @@ from feddbp_client.training.errors import TrainingError
 from feddbp_client.training.optimization import Optimization
 from feddbp_client.training.trainer import LocalTrainer, RoundResult
 from feddbp_client.training.weight_average import WeightAverage
-from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
+from feddbp_common.config.data import DataConfig
+from feddbp_common.config.run import RunConfig
+from feddbp_common.config.training import TrainingConfig
 from feddbp_common.wire import Payload
 
 CLASSES, BATCH = 3, 8

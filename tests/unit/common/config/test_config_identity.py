@@ -12,8 +12,9 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.features import missing_features, required_features, supported_features
 from feddbp_common.config.identity import added_in, added_names, added_settings, canonical, visible
 from feddbp_common.config.protobuf import to_message, values_in
-from feddbp_common.config.run import RunConfig, TrainingConfig, run_from_proto, run_to_proto
+from feddbp_common.config.run import RunConfig, run_from_proto, run_to_proto
 from feddbp_common.config.sources import options_of
+from feddbp_common.config.training import TrainingConfig
 from feddbp_common.config.types import FrozenModel
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.methods import METHODS

@@ -10,17 +10,11 @@ from pydantic import ValidationError
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.catalog import DATASETS, MODEL_GROUPS
+from feddbp_common.config.data import DataConfig
+from feddbp_common.config.exchange import FisherForm, RealType, WireConfig
 from feddbp_common.config.identity import canonical
-from feddbp_common.config.run import (
-    DataConfig,
-    FisherForm,
-    RealType,
-    RunConfig,
-    TrainingConfig,
-    WireConfig,
-    run_from_proto,
-    run_to_proto,
-)
+from feddbp_common.config.run import RunConfig, run_from_proto, run_to_proto
+from feddbp_common.config.training import TrainingConfig
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.methods import METHODS, method_named
 from feddbp_common.methods.feddbp import FedDBPSettings

@@ -8,7 +8,9 @@ import pytest
 
 from feddbp_client.config import ClientConfig, ComputeConfig, IdentityConfig
 from feddbp_common.config.command_line import settings_from, settings_parser
-from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
+from feddbp_common.config.data import DataConfig
+from feddbp_common.config.run import RunConfig
+from feddbp_common.config.training import TrainingConfig
 from feddbp_common.methods import METHODS
 from feddbp_lab.processes.flags import arguments_for
 from feddbp_lab.processes.local_federation import FederationOptions

@@ -12,7 +12,10 @@ import pytest
 from wire_samples import prototypes_of
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_common.config.run import DataConfig, RealType, RunConfig, TrainingConfig, WireConfig
+from feddbp_common.config.data import DataConfig
+from feddbp_common.config.exchange import RealType, WireConfig
+from feddbp_common.config.run import RunConfig
+from feddbp_common.config.training import TrainingConfig
 from feddbp_common.errors import ConfigurationError, PayloadError
 from feddbp_common.wire import FisherScores, Payload, PrototypeSet, WireType, decode, encode
 from feddbp_common.wire.payload import FloatArray

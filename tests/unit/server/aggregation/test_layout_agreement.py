@@ -11,7 +11,9 @@ from coordinator_runs import CLASSES, CLIENTS, Server, join_all, parts
 from run_machine import ids
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_common.config.run import DataConfig, RunConfig, TrainingConfig
+from feddbp_common.config.data import DataConfig
+from feddbp_common.config.run import RunConfig
+from feddbp_common.config.training import TrainingConfig
 from feddbp_common.wire import Encoded, Payload, encode
 from feddbp_common.wire.svd import compress
 from feddbp_server.run.refusals import RefusedError

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_common.config.run import RunConfig, TrainingConfig
+from feddbp_common.config.run import RunConfig
+from feddbp_common.config.training import TrainingConfig
 from feddbp_server.reporting.metrics_log import MetricsLog, Report, Traffic
 from feddbp_server.reporting.summary import RoundAccuracy, RunOutcome, Tally, summarise
 from feddbp_server.run.sessions import Session

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from run_machine import ids, policy
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_common.config.run import DataConfig, RunConfig
+from feddbp_common.config.data import DataConfig
+from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import PayloadError, PayloadTooLargeError
 from feddbp_server.rpc.status_codes import STATUS_OF
 from feddbp_server.rpc.upload import check_upload

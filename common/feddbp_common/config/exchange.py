@@ -1,0 +1,103 @@
+"""The parts of a run's configuration that are about what clients exchange: wire, aggregation, privacy, guide."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final, Literal
+
+from pydantic import Field, field_validator
+
+from feddbp_common.config.identity import added_in
+from feddbp_common.config.types import UINT32_MAX, FrozenModel
+from feddbp_common.errors import ConfigurationError
+from feddbp_common.methods.guide_network import GUIDES
+
+_PLANNED: Final = added_in("0.2.0", planned=True)
+
+
+class FisherForm(StrEnum):
+    """How Fisher scores are sent."""
+
+    SCORES = "scores"
+    TOP_CHANNELS = "top_channels"
+
+
+class RealType(StrEnum):
+    """Element type of real-valued tensors on the wire."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+
+class WireConfig(FrozenModel):
+    """Wire: the form in which tensors are sent."""
+
+    wire_dtype: RealType = Field(
+        RealType.FLOAT32, description="element type of real tensors on the wire", json_schema_extra={"proto": "dtype"}
+    )
+    fisher: FisherForm = Field(
+        FisherForm.SCORES, description="send all Fisher scores, or only the indices of the top channels"
+    )
+
+
+class AggregationConfig(FrozenModel):
+    """Aggregation: how the server combines what clients upload."""
+
+    rule: Literal["mean", "median", "trimmed_mean", "clipped"] = Field(
+        "mean", description="rule by which uploads are combined", json_schema_extra=_PLANNED | {"flag": "--aggregation"}
+    )
+    trim: float = Field(
+        0.1, gt=0, lt=0.5, description="share left out at either end by trimmed_mean", json_schema_extra=_PLANNED
+    )
+    clip_factor: float = Field(
+        3.0, ge=1, description="largest norm under clipped, as a multiple of the median", json_schema_extra=_PLANNED
+    )
+
+
+class PrivacyConfig(FrozenModel):
+    """Privacy: what the server gets to see of a client's upload."""
+
+    fusion: Literal["server", "client"] = Field(
+        "server",
+        description="where a client's own prototypes are fused with the global ones",
+        json_schema_extra=_PLANNED,
+    )
+    secure_sums: bool = Field(False, description="the server sees only sums over clients", json_schema_extra=_PLANNED)
+    noise_multiplier: float = Field(
+        0.0, ge=0, description="Gaussian noise on uploads, as a multiple of clip_bound", json_schema_extra=_PLANNED
+    )
+    clip_bound: float = Field(
+        1.0, gt=0, description="norm to which uploads are clipped before noise", json_schema_extra=_PLANNED
+    )
+    min_class_samples: int = Field(
+        0,
+        ge=0,
+        le=UINT32_MAX,
+        description="classes of which a client has fewer samples are not uploaded",
+        json_schema_extra=_PLANNED,
+    )
+
+
+class GuideConfig(FrozenModel):
+    """Guide: a small network that all clients have in common."""
+
+    network: str = Field(
+        "guide_large",
+        description=f"for methods that exchange one: {', '.join(GUIDES)}",
+        json_schema_extra={"flag": "--guide"},
+    )
+    interval: int = Field(
+        1,
+        ge=1,
+        le=UINT32_MAX,
+        description="rounds between two exchanges of the guide",
+        json_schema_extra=_PLANNED | {"flag": "--guide-interval"},
+    )
+
+    @field_validator("network")
+    @classmethod
+    def _known_guide(cls, name: str) -> str:
+        if name not in GUIDES:
+            raise ConfigurationError(f"no guide is called {name!r}; there are: {', '.join(GUIDES)}")
+        return name
