@@ -19,6 +19,7 @@ from feddbp_client.methods.base import Task
 from feddbp_client.training.checkpoint import ClientDirectory
 from feddbp_client.training.setup import LocalClient, LocalOptions, build_client, restore_checkpoint
 from feddbp_common.config.data import DataConfig
+from feddbp_common.config.exchange import PrivacyConfig
 from feddbp_common.config.run import RunConfig
 from feddbp_common.config.training import TrainingConfig
 from feddbp_common.methods import ExchangeShape, method_named
@@ -64,11 +65,12 @@ def small_strategy(
     clients: int = 3,
     seed: int = 0,
     wire_type: WireType = WireType.FLOAT32,
+    fusion_at_client: bool = False,
     **settings: Any,
 ) -> Any:
     """The strategy of a method."""
     method = method_named(name)
-    shape = ExchangeShape(classes=classes, feature_dim=width, clients=clients)
+    shape = ExchangeShape(classes=classes, feature_dim=width, clients=clients, fusion_at_client=fusion_at_client)
     facts = RunFacts(shape=shape, seed=seed, rounds=10, wire_type=wire_type)
     return method.load_strategy()(method.settings(**settings), facts)
 
@@ -136,6 +138,7 @@ def run_in_process(
     *,
     settings: Mapping[str, Any] | None = None,
     training: Mapping[str, Any] | None = None,
+    privacy: Mapping[str, Any] | None = None,
     seed: int = 1,
     rounds: int = 3,
     restart_in: Path | None = None,
@@ -154,6 +157,7 @@ def run_in_process(
         training=TrainingConfig.model_validate(
             {"local_epochs": 1, "batch_size": 32, "learning_rate": 0.05, "feature_dim": 32, **(training or {})}
         ),
+        privacy=PrivacyConfig.model_validate(privacy or {}),
     )
     options = LocalOptions(data=None, data_dir=Path(), model=None)
     clients = [build_client(config, "test", client_id, options) for client_id in range(config.clients)]

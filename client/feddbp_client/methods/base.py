@@ -34,6 +34,8 @@ class Task:
     """(channels, height, width)."""
     guide: str = "guide_large"
     """The network that all clients have in common, for methods that exchange one."""
+    fusion_at_client: bool = False
+    """Whether clients fuse their own prototypes with the global ones."""
     label_smoothing: float = 0.0
     """Share of a label's weight that cross-entropy spreads over all classes."""
 

@@ -17,6 +17,7 @@ from feddbp_client.methods.scores import ScoreKind, Scores
 from feddbp_client.models.parallel_linear import parallel_linear, place_side_by_side
 from feddbp_client.training.class_statistics import Images, evaluation, prototypes_and_fisher
 from feddbp_common.methods.feddbp import FedDBPSettings
+from feddbp_common.methods.fusion import Marks, fuse, mark_top_channels
 from feddbp_common.wire import FisherScores, Payload, PrototypeSet, TopChannels
 from feddbp_common.wire.payload import ChannelArray, FloatArray
 
@@ -42,6 +43,7 @@ class FedDBP(LocalMethod[FedDBPSettings]):
         place_side_by_side(self._first_layers)
         self._weights = self._weights_after(0)
         self._prototypes: ClassTable | None = None
+        self.own = OwnPrototypes(task.classes, task.feature_dim) if _fuses(settings, task) else None
 
     @property
     def inference(self) -> str:
@@ -49,7 +51,10 @@ class FedDBP(LocalMethod[FedDBPSettings]):
 
     def receive(self, payload: Payload, *, completed_rounds: int) -> None:
         self._weights = self._weights_after(completed_rounds)
-        self._prototypes = ClassTable.from_prototypes(payload.prototypes, classes=self.task.classes, device=self.device)
+        received = payload.prototypes
+        if self.own is not None and received is not None:
+            received = self.own.fused_with(received, eta=self.settings.eta)
+        self._prototypes = ClassTable.from_prototypes(received, classes=self.task.classes, device=self.device)
 
     def objective(self, images: Tensor, labels: Tensor) -> Objective:
         return Objective.weighted(self._terms(images, labels), self._weights)
@@ -65,10 +70,14 @@ class FedDBP(LocalMethod[FedDBPSettings]):
                 batch_size=batch_size,
                 device=self.device,
             )
+        prototypes = PrototypeSet(class_ids=found.class_ids, counts=found.counts, vectors=found.prototypes)
+        if self.task.fusion_at_client:
+            if self.own is not None:
+                self.own.keep(prototypes, mark_top_channels(found.fisher, self.settings.k_top))
+            return Payload(prototypes=prototypes)
         fisher: FisherScores | TopChannels = FisherScores(found.fisher)
         if self.task.top_channels_only:
             fisher = TopChannels(top_channels(found.fisher, self.settings.k_top))
-        prototypes = PrototypeSet(class_ids=found.class_ids, counts=found.counts, vectors=found.prototypes)
         return Payload(prototypes=prototypes, fisher=fisher)
 
     def scores(self, images: Tensor) -> Mapping[str, Scores]:
@@ -175,6 +184,39 @@ class FedDBP(LocalMethod[FedDBPSettings]):
             form=self.settings.l_d_form,
             hard_negatives=self.settings.hard_negatives,
         )
+
+
+class OwnPrototypes(nn.Module):
+    """A client's prototypes of its last round and the channels it keeps; as buffers, so that checkpoints have them."""
+
+    vectors: Tensor
+    kept: Tensor
+    known: Tensor
+
+    def __init__(self, classes: int, width: int) -> None:
+        super().__init__()
+        self.register_buffer("vectors", torch.zeros(classes, width))
+        self.register_buffer("kept", torch.zeros(classes, width, dtype=torch.bool))
+        self.register_buffer("known", torch.zeros(classes, dtype=torch.bool))
+
+    def keep(self, prototypes: PrototypeSet, marks: Marks) -> None:
+        """Replaces what is kept."""
+        class_ids = torch.from_numpy(prototypes.class_ids).long().to(self.known.device)
+        for buffer in self.buffers():
+            buffer.zero_()
+        self.vectors[class_ids] = torch.tensor(prototypes.vectors, device=self.vectors.device)
+        self.kept[class_ids] = torch.tensor(marks, device=self.kept.device)
+        self.known[class_ids] = True
+
+    def fused_with(self, shared: PrototypeSet, *, eta: float) -> PrototypeSet:
+        """The global prototypes as the server would send them to this client; unchanged before its first round."""
+        class_ids = self.known.cpu().numpy().nonzero()[0].astype(np.int32)
+        own = PrototypeSet(class_ids=class_ids, vectors=self.vectors.cpu().numpy()[class_ids])
+        return fuse(shared, own, self.kept.cpu().numpy()[class_ids], eta=eta)
+
+
+def _fuses(settings: FedDBPSettings, task: Task) -> bool:
+    return task.fusion_at_client and settings.anchors == "global" and not settings.without_personalisation
 
 
 def top_channels(scores: FloatArray, k_top: int) -> ChannelArray:

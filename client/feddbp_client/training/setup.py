@@ -209,6 +209,7 @@ def build_method(
             seed=config.seed,
             image_shape=image_shape,
             guide=config.guide.network,
+            fusion_at_client=shape.fusion_at_client,
             label_smoothing=config.training.label_smoothing,
         ),
     )

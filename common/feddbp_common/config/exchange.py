@@ -60,8 +60,7 @@ class PrivacyConfig(FrozenModel):
 
     fusion: Literal["server", "client"] = Field(
         "server",
-        description="where a client's own prototypes are fused with the global ones",
-        json_schema_extra=_PLANNED,
+        description="who fuses a client's own prototypes with the global ones; clients that do send no Fisher scores",
     )
     secure_sums: bool = Field(False, description="the server sees only sums over clients", json_schema_extra=_PLANNED)
     noise_multiplier: float = Field(

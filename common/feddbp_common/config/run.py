@@ -122,6 +122,14 @@ class RunConfig(FrozenModel):
         return self
 
     @model_validator(mode="after")
+    def _fusion_fits(self) -> Self:
+        if self.privacy.fusion == "client" and not self.method_spec.fuses:
+            raise ConfigurationError(f"{self.method} fuses no prototypes; fusion = client is a setting of feddbp")
+        if self.privacy.fusion == "client" and self.wire.fisher is FisherForm.TOP_CHANNELS:
+            raise ConfigurationError("with fusion = client no Fisher scores are sent; leave fisher at scores")
+        return self
+
+    @model_validator(mode="after")
     def _uploads_suffice_without_exchange(self) -> Self:
         if self.finetune_rounds >= self.rounds and self.finetune_rounds:
             raise ConfigurationError(f"finetune_rounds is {self.finetune_rounds}, but the run has {self.rounds} rounds")
@@ -203,6 +211,7 @@ class RunConfig(FrozenModel):
             channels=self.data.channels,
             top_channels_only=self.wire.fisher is FisherForm.TOP_CHANNELS,
             guide=self.guide.network,
+            fusion_at_client=self.privacy.fusion == "client",
         )
 
     def architecture_of(self, client_id: int) -> str:

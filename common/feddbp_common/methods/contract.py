@@ -49,6 +49,8 @@ class ExchangeShape:
     """Fisher scores are sent as the indices of the most important channels."""
     guide: str = "guide_large"
     """The network that all clients have in common, for methods that exchange one."""
+    fusion_at_client: bool = False
+    """Clients fuse their own prototypes with the global ones themselves, so that Fisher scores are not sent."""
 
 
 Rules = Callable[[Any, ExchangeShape], PayloadRules]
@@ -87,6 +89,8 @@ class Method:
     """Heads are exchanged, so every client must have a linear one."""
     common_architecture: bool = False
     """All clients train the run's guide, and nothing of their own."""
+    fuses: bool = False
+    """A client's own prototypes are fused with the global ones, by the server or by the client."""
     has_history: Callable[[Any], bool] = _no_history
     """Given the settings: whether the server's state depends on rounds before the last, and not on uploads alone."""
     presets: Mapping[str, Preset] = field(default_factory=dict)

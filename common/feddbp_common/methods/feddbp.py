@@ -91,7 +91,7 @@ def _upload_rules(settings: FedDBPSettings, shape: ExchangeShape) -> PayloadRule
         raise ConfigurationError(f"k_top is {settings.k_top}, but a prototype has {shape.feature_dim} channels")
     return PayloadRules(
         prototypes=PrototypeRule(classes=shape.classes, width=shape.feature_dim, counts=True),
-        fisher_scores=not shape.top_channels_only,
+        fisher_scores=not shape.top_channels_only and not shape.fusion_at_client,
         top_channels=settings.k_top if shape.top_channels_only else None,
         tensors=guide_rules(shape, required=True) if settings.guided else (),
     )
@@ -107,6 +107,8 @@ def _download_rules(settings: FedDBPSettings, shape: ExchangeShape) -> PayloadRu
 
 def _upload_bytes(settings: FedDBPSettings, shape: ExchangeShape, image: ImageShape) -> int:
     rows = prototype_rows(settings, shape, image)
+    if shape.fusion_at_client:
+        return rows + _guide_bytes(settings, shape, image)
     scores = _INDEX_BYTES * shape.classes * settings.k_top if shape.top_channels_only else rows
     return rows + scores + _guide_bytes(settings, shape, image)
 
@@ -133,6 +135,7 @@ FEDDBP = Method(
         content="prototypes and Fisher scores", formula="8md; 4md + 2m k_top as top channels", size=_upload_bytes
     ),
     down=PayloadSize(content="prototypes", formula="4Cd", size=_download_bytes),
+    fuses=True,
     presets={
         "gentle": Preset(
             settings={"lambda_2": 1.0, "lambda_3": 0.1},

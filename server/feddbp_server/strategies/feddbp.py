@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from feddbp_common.methods.feddbp import FedDBPSettings
+from feddbp_common.methods.fusion import Marks, fuse, mark_top_channels
 from feddbp_common.seeding import derive_seed
 from feddbp_common.wire import FisherScores, Payload, PrototypeSet, TopChannels
 from feddbp_server.strategies.averaging import PrototypeAveraging
@@ -19,13 +19,14 @@ from feddbp_server.strategies.tensor_mean import TensorMean
 class FedDBPStrategy(PrototypeAveraging[FedDBPSettings]):
     """Prototypes of clients have equal weight; fusion happens on download, from the client's own last upload.
 
+    Where clients fuse for themselves, all receive the same averages.
+
     Guides are weighted by the clients' training samples, as in FedAvg.
     """
 
-    personalises = True
-
     def __init__(self, settings: FedDBPSettings, facts: RunFacts) -> None:
         super().__init__(settings, facts)
+        self.personalises = not facts.shape.fusion_at_client
         self.aggregates_prototypes_only = not settings.guided
 
     def layout(self, shapes: Shapes) -> Shapes:
@@ -51,15 +52,11 @@ class FedDBPStrategy(PrototypeAveraging[FedDBPSettings]):
             or own_upload is None
             or own_upload.prototypes is None
             or self.settings.without_personalisation
+            or not self.personalises
         ):
             return known
-        own = own_upload.prototypes
-        rows = np.searchsorted(shared.class_ids, own.class_ids)
         keep = _important(own_upload, self.settings.k_top)
-        vectors = shared.vectors.copy()
-        blend = self.settings.eta * own.vectors + (1.0 - self.settings.eta) * vectors[rows]
-        vectors[rows] = np.where(keep, blend, vectors[rows])
-        return replace(known, prototypes=PrototypeSet(class_ids=shared.class_ids, vectors=vectors))
+        return replace(known, prototypes=fuse(shared, own_upload.prototypes, keep, eta=self.settings.eta))
 
     def _control(self, shared: PrototypeSet) -> PrototypeSet:
         """Anchors of the same lengths that tell nothing of their class, the same in every round and for all clients."""
@@ -78,23 +75,10 @@ class FedDBPStrategy(PrototypeAveraging[FedDBPSettings]):
         return PrototypeSet(class_ids=shared.class_ids, vectors=shared.vectors[rows])
 
 
-def top_channels(scores: npt.NDArray[np.float32], k: int) -> npt.NDArray[np.bool_]:
-    """Marks the k largest scores of each row; among equals the lower channel wins."""
-    width = scores.shape[1]
-    if k == 0 or not len(scores):
-        return np.zeros(scores.shape, dtype=bool)
-    threshold = np.partition(scores, width - k, axis=1)[:, width - k, None]
-    above = scores > threshold
-    ties = scores == threshold
-    room = k - above.sum(axis=1, keepdims=True)
-    marks: npt.NDArray[np.bool_] = above | (ties & (ties.cumsum(axis=1) <= room))
-    return marks
-
-
-def _important(upload: Payload, k: int) -> npt.NDArray[np.bool_]:
+def _important(upload: Payload, k: int) -> Marks:
     assert upload.prototypes is not None
     if isinstance(upload.fisher, FisherScores):
-        return top_channels(upload.fisher.scores, k)
+        return mark_top_channels(upload.fisher.scores, k)
     assert isinstance(upload.fisher, TopChannels)
     marks = np.zeros(upload.prototypes.vectors.shape, dtype=bool)
     np.put_along_axis(marks, upload.fisher.channels.astype(np.intp), True, axis=1)

@@ -36,11 +36,18 @@ class NewGroup(FrozenModel):
     level: float = Field(0.0, description="", json_schema_extra=ADDED)
 
 
+class ReservedGroup(FrozenModel):
+    """Reserved: a group of which nothing is there yet."""
+
+    level: float = Field(0.0, description="", json_schema_extra=added_in("9.0.0", planned=True))
+
+
 class GrownRun(RunConfig):
     """Run: as a later version has it."""
 
     training: GrownTraining = GrownTraining()
     new: NewGroup = Field(NewGroup(), json_schema_extra=ADDED)
+    reserved: ReservedGroup = Field(ReservedGroup(), json_schema_extra=ADDED)
 
 
 def grown(**values: Any) -> GrownRun:
@@ -125,7 +132,7 @@ def test_a_setting_of_an_added_group_needs_no_mark_of_its_own() -> None:
 def test_planned_settings_are_not_shown() -> None:
     shown = visible(grown())
     assert "reserved" not in shown["training"]
-    assert "privacy" not in shown
+    assert "reserved" not in shown
     assert shown["training"]["local_epochs"] == 10
 
 

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from feddbp_common.methods import ExchangeShape
 from feddbp_common.methods.feddbp import FedDBPSettings
+from feddbp_common.methods.fusion import mark_top_channels
 from feddbp_common.methods.local import LocalSettings
 from feddbp_common.wire import FisherScores, Payload, PrototypeSet, TopChannels
 from feddbp_server.strategies import RunFacts, Upload
-from feddbp_server.strategies.feddbp import FedDBPStrategy, top_channels
+from feddbp_server.strategies.feddbp import FedDBPStrategy
 from feddbp_server.strategies.local import LocalStrategy
 
 CLASSES, WIDTH = 6, 5
@@ -183,14 +184,14 @@ def test_aggregation_reads_each_upload_once_and_keeps_none() -> None:
 @example(rows=[[0.0] * WIDTH], k=WIDTH)
 @example(rows=[[2.0, 0.0, 2.0, 2.0, 1.0]], k=2)
 def test_the_largest_scores_are_marked_and_among_equals_the_lower_channel(rows: list[list[float]], k: int) -> None:
-    marks = top_channels(matrix(rows), k)
+    marks = mark_top_channels(matrix(rows), k)
     assert marks.shape == (len(rows), WIDTH)
     for row, scores in zip(marks, rows, strict=True):
         assert np.flatnonzero(row).tolist() == sorted(slow_top(scores, k))
 
 
 def test_no_rows_give_no_marks() -> None:
-    assert top_channels(np.zeros((0, WIDTH), np.float32), 2).shape == (0, WIDTH)
+    assert mark_top_channels(np.zeros((0, WIDTH), np.float32), 2).shape == (0, WIDTH)
 
 
 # --- what a client receives ---
