@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from feddbp_client.methods.scores import Scores
 from feddbp_client.training.class_statistics import Images, evaluation
 from feddbp_common.methods import MethodSettings
-from feddbp_common.wire import Payload
+from feddbp_common.wire import Payload, WireType
 
 SettingsT = TypeVar("SettingsT", bound=MethodSettings)
 
@@ -28,6 +28,8 @@ class Task:
     rounds: int
     top_channels_only: bool = False
     """Whether the run exchanges only the indices of important channels."""
+    wire_type: WireType = WireType.FLOAT32
+    """Element type of real tensors on the wire."""
     seed: int = 0
     """The run's seed, for random draws that must be the same on all clients."""
     image_shape: tuple[int, int, int] = (3, 32, 32)

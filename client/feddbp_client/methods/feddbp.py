@@ -20,6 +20,7 @@ from feddbp_common.methods.feddbp import FedDBPSettings
 from feddbp_common.methods.fusion import Marks, fuse, mark_top_channels
 from feddbp_common.wire import FisherScores, Payload, PrototypeSet, TopChannels
 from feddbp_common.wire.payload import ChannelArray, FloatArray
+from feddbp_common.wire.rounding import round_apart
 
 
 class FedDBP(LocalMethod[FedDBPSettings]):
@@ -75,10 +76,7 @@ class FedDBP(LocalMethod[FedDBPSettings]):
             if self.own is not None:
                 self.own.keep(prototypes, mark_top_channels(found.fisher, self.settings.k_top))
             return Payload(prototypes=prototypes)
-        fisher: FisherScores | TopChannels = FisherScores(found.fisher)
-        if self.task.top_channels_only:
-            fisher = TopChannels(top_channels(found.fisher, self.settings.k_top))
-        return Payload(prototypes=prototypes, fisher=fisher)
+        return Payload(prototypes=prototypes, fisher=self._fisher(found.fisher))
 
     def scores(self, images: Tensor) -> Mapping[str, Scores]:
         z_d = self._decision_branch(self.backbone(images))
@@ -87,6 +85,13 @@ class FedDBP(LocalMethod[FedDBPSettings]):
             "prototype": self._nearness(z_d, ScoreKind.SQUARED_DISTANCE),
             "head": Scores.of_logits(self._decision_head(z_d)),
         }
+
+    def _fisher(self, scores: FloatArray) -> FisherScores | TopChannels:
+        """What is sent of the scores; in the precision of the wire, their top channels stay the same."""
+        if self.task.top_channels_only:
+            return TopChannels(top_channels(scores, self.settings.k_top))
+        is_top = mark_top_channels(scores, self.settings.k_top)
+        return FisherScores(round_apart(scores, is_top, self.task.wire_type))
 
     def _weights_after(self, completed_rounds: int) -> dict[str, float]:
         """The weights of the terms; those of prototypes are lower while the run warms up."""

@@ -206,6 +206,7 @@ def build_method(
             feature_dim=width,
             rounds=config.rounds,
             top_channels_only=shape.top_channels_only,
+            wire_type=config.wire_type,
             seed=config.seed,
             image_shape=image_shape,
             guide=config.guide.network,

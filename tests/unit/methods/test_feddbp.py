@@ -24,6 +24,7 @@ from feddbp_client.methods.base import Task
 from feddbp_client.methods.feddbp import FedDBP, top_channels
 from feddbp_client.methods.local import Local
 from feddbp_client.methods.scores import NO_CLASS
+from feddbp_client.training.class_statistics import PrototypeStatistics
 from feddbp_common.methods import ExchangeShape, method_named
 from feddbp_common.methods.feddbp import FedDBPSettings
 from feddbp_common.methods.local import LocalSettings
@@ -32,6 +33,7 @@ from feddbp_common.wire import (
     Payload,
     PrototypeSet,
     TopChannels,
+    WireType,
     check_manifest,
     check_values,
     decode,
@@ -50,14 +52,18 @@ def backbone() -> nn.Module:
     )
 
 
-def feddbp(*, top_channels_only: bool = False, head: Any = None, **settings: Any) -> FedDBP:
+def feddbp(
+    *, top_channels_only: bool = False, head: Any = None, wire_type: WireType = WireType.FLOAT32, **settings: Any
+) -> FedDBP:
     torch.manual_seed(0)
     settings.setdefault("k_top", 3)
     return FedDBP(
         backbone=backbone(),
         make_head=head or (lambda: nn.Linear(WIDTH, CLASSES)),
         settings=FedDBPSettings(**settings),
-        task=Task(classes=CLASSES, feature_dim=WIDTH, rounds=2, top_channels_only=top_channels_only),
+        task=Task(
+            classes=CLASSES, feature_dim=WIDTH, rounds=2, top_channels_only=top_channels_only, wire_type=wire_type
+        ),
     )
 
 
@@ -408,6 +414,28 @@ def test_top_channels_are_those_of_the_scores() -> None:
     assert top.channels.dtype == np.uint16
     for row, channels in zip(scores.scores.tolist(), top.channels.tolist(), strict=True):
         assert channels == sorted(range(WIDTH), key=lambda j: (-row[j], j))[:3]
+
+
+@pytest.mark.parametrize("wire_type", [WireType.FLOAT16, WireType.BFLOAT16])
+@pytest.mark.parametrize(
+    ("smallest", "step"), [(1e-9, 1e-10), (1.0, 1e-5)], ids=["below float16's smallest", "closer than its digits"]
+)
+def test_scores_in_half_precision_have_the_top_channels_of_float32(
+    wire_type: WireType, smallest: float, step: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scores of a client that fits its samples well are tiny, and round to zero."""
+    scores = (smallest + step * np.array([[0, 3, 1, 7, 2, 6, 4, 5]])).astype(np.float32)
+    found = PrototypeStatistics(
+        class_ids=np.array([2], dtype=np.int32),
+        counts=np.array([4], dtype=np.int32),
+        prototypes=np.zeros((1, WIDTH), dtype=np.float32),
+        fisher=scores,
+    )
+    monkeypatch.setattr("feddbp_client.methods.feddbp.prototypes_and_fisher", lambda *_, **__: found)
+    sent = encode(feddbp(wire_type=wire_type).collect(*batch(), batch_size=8), real_type=wire_type)
+    arrived = decode(sent.manifest, sent.body()).fisher
+    assert isinstance(arrived, FisherScores)
+    assert set(top_channels(arrived.scores, 3)[0].tolist()) == {3, 5, 7}
 
 
 def test_equal_scores_are_ordered_by_channel() -> None:
