@@ -38,14 +38,14 @@ class FileLock:
     Programs started by this process do not inherit it. A child of a fork without exec would; this project has none.
     """
 
-    def __init__(self, path: Path, *, wait: bool = False, mode: int = _DEFAULT_MODE) -> None:
-        """Acquires the lock, creating its file if there is none.
+    def __init__(self, path: Path, *, wait: bool = False, shared: bool = False, mode: int = _DEFAULT_MODE) -> None:
+        """Acquires the lock, creating its file if there is none. Shared locks only exclude those that are not.
 
         Raises LockHeldError if it is held and `wait` is false, and OSError if the file cannot be opened for writing.
         """
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, mode)
         try:
-            _acquire(self._descriptor, wait=wait)
+            _acquire(self._descriptor, wait=wait, shared=shared)
             _truncate(self._descriptor)  # a process that was killed leaves its id
         except BlockingIOError:
             owner = os.read(self._descriptor, 64).decode(errors="replace").strip()
@@ -76,15 +76,16 @@ class FileLock:
         self.release()
 
 
-def _acquire(descriptor: int, *, wait: bool) -> None:
+def _acquire(descriptor: int, *, wait: bool, shared: bool) -> None:
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     if wait:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        fcntl.flock(descriptor, kind)
         return
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         time.sleep(_QUERY_SECONDS)  # it may have been a query
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
 
 
 def _truncate(descriptor: int) -> None:
@@ -94,13 +95,22 @@ def _truncate(descriptor: int) -> None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a `FileLock` on this file is held now, by any process.
+    """Whether a `FileLock` on this file is held now, by any process; one that is shared is not noticed.
 
     Takes a shared lock for an instant: queries do not see one another, and none creates the file or needs write access.
     """
+    return _is_refused(path, fcntl.LOCK_SH)
+
+
+def is_locked_or_shared(path: Path) -> bool:
+    """Whether a `FileLock` on this file is held now, shared or not, or queried in this instant."""
+    return _is_refused(path, fcntl.LOCK_EX)
+
+
+def _is_refused(path: Path, kind: int) -> bool:
     with suppress(FileNotFoundError), path.open("rb") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
     return False
