@@ -1,0 +1,77 @@
+"""Keys, streams and digests, each bound to its purpose and to the attempt it belongs to."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from feddbp_common.secure_sums.fixed_point import Words
+
+_DOMAIN: Final = b"feddbp secure sums 1"
+_KEY_BYTES: Final = 32
+_STREAM_NONCE: Final = bytes(16)
+"""Every key expands into one stream only, so the nonce is fixed."""
+
+
+def digest(purpose: str, *parts: bytes | int | str) -> bytes:
+    """A hash of the parts, each with its length, so that no two lists of parts give the same input."""
+    state = hashlib.sha256(_DOMAIN)
+    for part in (purpose, *parts):
+        data = part if isinstance(part, bytes) else str(part).encode()
+        state.update(len(data).to_bytes(8, "little") + data)
+    return state.digest()
+
+
+def derive_key(secret: bytes, purpose: str, *context: bytes | int | str) -> bytes:
+    """A key of 32 bytes for one purpose."""
+    return HKDF(algorithm=SHA256(), length=_KEY_BYTES, salt=_DOMAIN, info=digest(purpose, *context)).derive(secret)
+
+
+class KeyStream:
+    """The bytes into which a key expands, by ChaCha20."""
+
+    def __init__(self, key: bytes) -> None:
+        self._encryptor = Cipher(ChaCha20(key, _STREAM_NONCE), mode=None).encryptor()
+
+    def read(self, size: int) -> bytes:
+        return self._encryptor.update(bytes(size))
+
+    def words(self, count: int) -> Words:
+        """A mask: numbers of 64 bits."""
+        return np.frombuffer(self.read(8 * count), dtype="<u8")
+
+    def below(self, bound: int) -> int:
+        """A uniform number below a bound, by rejection."""
+        size = (bound.bit_length() + 7) // 8
+        excess = 8 * size - bound.bit_length()
+        while (drawn := int.from_bytes(self.read(size), "big") >> excess) >= bound:
+            pass
+        return drawn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """What a sum is bound to. Clients that differ in any of it have masks that do not cancel."""
+
+    run_id: str
+    round: int
+    number: int
+    """From 0; a round whose sum failed is attempted again, with fresh keys."""
+    state_sha256: bytes
+    """Of the global state that the client trained with."""
+
+    @property
+    def digest(self) -> bytes:
+        return digest("attempt", self.run_id, self.round, self.number, self.state_sha256)
+
+
+def digest_of_ids(purpose: str, context: bytes, ids: Iterable[int]) -> bytes:
+    return digest(purpose, context, *sorted(ids))

@@ -1,0 +1,82 @@
+"""What clients and server send each other for one sum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from feddbp_common.secure_sums.derivation import Attempt, digest, digest_of_ids
+from feddbp_common.secure_sums.identity import ProtocolViolationError, Verifier, check_signature
+
+MIN_CLIENTS: Final = 5
+MAX_CLIENTS: Final = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advertisement:
+    """A client's fresh public keys, signed."""
+
+    client_id: int
+    share_key: bytes
+    """X25519; peers encrypt shares to it."""
+    mask_key: bytes
+    """X25519; agreed with each peer's, it gives the mask of the pair."""
+    seed_digest: bytes
+    """Commits to the seed of the client's own mask, so that a wrong share of it is noticed."""
+    certificate: bytes
+    signature: bytes
+
+    def signed_part(self, attempt: Attempt) -> bytes:
+        return digest("keys", attempt.digest, self.client_id, self.share_key, self.mask_key, self.seed_digest)
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The clients of a sum, checked: their keys and who signed them."""
+
+    advertisements: Mapping[int, Advertisement]
+    signing_keys: Mapping[int, ec.EllipticCurvePublicKey]
+    digest: bytes
+
+    @classmethod
+    def checked(cls, attempt: Attempt, advertisements: Iterable[Advertisement], verifier: Verifier) -> Roster:
+        """Raises unless every advertisement is signed for this attempt by the client that it names."""
+        found: dict[int, Advertisement] = {}
+        keys: dict[int, ec.EllipticCurvePublicKey] = {}
+        for item in sorted(advertisements, key=lambda item: item.client_id):
+            client_id = item.client_id
+            if client_id in found:
+                raise ProtocolViolationError(f"client {client_id} has two sets of keys")
+            keys[client_id] = verifier.public_key(client_id, item.certificate)
+            check_signature(keys[client_id], item.signature, item.signed_part(attempt), of=f"client {client_id}'s keys")
+            found[client_id] = item
+        if not MIN_CLIENTS <= len(found) <= MAX_CLIENTS:
+            raise ProtocolViolationError(f"a sum over {len(found)} clients; it takes {MIN_CLIENTS} to {MAX_CLIENTS}")
+        parts = (item.signed_part(attempt) for item in found.values())
+        return cls(found, keys, digest("roster", attempt.digest, *parts))
+
+    @property
+    def threshold(self) -> int:
+        """Two thirds and one: two disjoint views of the survivors can then not both be signed by enough clients."""
+        return 2 * len(self.advertisements) // 3 + 1
+
+    def __contains__(self, client_id: object) -> bool:
+        return client_id in self.advertisements
+
+    def masked_digest(self, sharing: Iterable[int]) -> bytes:
+        """Binds masks to those clients whose shares all have."""
+        return digest_of_ids("masked", self.digest, sharing)
+
+    def survivors_digest(self, survivors: Iterable[int]) -> bytes:
+        return digest_of_ids("survivors", self.digest, survivors)
+
+
+@dataclass(frozen=True)
+class Reveal:
+    """A client's shares of its peers' secrets: of the seed of a survivor, or of the mask key of another; never both."""
+
+    seeds: Mapping[int, int]
+    mask_keys: Mapping[int, int]
