@@ -15,6 +15,7 @@ QUESTIONS = (
     "fisher_pass",
     "many_clients",
     "wire_bytes",
+    "round",
     "round_gap",
     "closing",
     "ingest",

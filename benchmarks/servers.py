@@ -55,3 +55,17 @@ def _endpoint(path: Path, process: subprocess.Popen[bytes], log: str) -> dict[st
         time.sleep(0.01)
     loaded: dict[str, int] = json.loads(path.read_text())
     return loaded
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of all threads of a process so far, to the nanosecond where the kernel says so."""
+    tasks = Path(f"/proc/{pid}/task")
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks.iterdir()) / 1e9
+
+
+def peak_bytes(pid: int) -> int:
+    """Peak resident memory of a process."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"process {pid} has no peak memory: is it running?")
