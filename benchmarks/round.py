@@ -22,7 +22,6 @@ from benchmarks.bare import BareClient
 from benchmarks.light_client import LightClient
 from benchmarks.measurement import Measurement
 from benchmarks.servers import cpu_seconds, peak_bytes, running_server
-from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.daemon.connection import Connection
 from feddbp_common.rpc.credentials import ClientCredentials, client_subject
 from feddbp_common.wire import Encoded

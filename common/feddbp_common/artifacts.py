@@ -12,6 +12,8 @@ from typing import Final
 
 DATABASE_NAME: Final = "run.sqlite3"
 """Written by the server, which resumes the run from it; copied by backups."""
+BODIES_NAME: Final = "run.sqlite3-uploads"
+"""Written by the server beside the database, which it belongs to: the bodies of uploads. A backup has them inside."""
 SERVER_LOCK_NAME: Final = "server.lock"
 """Locked by the server while it runs; the experiment runner waits for the lock before it reuses a cell."""
 ENDPOINT_NAME: Final = "endpoint.json"

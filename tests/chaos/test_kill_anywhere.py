@@ -36,6 +36,8 @@ SERVER_FAULTS = {
     "a report is stored but not answered": ("server.report.committed@2",),
     "inside an upload stream": ("server.upload.receiving", "server.upload.receiving@5"),
     "an upload is received but not stored": ("server.upload.received@2",),
+    "a body is written but not on the disk": ("server.body.written", "server.body.written@5"),
+    "a body is on the disk, its row is not": ("server.body.synced", "server.body.synced@4"),
     "collecting, some uploads in": ("server.upload.committed@2",),
     "collecting, all uploads in": ("server.upload.committed@3",),
     "a round is about to be closed": ("server.close.begun@2",),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 from light_runs import LIGHT_RUN, Crowd, Gate, exits, start_server, undisturbed_outcome
@@ -12,14 +10,9 @@ from processes import Federation
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.artifacts import DATABASE_NAME
+from feddbp_server.store.backup import write_backup
 
 RUN = (*LIGHT_RUN, "--rounds", 4)
-
-
-def back_up(database: Path, copy: Path) -> None:
-    """Copies the database as `docs/operations.md` describes."""
-    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as run, closing(sqlite3.connect(copy)) as made:
-        run.backup(made)
 
 
 async def test_a_server_resumes_from_a_backup_that_is_rounds_old(
@@ -35,7 +28,7 @@ async def test_a_server_resumes_from_a_backup_that_is_rounds_old(
 
     async with Crowd(running_federation.address, range(3), on_event={0: both}) as crowd:
         await early.reached.wait()
-        await asyncio.to_thread(back_up, database, copy)
+        await asyncio.to_thread(write_backup, running_federation.state_dir, copy)
         early.opened.set()
         await late.reached.wait()
         server.kill()

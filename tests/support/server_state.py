@@ -7,12 +7,13 @@ import sqlite3
 from pathlib import Path
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_common.artifacts import DATABASE_NAME
+from feddbp_common.artifacts import BODIES_NAME, DATABASE_NAME
+from feddbp_server.store.body_log import Place
 
 _KEPT = {
     "run": "run_id, config, progress",
     "client": "client_id, epoch, session_sha256, data, capabilities",
-    "upload": "round, client_id, sha256, manifest, body",
+    "upload": "round, client_id, sha256, manifest, body, start, length",
     "report": "round, client_id, metrics",
     "aggregate": "completed_rounds, manifest, body",
 }
@@ -20,16 +21,25 @@ _KEPT = {
 
 
 def durable_digest(state_dir: Path) -> str:
-    """SHA-256 over every row of the database: the run and its progress, sessions, uploads, reports, the aggregate."""
+    """SHA-256 over every row of the database and every body: run, progress, sessions, uploads, reports, aggregate."""
     digest = hashlib.sha256()
     connection = sqlite3.connect(f"file:{state_dir / DATABASE_NAME}?mode=ro", uri=True)
     try:
         for table, columns in _KEPT.items():
             for row in connection.execute(f"SELECT {columns} FROM {table} ORDER BY 1, 2"):
                 digest.update(repr((table, row)).encode())
+                if table == "upload" and row[5] is not None:
+                    digest.update(read_bytes(state_dir / BODIES_NAME, Place(*row[5:])))
     finally:
         connection.close()
     return digest.hexdigest()
+
+
+def read_bytes(bodies: Path, place: Place) -> bytes:
+    """A record with its header."""
+    with bodies.open("rb") as file:
+        file.seek(place.start)
+        return file.read(place.end - place.start)
 
 
 def run_digest(status: pb.RunStatus) -> str:

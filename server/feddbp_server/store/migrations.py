@@ -9,15 +9,26 @@ from typing import Final
 
 from feddbp_common.version import VERSION
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Of databases this version writes; SQLite keeps it as `user_version`."""
+
+FIRST_WITH_PLACES: Final = 3
+"""The first format whose rows may have their body in the file beside the database."""
 
 
 def _add_software_version(database: sqlite3.Connection) -> None:
     database.execute("ALTER TABLE run ADD COLUMN software_version TEXT NOT NULL DEFAULT '0.1.0'")
 
 
-STEPS: Final[Mapping[int, Callable[[sqlite3.Connection], None]]] = MappingProxyType({1: _add_software_version})
+def _add_places_of_bodies(database: sqlite3.Connection) -> None:
+    """Bodies that are in the database stay there; they go with the next upload of their client."""
+    database.execute("ALTER TABLE upload ADD COLUMN start INTEGER")
+    database.execute("ALTER TABLE upload ADD COLUMN length INTEGER")
+
+
+STEPS: Final[Mapping[int, Callable[[sqlite3.Connection], None]]] = MappingProxyType(
+    {1: _add_software_version, 2: _add_places_of_bodies}
+)
 """By the format they start from."""
 
 

@@ -1,4 +1,4 @@
-"""The SQLite back end: WAL mode, one file in the state directory, one owner at a time."""
+"""The SQLite back end: a database in WAL mode, the bodies of uploads in a file beside it, one owner at a time."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from feddbp_common.artifacts import DATABASE_NAME, SERVER_LOCK_NAME
+from feddbp_common.artifacts import BODIES_NAME, DATABASE_NAME, SERVER_LOCK_NAME
 from feddbp_common.file_lock import FileLock, LockHeldError
 from feddbp_common.version import VERSION
+from feddbp_server.store.body_log import BodyKey, BodyLog, Place
 from feddbp_server.store.interface import (
     AggregateRecord,
     ClientRecord,
@@ -28,9 +29,11 @@ from feddbp_server.store.migrations import FORMAT, describe_newer, upgrade
 _APPLICATION_ID: Final = 0x46444250  # "FDBP": tells our file from any other SQLite database
 _ROOM: Final = 4 << 20
 """Free bytes on the disk before it counts as writable again."""
-_LOG_BYTES: Final = 512 << 20
-"""A write-ahead log of this size is checkpointed by the next commit. A thousand clients of a hundred classes do not
-reach it in a round; without it, a run that is paused or waiting would grow the log with every join."""
+_LOG_BYTES: Final = 64 << 20
+"""A write-ahead log of this size is checkpointed by the next commit. A round does not reach it; without it, a run that
+is paused or waiting would grow the log with every join."""
+_INLINE_BYTES: Final = 2048
+"""Bodies up to this size are kept in their row: a record of their own would take more space than they do."""
 _SCHEMA: Final = """
 CREATE TABLE run (
     id INTEGER PRIMARY KEY CHECK (id = 0), run_id TEXT NOT NULL, config TEXT NOT NULL, progress TEXT,
@@ -40,7 +43,7 @@ CREATE TABLE client (
     data BLOB NOT NULL, capabilities BLOB NOT NULL);
 CREATE TABLE upload (
     id INTEGER PRIMARY KEY, round INTEGER NOT NULL, client_id INTEGER NOT NULL, sha256 BLOB NOT NULL,
-    manifest BLOB NOT NULL, body BLOB NOT NULL, UNIQUE (round, client_id));
+    manifest BLOB NOT NULL, body BLOB NOT NULL, start INTEGER, length INTEGER, UNIQUE (round, client_id));
 CREATE INDEX upload_by_client ON upload (client_id, round);
 CREATE TABLE report (
     round INTEGER NOT NULL, client_id INTEGER NOT NULL, metrics BLOB NOT NULL,
@@ -52,11 +55,12 @@ CREATE TABLE aggregate (
 
 
 class SqliteStore(Store):
-    """A store whose commits reach the disk before they return: WAL with `synchronous=FULL`."""
+    """A store whose commits reach the disk before they return: WAL with `synchronous=FULL`, and bodies before rows."""
 
     def __init__(self, state_dir: Path, *, log_bytes: int = _LOG_BYTES) -> None:
         self._lock = _lock_directory(state_dir)
         self._path = state_dir / DATABASE_NAME
+        self._bodies = BodyLog(state_dir / BODIES_NAME)
         self._file_id: tuple[int, int] | None = None
         self._depth = 0
         self._lost: BaseException | None = None
@@ -65,7 +69,7 @@ class SqliteStore(Store):
             try:
                 self._prepare(log_bytes)
             except BaseException:
-                self._db.close()
+                self._close_files()
                 raise
         except sqlite3.DatabaseError as error:
             self._lock.release()
@@ -78,10 +82,7 @@ class SqliteStore(Store):
 
     def _prepare(self, log_bytes: int) -> None:
         fresh = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
-        if fresh:
-            # large pages: an upload has hundreds of kilobytes, and reading it follows a chain of pages
-            self._db.execute("PRAGMA page_size = 16384")
-        else:
+        if not fresh:
             self._check_format()  # before anything is written: the file may not be ours
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
@@ -109,16 +110,30 @@ class SqliteStore(Store):
         with self.transaction():
             # only now: a start that is refused leaves the database to the version that wrote it
             upgrade(self._db, self._pragma("user_version"))
+            self._restore_bodies()
             if row is None:
                 self._db.execute("INSERT INTO run VALUES (0, ?, ?, NULL, ?)", (run_id, config_json, VERSION))
                 return run_id
             self._db.execute("UPDATE run SET software_version = ?", (VERSION,))
         return str(row[0])
 
+    def _restore_bodies(self) -> None:
+        rows = self._db.execute(
+            "SELECT client_id, round, sha256, start, length FROM upload WHERE start IS NOT NULL"
+        ).fetchall()
+        try:
+            self._bodies.restore((BodyKey(*row[:3]), Place(*row[3:])) for row in rows)
+        except sqlite3.DatabaseError as error:
+            raise StoreError(
+                f"{self._path.parent} cannot be resumed: {error}; restore both from one copy of the state directory, "
+                "or a backup"
+            ) from error
+
     @contextmanager
     def transaction(self) -> Iterator[None]:
         nested = self._depth > 0
         self._check_not_lost()
+        mark = self._bodies.mark()
         self._db.execute("SAVEPOINT step" if nested else "BEGIN IMMEDIATE")
         self._depth += 1
         try:
@@ -126,8 +141,12 @@ class SqliteStore(Store):
             self._check_not_lost()
             if not nested:
                 self._check_in_place()
+                self._bodies.sync()
             self._db.execute("RELEASE step" if nested else "COMMIT")
+            if not nested:
+                self._bodies.commit()
         except BaseException as error:
+            self._bodies.rollback(mark)
             # also after a commit that failed: left open, it would swallow every later write
             if self._db.in_transaction:
                 for statement in ("ROLLBACK TO step", "RELEASE step") if nested else ("ROLLBACK",):
@@ -186,10 +205,15 @@ class SqliteStore(Store):
         )
 
     def save_upload(self, record: UploadRecord, body: bytes) -> None:
-        self._db.execute(
-            "INSERT INTO upload (round, client_id, sha256, manifest, body) VALUES (?, ?, ?, ?, ?)",
-            (record.round, record.client_id, record.sha256, record.manifest, body),
-        )
+        with self.transaction():
+            place: Place | tuple[None, None] = (None, None)
+            if len(body) > _INLINE_BYTES:
+                place, body = self._bodies.append(_key(record), body), b""
+            self._db.execute(
+                "INSERT INTO upload (round, client_id, sha256, manifest, body, start, length) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (record.round, record.client_id, record.sha256, record.manifest, body, *place),
+            )
 
     def uploads(self, round_number: int) -> list[UploadRecord]:
         return self._select_uploads("WHERE round = ? ORDER BY client_id", (round_number,))
@@ -203,22 +227,28 @@ class SqliteStore(Store):
 
     def upload_body(self, record: UploadRecord, limit: int | None = None) -> bytes:
         where = (record.round, record.client_id)
-        if limit is None:
-            row = self._db.execute("SELECT body FROM upload WHERE round = ? AND client_id = ?", where).fetchone()
-            return bytes(row[0])
-        row = self._db.execute("SELECT id FROM upload WHERE round = ? AND client_id = ?", where).fetchone()
+        row = self._db.execute(
+            "SELECT id, start, length FROM upload WHERE round = ? AND client_id = ?", where
+        ).fetchone()
+        if row[1] is not None:
+            return self._bodies.read(_key(record), Place(*row[1:]), limit)
         with self._db.blobopen("upload", "body", row[0], readonly=True) as blob:
-            return blob.read(limit)
+            return blob.read(-1 if limit is None else limit)
 
     def forget_superseded_uploads(self, before_round: int) -> None:
-        self._db.execute(
-            "DELETE FROM upload WHERE round < ?1 AND EXISTS (SELECT 1 FROM upload AS newer"
-            " WHERE newer.client_id = upload.client_id AND newer.round > upload.round)",
-            (before_round,),
-        )
+        with self.transaction():
+            deleted = self._db.execute(
+                "DELETE FROM upload WHERE round < ?1 AND EXISTS (SELECT 1 FROM upload AS newer"
+                " WHERE newer.client_id = upload.client_id AND newer.round > upload.round) RETURNING start, length",
+                (before_round,),
+            ).fetchall()
+            for start, length in deleted:
+                if start is not None:
+                    self._bodies.release(Place(start, length))
 
     def tidy(self) -> None:
         self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        self._bodies.trim()
 
     def save_report(self, record: ReportRecord) -> bool:
         cursor = self._db.execute(
@@ -241,8 +271,12 @@ class SqliteStore(Store):
         )
 
     def close(self) -> None:
-        self._db.close()
+        self._close_files()
         self._lock.release()
+
+    def _close_files(self) -> None:
+        self._db.close()
+        self._bodies.close()
 
     def _pragma(self, name: str) -> int:
         return int(self._db.execute(f"PRAGMA {name}").fetchone()[0])
@@ -250,6 +284,10 @@ class SqliteStore(Store):
     def _select_uploads(self, clause: str, parameters: tuple[int, ...]) -> list[UploadRecord]:
         rows = self._db.execute(f"SELECT client_id, round, sha256, manifest FROM upload {clause}", parameters)  # noqa: S608 - fixed clauses
         return [UploadRecord(*row) for row in rows]
+
+
+def _key(record: UploadRecord) -> BodyKey:
+    return BodyKey(record.client_id, record.round, record.sha256)
 
 
 def _lock_directory(state_dir: Path) -> FileLock:

@@ -26,6 +26,7 @@ def test_file_names_are_those_that_existing_state_directories_have() -> None:
     assert NAMES == {
         "CLIENT_FORMAT_NAME": "format.json",
         "DATABASE_NAME": "run.sqlite3",
+        "BODIES_NAME": "run.sqlite3-uploads",
         "SERVER_LOCK_NAME": "server.lock",
         "ENDPOINT_NAME": "endpoint.json",
         "METRICS_NAME": "metrics.jsonl",

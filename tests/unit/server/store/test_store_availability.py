@@ -38,7 +38,9 @@ class Disk:
 
 
 def save(client_id: int, *, round_number: int = 0, size: int = 200_000) -> Callable[[Store], None]:
-    return lambda store: store.save_upload(upload_record(client_id, round_number), bytes(size))
+    """A row of this size: bodies are in another file."""
+    record = upload_record(client_id, round_number)._replace(manifest=bytes(size))
+    return lambda store: store.save_upload(record, b"body")
 
 
 class Watched:

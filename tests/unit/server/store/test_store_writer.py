@@ -56,6 +56,11 @@ def save(client_id: int, body: bytes = b"body") -> Work:
     return lambda store: store.save_upload(upload_record(client_id), body)
 
 
+def save_large_row(client_id: int) -> Work:
+    record = upload_record(client_id)._replace(manifest=bytes(1_000_000))
+    return lambda store: store.save_upload(record, b"body")
+
+
 def appending(number: int, *, to: list[int]) -> Work:
     return lambda _: to.append(number)
 
@@ -180,7 +185,7 @@ async def test_on_a_full_disk_no_job_succeeds_that_is_not_stored(
     await thread.run(save(0))
     pages = store._db.execute("PRAGMA page_count").fetchone()[0]
     store._db.execute(f"PRAGMA max_page_count = {pages + 3}")
-    jobs = [save(1), save(2, bytes(1_000_000)), save(3)]
+    jobs = [save(1), save_large_row(2), save(3)]
     results = await as_one_group(thread, jobs)
     stored = uploaded_clients(tmp_path)
     assert isinstance(results[1], sqlite3.OperationalError)
@@ -188,7 +193,7 @@ async def test_on_a_full_disk_no_job_succeeds_that_is_not_stored(
     for client, result in ((1, results[0]), (3, results[2])):
         assert result is not None or client in stored
     store._db.execute("PRAGMA max_page_count = 1000000")
-    await thread.run(save(4, bytes(1_000_000)))
+    await thread.run(save_large_row(4))
     assert {0, 4} <= set(uploaded_clients(tmp_path))
 
 
