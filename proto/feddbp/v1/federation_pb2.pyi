@@ -132,7 +132,7 @@ class _PhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Phase.ValueType
     PHASE_UNSPECIFIED: _Phase.ValueType  # 0
     """Not set."""
     PHASE_WAITING: _Phase.ValueType  # 1
-    """Too few clients have joined."""
+    """The run waits for clients to join."""
     PHASE_COLLECTING: _Phase.ValueType  # 2
     """A round is open."""
     PHASE_AGGREGATING: _Phase.ValueType  # 3
@@ -154,7 +154,7 @@ class Phase(_Phase, metaclass=_PhaseEnumTypeWrapper):
 PHASE_UNSPECIFIED: Phase.ValueType  # 0
 """Not set."""
 PHASE_WAITING: Phase.ValueType  # 1
-"""Too few clients have joined."""
+"""The run waits for clients to join."""
 PHASE_COLLECTING: Phase.ValueType  # 2
 """A round is open."""
 PHASE_AGGREGATING: Phase.ValueType  # 3
@@ -191,6 +191,8 @@ class _ClientActivityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Client
     """Its final results have been received."""
     CLIENT_ACTIVITY_LEFT: _ClientActivity.ValueType  # 6
     """It has left: no round waits for it, and its id is free."""
+    CLIENT_ACTIVITY_BLOCKED: _ClientActivity.ValueType  # 7
+    """An operator has blocked it: all its calls are refused."""
 
 class ClientActivity(_ClientActivity, metaclass=_ClientActivityEnumTypeWrapper):
     """Activity of a client."""
@@ -209,6 +211,8 @@ CLIENT_ACTIVITY_DONE: ClientActivity.ValueType  # 5
 """Its final results have been received."""
 CLIENT_ACTIVITY_LEFT: ClientActivity.ValueType  # 6
 """It has left: no round waits for it, and its id is free."""
+CLIENT_ACTIVITY_BLOCKED: ClientActivity.ValueType  # 7
+"""An operator has blocked it: all its calls are refused."""
 Global___ClientActivity: _TypeAlias = ClientActivity  # noqa: Y015
 
 class _RefusalReason:
@@ -249,6 +253,8 @@ class _RefusalReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Refusal
     """The server cannot store data at the moment, for example because its disk is full; retry later."""
     REFUSAL_REASON_MISSING_FEATURE: _RefusalReason.ValueType  # 15
     """The client lacks a feature that the run needs."""
+    REFUSAL_REASON_BLOCKED: _RefusalReason.ValueType  # 16
+    """An operator has blocked the client."""
 
 class RefusalReason(_RefusalReason, metaclass=_RefusalReasonEnumTypeWrapper):
     """-------------------------------------------------------------------------------------------------------------- refusals
@@ -288,6 +294,8 @@ REFUSAL_REASON_STORAGE: RefusalReason.ValueType  # 14
 """The server cannot store data at the moment, for example because its disk is full; retry later."""
 REFUSAL_REASON_MISSING_FEATURE: RefusalReason.ValueType  # 15
 """The client lacks a feature that the run needs."""
+REFUSAL_REASON_BLOCKED: RefusalReason.ValueType  # 16
+"""An operator has blocked the client."""
 Global___RefusalReason: _TypeAlias = RefusalReason  # noqa: Y015
 
 @_typing.final
@@ -604,21 +612,27 @@ class DataSummary(_message.Message):
 
     LABEL_COUNTS_FIELD_NUMBER: _builtins.int
     TEST_SAMPLES_FIELD_NUMBER: _builtins.int
+    IMAGE_SHAPE_FIELD_NUMBER: _builtins.int
     test_samples: _builtins.int
     """Samples in the local test split."""
     @_builtins.property
     def label_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Training samples per class, with one entry for each class of the run."""
 
+    @_builtins.property
+    def image_shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Channels, height and width of an image, three numbers; empty before 0.2.0."""
+
     def __init__(
         self,
         *,
         label_counts: _abc.Iterable[_builtins.int] | None = ...,
         test_samples: _builtins.int = ...,
+        image_shape: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["label_counts", b"label_counts", "test_samples", b"test_samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["image_shape", b"image_shape", "label_counts", b"label_counts", "test_samples", b"test_samples"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -634,6 +648,7 @@ class Capabilities(_message.Message):
     PARAMETERS_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
     architecture: _builtins.str
     """Name of the architecture."""
     parameters: _builtins.int
@@ -642,6 +657,8 @@ class Capabilities(_message.Message):
     """Device, such as "cpu" or "cuda:1"."""
     software_version: _builtins.str
     """Version of the client software."""
+    name: _builtins.str
+    """The name its operator has given the client, such as "north-clinic"; empty if none."""
     def __init__(
         self,
         *,
@@ -649,10 +666,11 @@ class Capabilities(_message.Message):
         parameters: _builtins.int = ...,
         device: _builtins.str = ...,
         software_version: _builtins.str = ...,
+        name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "device", b"device", "parameters", b"parameters", "software_version", b"software_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "device", b"device", "name", b"name", "parameters", b"parameters", "software_version", b"software_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1608,6 +1626,80 @@ class StopRequest(_message.Message):
 Global___StopRequest: _TypeAlias = StopRequest  # noqa: Y015
 
 @_typing.final
+class DropClientRequest(_message.Message):
+    """Removes a client from the run."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.int
+    """The client."""
+    reason: _builtins.str
+    """Reason, for the server's logs."""
+    def __init__(
+        self,
+        *,
+        client_id: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropClientRequest: _TypeAlias = DropClientRequest  # noqa: Y015
+
+@_typing.final
+class BlockClientRequest(_message.Message):
+    """Removes a client from the run and shuts it out."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.int
+    """The client; it need not have joined."""
+    reason: _builtins.str
+    """Reason, for the server's logs."""
+    def __init__(
+        self,
+        *,
+        client_id: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlockClientRequest: _TypeAlias = BlockClientRequest  # noqa: Y015
+
+@_typing.final
+class AllowClientRequest(_message.Message):
+    """Admits a client that was blocked."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.int
+    """The client."""
+    def __init__(
+        self,
+        *,
+        client_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AllowClientRequest: _TypeAlias = AllowClientRequest  # noqa: Y015
+
+@_typing.final
 class RunStatus(_message.Message):
     """State of the run."""
 
@@ -1650,6 +1742,10 @@ class RunStatus(_message.Message):
     REFUSALS_FIELD_NUMBER: _builtins.int
     HELD_PHASE_FIELD_NUMBER: _builtins.int
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
+    TOTAL_CLIENTS_FIELD_NUMBER: _builtins.int
+    NEVER_JOINED_FIELD_NUMBER: _builtins.int
+    TRAINING_ALONE_FIELD_NUMBER: _builtins.int
+    BLOCKED_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """Id of the run."""
     method: _builtins.str
@@ -1661,7 +1757,7 @@ class RunStatus(_message.Message):
     rounds: _builtins.int
     """Total rounds."""
     min_clients: _builtins.int
-    """Clients required to start the first round and to close a round at its deadline."""
+    """Clients required to open a round and to close it at its deadline."""
     reason: _builtins.str
     """Why the run failed, was stopped, or cannot continue at the moment."""
     mean_accuracy: _builtins.float
@@ -1674,6 +1770,10 @@ class RunStatus(_message.Message):
     """The phase that Pause interrupted and Resume restores; unspecified unless the run is paused."""
     software_version: _builtins.str
     """Version of the server software; empty before 0.2.0."""
+    total_clients: _builtins.int
+    """Number of clients of the run, with ids 0 to total_clients - 1; 0 before 0.2.0."""
+    training_alone: _builtins.bool
+    """Whether only one of several clients takes part."""
     @_builtins.property
     def clients(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientStatus]:
         """All clients that have ever joined, by id."""
@@ -1684,7 +1784,7 @@ class RunStatus(_message.Message):
 
     @_builtins.property
     def time_left(self) -> _duration_pb2.Duration:
-        """Time until the deadline; absent if there is none."""
+        """Time until the deadline, or until a waiting run begins without the missing clients; absent if there is none."""
 
     @_builtins.property
     def incidents(self) -> _containers.RepeatedCompositeFieldContainer[Global___Incident]:
@@ -1693,6 +1793,14 @@ class RunStatus(_message.Message):
     @_builtins.property
     def refusals(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Refused calls since the server started, by reason."""
+
+    @_builtins.property
+    def never_joined(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ids of clients that have never joined."""
+
+    @_builtins.property
+    def blocked(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ids of clients that an operator has blocked."""
 
     def __init__(
         self,
@@ -1714,10 +1822,14 @@ class RunStatus(_message.Message):
         refusals: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         held_phase: Global___Phase.ValueType = ...,
         software_version: _builtins.str = ...,
+        total_clients: _builtins.int = ...,
+        never_joined: _abc.Iterable[_builtins.int] | None = ...,
+        training_alone: _builtins.bool = ...,
+        blocked: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_mean_accuracy", b"_mean_accuracy", "mean_accuracy", b"mean_accuracy", "time_left", b"time_left"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_mean_accuracy", b"_mean_accuracy", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "clients", b"clients", "held_phase", b"held_phase", "incidents", b"incidents", "mean_accuracy", b"mean_accuracy", "method", b"method", "min_clients", b"min_clients", "missing", b"missing", "phase", b"phase", "reason", b"reason", "refusals", b"refusals", "round", b"round", "rounds", b"rounds", "run_id", b"run_id", "software_version", b"software_version", "time_left", b"time_left"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_mean_accuracy", b"_mean_accuracy", "blocked", b"blocked", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "clients", b"clients", "held_phase", b"held_phase", "incidents", b"incidents", "mean_accuracy", b"mean_accuracy", "method", b"method", "min_clients", b"min_clients", "missing", b"missing", "never_joined", b"never_joined", "phase", b"phase", "reason", b"reason", "refusals", b"refusals", "round", b"round", "rounds", b"rounds", "run_id", b"run_id", "software_version", b"software_version", "time_left", b"time_left", "total_clients", b"total_clients", "training_alone", b"training_alone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__mean_accuracy: _TypeAlias = _typing.Literal["mean_accuracy"]  # noqa: Y015
     _WhichOneofArgType__mean_accuracy: _TypeAlias = _typing.Literal["_mean_accuracy", b"_mean_accuracy"]  # noqa: Y015

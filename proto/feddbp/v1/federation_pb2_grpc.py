@@ -404,6 +404,21 @@ class ControlStub:
                 request_serializer=feddbp_dot_v1_dot_federation__pb2.StopRequest.SerializeToString,
                 response_deserializer=feddbp_dot_v1_dot_federation__pb2.RunStatus.FromString,
                 _registered_method=True)
+        self.DropClient = channel.unary_unary(
+                '/feddbp.v1.Control/DropClient',
+                request_serializer=feddbp_dot_v1_dot_federation__pb2.DropClientRequest.SerializeToString,
+                response_deserializer=feddbp_dot_v1_dot_federation__pb2.RunStatus.FromString,
+                _registered_method=True)
+        self.BlockClient = channel.unary_unary(
+                '/feddbp.v1.Control/BlockClient',
+                request_serializer=feddbp_dot_v1_dot_federation__pb2.BlockClientRequest.SerializeToString,
+                response_deserializer=feddbp_dot_v1_dot_federation__pb2.RunStatus.FromString,
+                _registered_method=True)
+        self.AllowClient = channel.unary_unary(
+                '/feddbp.v1.Control/AllowClient',
+                request_serializer=feddbp_dot_v1_dot_federation__pb2.AllowClientRequest.SerializeToString,
+                response_deserializer=feddbp_dot_v1_dot_federation__pb2.RunStatus.FromString,
+                _registered_method=True)
 
 
 class ControlServicer:
@@ -445,6 +460,27 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DropClient(self, request, context):
+        """Removes a client from the run: no round waits for it. It may join again, and takes part from the next round.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def BlockClient(self, request, context):
+        """Removes a client from the run, discards its upload of the open round, and refuses all its calls until AllowClient.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AllowClient(self, request, context):
+        """Ends a block.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -471,6 +507,21 @@ def add_ControlServicer_to_server(servicer, server):
             'Stop': grpc.unary_unary_rpc_method_handler(
                     servicer.Stop,
                     request_deserializer=feddbp_dot_v1_dot_federation__pb2.StopRequest.FromString,
+                    response_serializer=feddbp_dot_v1_dot_federation__pb2.RunStatus.SerializeToString,
+            ),
+            'DropClient': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropClient,
+                    request_deserializer=feddbp_dot_v1_dot_federation__pb2.DropClientRequest.FromString,
+                    response_serializer=feddbp_dot_v1_dot_federation__pb2.RunStatus.SerializeToString,
+            ),
+            'BlockClient': grpc.unary_unary_rpc_method_handler(
+                    servicer.BlockClient,
+                    request_deserializer=feddbp_dot_v1_dot_federation__pb2.BlockClientRequest.FromString,
+                    response_serializer=feddbp_dot_v1_dot_federation__pb2.RunStatus.SerializeToString,
+            ),
+            'AllowClient': grpc.unary_unary_rpc_method_handler(
+                    servicer.AllowClient,
+                    request_deserializer=feddbp_dot_v1_dot_federation__pb2.AllowClientRequest.FromString,
                     response_serializer=feddbp_dot_v1_dot_federation__pb2.RunStatus.SerializeToString,
             ),
     }
@@ -609,6 +660,87 @@ class Control:
             target,
             '/feddbp.v1.Control/Stop',
             feddbp_dot_v1_dot_federation__pb2.StopRequest.SerializeToString,
+            feddbp_dot_v1_dot_federation__pb2.RunStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropClient(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/feddbp.v1.Control/DropClient',
+            feddbp_dot_v1_dot_federation__pb2.DropClientRequest.SerializeToString,
+            feddbp_dot_v1_dot_federation__pb2.RunStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BlockClient(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/feddbp.v1.Control/BlockClient',
+            feddbp_dot_v1_dot_federation__pb2.BlockClientRequest.SerializeToString,
+            feddbp_dot_v1_dot_federation__pb2.RunStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AllowClient(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/feddbp.v1.Control/AllowClient',
+            feddbp_dot_v1_dot_federation__pb2.AllowClientRequest.SerializeToString,
             feddbp_dot_v1_dot_federation__pb2.RunStatus.FromString,
             options,
             channel_credentials,

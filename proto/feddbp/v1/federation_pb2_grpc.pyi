@@ -180,6 +180,12 @@ class ControlStub:
     """Resumes a paused run."""
     Stop: _grpc.UnaryUnaryMultiCallable[_federation_pb2.StopRequest, _federation_pb2.RunStatus]
     """Ends the run before its last round; clients are notified and exit."""
+    DropClient: _grpc.UnaryUnaryMultiCallable[_federation_pb2.DropClientRequest, _federation_pb2.RunStatus]
+    """Removes a client from the run: no round waits for it. It may join again, and takes part from the next round."""
+    BlockClient: _grpc.UnaryUnaryMultiCallable[_federation_pb2.BlockClientRequest, _federation_pb2.RunStatus]
+    """Removes a client from the run, discards its upload of the open round, and refuses all its calls until AllowClient."""
+    AllowClient: _grpc.UnaryUnaryMultiCallable[_federation_pb2.AllowClientRequest, _federation_pb2.RunStatus]
+    """Ends a block."""
 
 @_typing.type_check_only
 class ControlAsyncStub(ControlStub):
@@ -196,6 +202,12 @@ class ControlAsyncStub(ControlStub):
     """Resumes a paused run."""
     Stop: _aio.UnaryUnaryMultiCallable[_federation_pb2.StopRequest, _federation_pb2.RunStatus]  # type: ignore[assignment]
     """Ends the run before its last round; clients are notified and exit."""
+    DropClient: _aio.UnaryUnaryMultiCallable[_federation_pb2.DropClientRequest, _federation_pb2.RunStatus]  # type: ignore[assignment]
+    """Removes a client from the run: no round waits for it. It may join again, and takes part from the next round."""
+    BlockClient: _aio.UnaryUnaryMultiCallable[_federation_pb2.BlockClientRequest, _federation_pb2.RunStatus]  # type: ignore[assignment]
+    """Removes a client from the run, discards its upload of the open round, and refuses all its calls until AllowClient."""
+    AllowClient: _aio.UnaryUnaryMultiCallable[_federation_pb2.AllowClientRequest, _federation_pb2.RunStatus]  # type: ignore[assignment]
+    """Ends a block."""
 
 class ControlServicer(metaclass=_abc_1.ABCMeta):
     """Calls of operators."""
@@ -239,5 +251,29 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_federation_pb2.RunStatus, _abc.Awaitable[_federation_pb2.RunStatus]]:
         """Ends the run before its last round; clients are notified and exit."""
+
+    @_abc_1.abstractmethod
+    def DropClient(
+        self,
+        request: _federation_pb2.DropClientRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_federation_pb2.RunStatus, _abc.Awaitable[_federation_pb2.RunStatus]]:
+        """Removes a client from the run: no round waits for it. It may join again, and takes part from the next round."""
+
+    @_abc_1.abstractmethod
+    def BlockClient(
+        self,
+        request: _federation_pb2.BlockClientRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_federation_pb2.RunStatus, _abc.Awaitable[_federation_pb2.RunStatus]]:
+        """Removes a client from the run, discards its upload of the open round, and refuses all its calls until AllowClient."""
+
+    @_abc_1.abstractmethod
+    def AllowClient(
+        self,
+        request: _federation_pb2.AllowClientRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_federation_pb2.RunStatus, _abc.Awaitable[_federation_pb2.RunStatus]]:
+        """Ends a block."""
 
 def add_ControlServicer_to_server(servicer: ControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,4 +1,4 @@
-"""The Control service: the status of the run, and pausing, resuming or stopping it."""
+"""The Control service: the status of the run; pausing, resuming or stopping it; dropping and blocking clients."""
 
 from __future__ import annotations
 
@@ -57,6 +57,21 @@ class ControlService(pb_grpc.ControlServicer):
     async def Stop(self, request: pb.StopRequest, context: Context) -> pb.RunStatus:
         self._identity.check_operator(context)
         await self._coordinator.stop(request.reason)
+        return self._status()
+
+    async def DropClient(self, request: pb.DropClientRequest, context: Context) -> pb.RunStatus:
+        self._identity.check_operator(context)
+        await self._coordinator.drop(request.client_id, request.reason)
+        return self._status()
+
+    async def BlockClient(self, request: pb.BlockClientRequest, context: Context) -> pb.RunStatus:
+        self._identity.check_operator(context)
+        await self._coordinator.block(request.client_id, request.reason)
+        return self._status()
+
+    async def AllowClient(self, request: pb.AllowClientRequest, context: Context) -> pb.RunStatus:
+        self._identity.check_operator(context)
+        await self._coordinator.allow(request.client_id)
         return self._status()
 
     def _status(self) -> pb.RunStatus:

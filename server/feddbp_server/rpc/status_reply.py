@@ -41,13 +41,17 @@ def status_of(run: RunView) -> pb.RunStatus:
         rounds=policy.rounds,
         min_clients=policy.min_clients,
         clients=[_client_status(session, run) for session in run.sessions()],
-        missing=sorted(state.missing),
+        missing=sorted(run.missing),
         reason=state.reason or run.storage_trouble,
         mean_accuracy=run.mean_accuracy(),
         bytes_up=run.traffic.up,
         bytes_down=run.traffic.down,
         refusals=run.refusals,
         held_phase=pb.PHASE_UNSPECIFIED if state.held_phase is None else _PHASES[state.held_phase],
+        total_clients=policy.clients,
+        never_joined=sorted(run.never_joined),
+        training_alone=run.trains_alone,
+        blocked=sorted(state.blocked),
     )
     left = run.time_left()
     if left is not None:

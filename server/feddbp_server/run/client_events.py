@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from feddbp.v1 import federation_pb2 as pb
+from feddbp_server.run.participants import when_the_run_begins
 from feddbp_server.run.state_machine import Phase, RoundPolicy, RunState
 
 _OUTCOMES: Final = {
@@ -33,8 +34,7 @@ def event_for(client_id: int, state: RunState, policy: RoundPolicy, *, draining:
 
 def _why_wait(state: RunState, policy: RoundPolicy) -> str:
     if state.phase is Phase.WAITING:
-        # no count: an event to every client for every join would be a million messages for a thousand clients
-        return f"the run continues as soon as {policy.min_clients} clients have joined"
+        return when_the_run_begins(policy)
     if state.phase is Phase.PAUSED:
         return "the run is paused"
     if state.phase is Phase.EVALUATING:

@@ -26,6 +26,7 @@ from feddbp_server.reporting.round_lines import ClosedRound, RoundLines
 from feddbp_server.reporting.summary import RunOutcome, write_summary
 from feddbp_server.run.durations import AGGREGATION_BOUNDS, Durations, PhaseTimes
 from feddbp_server.run.limits import Limits
+from feddbp_server.run.participants import Waiting, sole_participant
 from feddbp_server.run.sessions import Sessions
 from feddbp_server.run.snapshot import RunSnapshot
 from feddbp_server.run.state_machine import (
@@ -33,6 +34,7 @@ from feddbp_server.run.state_machine import (
     CloseRound,
     Effect,
     Event,
+    Phase,
     RoundOpened,
     RoundPolicy,
     RunEnded,
@@ -98,8 +100,10 @@ class RunEngine:
         self.event_log = EventLog(
             audit,
             rounds=RoundLines(rounds=policy.rounds, clients=config.clients, clock=clock),
+            names=self.sessions.name,
             limits=limits,
             changed=self.status_changed.publish,
+            clock=clock,
         )
         self.draining = False
         self.phase_times = PhaseTimes(clock)
@@ -138,12 +142,15 @@ class RunEngine:
         snapshot = RunSnapshot.from_json(text)
         self._started_at = self.clock() - snapshot.seconds
         number = snapshot.state.round
+        joined = frozenset(record.client_id for record in clients)
         uploads = await self.store.run(lambda store: store.uploads(number))
         self.state = replace(
             snapshot.state,
             uploaded=frozenset(record.client_id for record in uploads),
             reported=self.metrics_log.reporters_of(number),
             deadline=snapshot.state.new_deadline(self.policy, self.clock()),
+            joined=joined,
+            last_join=self.clock(),
         )
         if self.state.phase.is_final:
             log.warning("the run in this state directory is over; another one needs another --state-dir")
@@ -209,6 +216,10 @@ class RunEngine:
             self._set_timer(state.deadline)
         for effect in effects:
             self._carry_out(effect)
+        if state.phase is Phase.WAITING and state.arrived != before.arrived:
+            self.event_log.waiting(Waiting.of(state, self.policy, self.clock()))
+        if (state.phase, state.members) != (before.phase, before.members):
+            self.event_log.alone(sole_participant(state, self.policy))
         if state.client_facing != before.client_facing:
             self.run_changed.publish()
         self.status_changed.publish()
@@ -286,6 +297,7 @@ class RunEngine:
             completed_rounds=self.state.round,
             seconds=self.clock() - self._started_at,
             prototypes_sha256=self.aggregator.sha256,
+            began_with=self.state.began_with,
         )
         try:
             await write_summary(outcome, self.store, self.metrics_log)

@@ -112,6 +112,10 @@ class Store(ABC):
         """The body of an upload, or the first `limit` bytes of it."""
 
     @abstractmethod
+    def forget_upload(self, client_id: int, round_number: int) -> None:
+        """Deletes a client's upload in a round, if there is one."""
+
+    @abstractmethod
     def forget_superseded_uploads(self, before_round: int) -> None:
         """Deletes every upload of an earlier round whose client has a newer one."""
 
