@@ -186,6 +186,14 @@ class ControlStub:
     """Removes a client from the run, discards its upload of the open round, and refuses all its calls until AllowClient."""
     AllowClient: _grpc.UnaryUnaryMultiCallable[_federation_pb2.AllowClientRequest, _federation_pb2.RunStatus]
     """Ends a block."""
+    WatchRun: _grpc.UnaryStreamMultiCallable[_federation_pb2.WatchRunRequest, _federation_pb2.RunEvents]
+    """Streams the events of the run: first those so far, in the order of rounds, then every further one. Ends with the run."""
+    GetPrototypes: _grpc.UnaryStreamMultiCallable[_federation_pb2.GetPrototypesRequest, _federation_pb2.PrototypesPart]
+    """Streams the global prototypes that the server has kept, by round. Refused unless the run shares them with operators."""
+    GetClientPrototypes: _grpc.UnaryStreamMultiCallable[_federation_pb2.GetClientPrototypesRequest, _federation_pb2.ClientPrototype]
+    """Streams how the latest upload of a client differs from the global prototypes, class by class. Refused unless the run
+    shares prototypes with operators.
+    """
 
 @_typing.type_check_only
 class ControlAsyncStub(ControlStub):
@@ -208,6 +216,14 @@ class ControlAsyncStub(ControlStub):
     """Removes a client from the run, discards its upload of the open round, and refuses all its calls until AllowClient."""
     AllowClient: _aio.UnaryUnaryMultiCallable[_federation_pb2.AllowClientRequest, _federation_pb2.RunStatus]  # type: ignore[assignment]
     """Ends a block."""
+    WatchRun: _aio.UnaryStreamMultiCallable[_federation_pb2.WatchRunRequest, _federation_pb2.RunEvents]  # type: ignore[assignment]
+    """Streams the events of the run: first those so far, in the order of rounds, then every further one. Ends with the run."""
+    GetPrototypes: _aio.UnaryStreamMultiCallable[_federation_pb2.GetPrototypesRequest, _federation_pb2.PrototypesPart]  # type: ignore[assignment]
+    """Streams the global prototypes that the server has kept, by round. Refused unless the run shares them with operators."""
+    GetClientPrototypes: _aio.UnaryStreamMultiCallable[_federation_pb2.GetClientPrototypesRequest, _federation_pb2.ClientPrototype]  # type: ignore[assignment]
+    """Streams how the latest upload of a client differs from the global prototypes, class by class. Refused unless the run
+    shares prototypes with operators.
+    """
 
 class ControlServicer(metaclass=_abc_1.ABCMeta):
     """Calls of operators."""
@@ -275,5 +291,31 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_federation_pb2.RunStatus, _abc.Awaitable[_federation_pb2.RunStatus]]:
         """Ends a block."""
+
+    @_abc_1.abstractmethod
+    def WatchRun(
+        self,
+        request: _federation_pb2.WatchRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_federation_pb2.RunEvents], _abc.AsyncIterator[_federation_pb2.RunEvents]]:
+        """Streams the events of the run: first those so far, in the order of rounds, then every further one. Ends with the run."""
+
+    @_abc_1.abstractmethod
+    def GetPrototypes(
+        self,
+        request: _federation_pb2.GetPrototypesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_federation_pb2.PrototypesPart], _abc.AsyncIterator[_federation_pb2.PrototypesPart]]:
+        """Streams the global prototypes that the server has kept, by round. Refused unless the run shares them with operators."""
+
+    @_abc_1.abstractmethod
+    def GetClientPrototypes(
+        self,
+        request: _federation_pb2.GetClientPrototypesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_federation_pb2.ClientPrototype], _abc.AsyncIterator[_federation_pb2.ClientPrototype]]:
+        """Streams how the latest upload of a client differs from the global prototypes, class by class. Refused unless the run
+        shares prototypes with operators.
+        """
 
 def add_ControlServicer_to_server(servicer: ControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

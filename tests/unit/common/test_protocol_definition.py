@@ -169,10 +169,13 @@ def test_the_protocol_has_these_services_and_calls() -> None:
             "AllowClient",
             "BlockClient",
             "DropClient",
+            "GetClientPrototypes",
+            "GetPrototypes",
             "GetStatus",
             "Pause",
             "Resume",
             "Stop",
+            "WatchRun",
             "WatchStatus",
         ],
     }
