@@ -17,7 +17,7 @@ _OUTCOMES: Final = {
 
 def event_for(client_id: int, state: RunState, policy: RoundPolicy, *, draining: bool) -> pb.RoundEvent:
     if state.phase.is_final:
-        return pb.RoundEvent(run_ended=pb.RunEnded(outcome=_OUTCOMES[state.phase], reason=state.reason))
+        return pb.RoundEvent(run_ended=run_ended(state))
     if draining:
         return pb.RoundEvent(server_draining=pb.ServerDraining())
     if state.phase is Phase.EVALUATING and client_id in state.observers:
@@ -30,6 +30,11 @@ def event_for(client_id: int, state: RunState, policy: RoundPolicy, *, draining:
             opened.deadline.FromTimedelta(policy.deadline)
         return pb.RoundEvent(round_opened=opened)
     return pb.RoundEvent(waiting=pb.Waiting(reason=_why_wait(state, policy)))
+
+
+def run_ended(state: RunState) -> pb.RunEnded:
+    """How a run that is over ended."""
+    return pb.RunEnded(outcome=_OUTCOMES[state.phase], reason=state.reason)
 
 
 def _why_wait(state: RunState, policy: RoundPolicy) -> str:

@@ -92,6 +92,7 @@ class Coordinator:
             fault_point("server.join.committed")
             superseded = self.sessions.join(session)
         engine.event_log.joined(session)
+        engine.history.joined(session)
         try:
             await engine.apply(Joined(session.client_id))
         except StoreError:
@@ -166,10 +167,11 @@ class Coordinator:
             encoded = await self._engine.aggregator.download(
                 session.client_id, round_number, self.sessions.label_counts
             )
-            yield pb.DownloadPart(manifest=encoded.manifest)
-            fault_point("server.download.sending")
-            for piece in chunked(encoded.segments):
-                yield pb.DownloadPart(chunk=pb.Chunk(data=piece))
+            with self._engine.history.downloading(session.client_id, round_number):
+                yield pb.DownloadPart(manifest=encoded.manifest)
+                fault_point("server.download.sending")
+                for piece in chunked(encoded.segments):
+                    yield pb.DownloadPart(chunk=pb.Chunk(data=piece))
         finally:
             session.downloads -= 1
 
@@ -188,7 +190,9 @@ class Coordinator:
         is_new = await self._engine.store.run(lambda store: store.save_report(record))
         fault_point("server.report.committed")
         if is_new:
-            self._engine.metrics_log.add(Report.from_record(record))
+            report = Report.from_record(record)
+            self._engine.metrics_log.add(report)
+            self._engine.history.reported(report)
         await self._engine.apply(Reported(record.client_id, record.round))
 
     def report_failure(self, session: Session, round_number: int, cause: str) -> None:

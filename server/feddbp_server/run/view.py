@@ -65,6 +65,11 @@ class RunView:
         """Set at the next change; to be taken before the run is read, so that no change in between is missed."""
         return self._engine.status_changed.upcoming()
 
+    @property
+    def uptime(self) -> float:
+        """Seconds since this server started."""
+        return self._engine.history.uptime
+
     def time_left(self) -> float | None:
         """Seconds to the deadline of the phase; none if it has no deadline."""
         deadline = self._engine.state.deadline

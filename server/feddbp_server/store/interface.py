@@ -128,8 +128,8 @@ class Store(ABC):
         """Keeps a client's report on a round unless there is one already; returns whether it was kept."""
 
     @abstractmethod
-    def reports(self) -> Iterator[ReportRecord]:
-        """All reports, by round and client."""
+    def reports(self, from_round: int = 0) -> Iterator[ReportRecord]:
+        """All reports from a round on, by round and client."""
 
     @abstractmethod
     def aggregate(self) -> AggregateRecord | None: ...

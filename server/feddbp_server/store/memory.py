@@ -85,8 +85,8 @@ class MemoryStore(Store):
         self._reports.setdefault((record.round, record.client_id), record)
         return is_first
 
-    def reports(self) -> Iterator[ReportRecord]:
-        return iter([self._reports[key] for key in sorted(self._reports)])
+    def reports(self, from_round: int = 0) -> Iterator[ReportRecord]:
+        return iter([self._reports[key] for key in sorted(self._reports) if key[0] >= from_round])
 
     def aggregate(self) -> AggregateRecord | None:
         return self._aggregate

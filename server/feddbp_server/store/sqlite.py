@@ -259,8 +259,9 @@ class SqliteStore(Store):
         )
         return cursor.rowcount == 1
 
-    def reports(self) -> Iterator[ReportRecord]:
-        for row in self._db.execute("SELECT client_id, round, metrics FROM report ORDER BY round, client_id"):
+    def reports(self, from_round: int = 0) -> Iterator[ReportRecord]:
+        query = "SELECT client_id, round, metrics FROM report WHERE round >= ? ORDER BY round, client_id"
+        for row in self._db.execute(query, (from_round,)):
             yield ReportRecord(*row)
 
     def aggregate(self) -> AggregateRecord | None:
