@@ -67,7 +67,7 @@ class Server:
             lease=config.rounds.lease_in_force,
             limits=self._limits,
             history=RunHistory(config.listen.state_dir),
-            snapshots=PrototypeSnapshots(config.listen.state_dir) if config.listen.share_prototypes else None,
+            snapshots=self._snapshots(),
         )
         self.coordinator = Coordinator(self.engine, self._limits)
         self._health = health_aio.HealthServicer()
@@ -134,6 +134,10 @@ class Server:
         )
         tls = "without" if listen.certs is None else "with"
         log.info("listening on %s %s TLS", _address(listen.host, self.port), tls)
+
+    def _snapshots(self) -> PrototypeSnapshots | None:
+        listen = self._config.listen
+        return PrototypeSnapshots(listen.state_dir) if listen.share_prototypes_with_operators else None
 
     def _make_monitor(self) -> Monitor | None:
         if self._config.listen.metrics_port is None:

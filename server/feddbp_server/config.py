@@ -55,10 +55,8 @@ class ListenConfig(FrozenModel):
     metrics_host: str = Field(
         "127.0.0.1", description="address for metrics; they are unencrypted and need no authentication"
     )
-    share_prototypes: bool = Field(
-        False,
-        description="let operators read global prototypes, for the dashboard; they tell something of the data",
-        json_schema_extra={"flag": "--share-prototypes-with-operators"},
+    share_prototypes_with_operators: bool = Field(
+        False, description="let operators read global prototypes, for the dashboard; they tell something of the data"
     )
     dry_run: bool = Field(False, description="print the resolved configuration and exit")
     json_output: bool = Field(False, description="logs and output as JSON lines", json_schema_extra={"flag": "--json"})
