@@ -20,6 +20,8 @@ class ExitCode(IntEnum):
     """The server refused this client, and a retry would not help."""
     RUN_FAILED = 5
     """The run ended before its last round."""
+    INVALID_REPLY = 6
+    """The server sent a client something invalid."""
     INTERRUPTED = 130
     """Ctrl-C or SIGTERM before the end; started again, a server or a client resumes."""
 

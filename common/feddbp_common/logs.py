@@ -6,6 +6,24 @@ import json
 import logging
 import sys
 from datetime import UTC, datetime
+from typing import Final
+
+from feddbp_common.printable import printable, printable_lines
+
+_LONGEST_MESSAGE: Final = 4000
+"""Characters of a log line, of which foreign text is a part at most."""
+
+
+class PlainFormatter(logging.Formatter):
+    """Formats a record as one line, whatever text from another party is in it, and its traceback below."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = printable(record.message, _LONGEST_MESSAGE)
+        return super().formatMessage(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        first, *below = super().format(record).split("\n")
+        return "\n".join([first, *map(printable, below)])
 
 
 class JsonFormatter(logging.Formatter):
@@ -16,10 +34,10 @@ class JsonFormatter(logging.Formatter):
             "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": printable(record.getMessage(), _LONGEST_MESSAGE),
         }
         if record.exc_info:
-            entry["exception"] = self.formatException(record.exc_info)
+            entry["exception"] = printable_lines(self.formatException(record.exc_info))
         return json.dumps(entry)
 
 
@@ -27,7 +45,7 @@ def configure_logging(*, as_json: bool, level: str = "info") -> None:
     """Logs what is at the level or above it; of libraries, nothing below `warning`. Logs Python's warnings, too."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
-        JsonFormatter() if as_json else logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
+        JsonFormatter() if as_json else PlainFormatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
     )
     ours = logging.getLevelNamesMapping()[level.upper()]
     logging.basicConfig(level=max(ours, logging.WARNING), handlers=[handler], force=True)
@@ -42,6 +60,7 @@ def logs_are_json() -> bool:
 
 def print_outcome(prog: str, message: str, *, exception: BaseException | None = None) -> None:
     """Prints the line with which a command ends; it is JSON if the log is."""
+    message = printable(message, _LONGEST_MESSAGE)
     if logs_are_json():
         logging.getLogger(prog).error(message, exc_info=exception)
     else:

@@ -40,7 +40,7 @@ def test_a_json_log_has_one_object_per_line(stderr: Callable[[], str]) -> None:
     except ValueError:
         log.exception("failed")
     first, second = map(json.loads, stderr().splitlines())
-    assert (first["level"], first["logger"], first["message"]) == ("debug", "feddbp.sample", "round 3\nis open")
+    assert (first["level"], first["logger"], first["message"]) == ("debug", "feddbp.sample", r"round 3\nis open")
     assert datetime.fromisoformat(first["at"]).tzinfo is not None
     assert "ValueError: odd" in second["exception"]
 
@@ -101,6 +101,7 @@ def test_errors_have_one_base_class_and_exit_codes_do_not_change() -> None:
         "UNREACHABLE": 3,
         "REFUSED": 4,
         "RUN_FAILED": 5,
+        "INVALID_REPLY": 6,
         "INTERRUPTED": 130,
     }
 
