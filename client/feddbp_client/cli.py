@@ -74,7 +74,12 @@ async def _run(config: ClientConfig) -> int:
             dataset_cache=cache,
             image_cache=image_cache,
         )
-        options = DaemonOptions(state_dir=identity.state_dir, patience=identity.patience, local=local)
+        options = DaemonOptions(
+            state_dir=identity.state_dir,
+            patience=identity.patience,
+            local=local,
+            server_moved=identity.server_moved,
+        )
         connections.append(Connection(identity.server, client_id=client_id, credentials=identity.credentials))
         daemons.append(ClientDaemon(client_id, connections[-1], options, slots=plan.slots))
     try:

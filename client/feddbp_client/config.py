@@ -39,6 +39,9 @@ class IdentityConfig(FrozenModel):
     token_file: Path | None = Field(None, description="file with this client's token")
     insecure: bool = Field(False, description="connect to another machine without TLS")
     state_dir: Path = Field(Path("feddbp-state/clients"), description="checkpoints, by run and client")
+    server_moved: bool = Field(
+        False, description="continue a run whose server has another address, or another authority, than before"
+    )
     patience: Duration = Field(
         timedelta(minutes=5), ge=timedelta(0), description="how long to retry while the server is unreachable"
     )

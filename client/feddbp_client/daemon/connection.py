@@ -14,8 +14,17 @@ import grpc
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
+from feddbp_client.daemon.reply_checks import (
+    MAX_DOWNLOAD_BYTES,
+    check_event,
+    check_joined,
+    check_receipt,
+    check_run,
+    checking_download,
+)
 from feddbp_common.errors import ExitCode, FedDBPError, PayloadError
 from feddbp_common.fault_injection import fault_point
+from feddbp_common.printable import printable
 from feddbp_common.rpc.credentials import ClientCredentials, client_subject
 from feddbp_common.rpc.diagnosis import find_mistake
 from feddbp_common.rpc.failures import (
@@ -42,7 +51,6 @@ from feddbp_common.wire import (
 
 log = logging.getLogger("feddbp.client")
 
-MAX_DOWNLOAD_BYTES: Final = 256 << 20
 LATE_REASONS: Final = (
     pb.REFUSAL_REASON_WRONG_ROUND,
     pb.REFUSAL_REASON_NOT_SELECTED,
@@ -86,9 +94,9 @@ class CallRefusedError(FedDBPError):
     exit_code = ExitCode.REFUSED
 
     def __init__(self, message: str, refusal: pb.Refusal) -> None:
-        super().__init__(message)
+        super().__init__(printable(message))
         self.reason = refusal.reason
-        self.field = refusal.field
+        self.field = printable(refusal.field)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +157,11 @@ class Connection:
     async def close(self) -> None:
         await self._channel.close()
 
+    @property
+    def server_identity(self) -> str:
+        """What a client's directory is bound to."""
+        return self._credentials.server_identity(self.address)
+
     async def find_mistake(self) -> FedDBPError | None:
         """What has to be changed before this server can be called; None if a retry may help."""
         subject = self._credentials.certified(self._subject)
@@ -159,13 +172,14 @@ class Connection:
             described = await self._stub.GetRun(
                 pb.GetRunRequest(software_version=VERSION), timeout=self._answer_seconds, metadata=self._metadata
             )
+        check_run(described)
         self._server_features = frozenset(described.features)
         return described
 
     async def join(self, request: pb.JoinRequest) -> pb.JoinResponse:
         with self._translating_errors():
             joined = await self._stub.Join(request, timeout=self._answer_seconds, metadata=self._metadata)
-        await self._adopt_keepalive_of(joined.lease.ToTimedelta())
+        await self._adopt_keepalive_of(check_joined(joined))
         return joined
 
     async def follow(self, session: str) -> AsyncIterator[pb.RoundEvent]:
@@ -174,6 +188,7 @@ class Connection:
             call = self._stub.Follow(pb.FollowRequest(session=session), metadata=self._metadata)
             try:
                 while (event := await self._next_event(call)) is not None:
+                    check_event(event)
                     self._apply_deadline(event)
                     yield event
             finally:
@@ -186,7 +201,8 @@ class Connection:
                 timeout=self._timeouts.transfer.total_seconds(),
                 metadata=self._metadata,
             )
-            return await _receive(parts, rules)
+            with checking_download():
+                return await _receive(parts, rules)
 
     async def upload(self, session: str, round_number: int, encoded: Encoded) -> pb.UploadReceipt:
         """Sends the header, and the body once the server has admitted it.
@@ -202,14 +218,16 @@ class Connection:
                 with _ended_by_server(call):
                     await call.write(next(parts))
                     fault_point("client.upload.sending")
-                    if awaits_admission and ADMITTED_METADATA_KEY not in dict(await call.initial_metadata()):
-                        return await call  # the receipt of an earlier upload, or the refusal
-                    for part in parts:
-                        await call.write(part)
-                    await call.done_writing()
-                return await call
+                    # without admission comes the receipt of an earlier upload, or the refusal
+                    if not awaits_admission or ADMITTED_METADATA_KEY in dict(await call.initial_metadata()):
+                        for part in parts:
+                            await call.write(part)
+                        await call.done_writing()
+                receipt = await call
             finally:
                 call.cancel()  # of a caller that was cancelled: the server holds room for the upload
+        check_receipt(receipt, round_number, encoded.manifest.sha256)
+        return receipt
 
     async def report(self, request: pb.ReportRequest) -> None:
         with self._translating_errors():
@@ -267,7 +285,7 @@ class Connection:
             if refusal is not None and refusal.reason not in TRANSIENT_REASONS:
                 raise CallRefusedError(error.details() or "refused without a reason", refusal) from None
             if error.code() in _UNAVAILABLE_CODES or refusal is not None:
-                cause = describe_failure(error, with_certificate=self._credentials.certs is not None)
+                cause = printable(describe_failure(error, with_certificate=self._credentials.certs is not None))
                 raise ServerUnavailableError(f"the server at {self.address} does not answer ({cause})") from None
             raise CallRefusedError(f"{error.code().name}: {error.details()}", pb.Refusal()) from None
         except asyncio.CancelledError:
@@ -321,12 +339,16 @@ async def _receive(parts: AsyncIterable[pb.DownloadPart], rules: PayloadRules) -
     async for part in parts:
         message_bytes += part.ByteSize()
         if manifest is None:
+            if not part.HasField("manifest"):
+                raise PayloadError("manifest", "is missing: a download begins with it")
             manifest = part.manifest
             check_manifest(manifest, rules, max_bytes=MAX_DOWNLOAD_BYTES)
             assembler = BodyAssembler(manifest.total_bytes)
             fault_point("client.download.receiving")
-        else:
+        elif part.HasField("chunk"):
             assembler.add(part.chunk.data)
+        else:
+            raise PayloadError("part", "a chunk was expected")
     if manifest is None:
         raise PayloadError("manifest", "the download is empty: the server sent no parts")
     body = assembler.body()

@@ -15,14 +15,15 @@ from feddbp_client.daemon.backoff import Backoff
 from feddbp_client.daemon.connection import REJOIN_REASONS, CallRefusedError, Connection, ServerUnavailableError
 from feddbp_client.daemon.event_stream import EventStream
 from feddbp_client.daemon.progress_log import progress_logged
+from feddbp_client.daemon.reply_checks import InvalidReplyError, checked_config
 from feddbp_client.daemon.round_worker import Assignment, RoundWorker
 from feddbp_client.training.checkpoint import ClientDirectory, reported_directory
 from feddbp_client.training.errors import as_training_error
 from feddbp_client.training.setup import LocalOptions, build_client
 from feddbp_common.config.features import describe_missing, missing_features, supported_features
-from feddbp_common.config.run import run_from_proto
-from feddbp_common.errors import ExitCode, FedDBPError
+from feddbp_common.errors import ConfigurationError, ExitCode, FedDBPError
 from feddbp_common.fault_injection import fault_point
+from feddbp_common.printable import printable
 from feddbp_common.rpc.enum_words import enum_word
 from feddbp_common.version import VERSION
 
@@ -42,6 +43,8 @@ class DaemonOptions:
     state_dir: Path
     patience: timedelta
     local: LocalOptions
+    server_moved: bool = False
+    """Whether a run's directory may be used with another server than before."""
 
 
 class ClientDaemon:
@@ -118,17 +121,24 @@ class ClientDaemon:
         if self._worker is None or self._worker.client.run_id != described.run_id:
             await self._close_worker()
             _check_features(described)
+            config = checked_config(described)
             loading = progress_logged(lambda: f"client {self.client_id}: loading data and model")
             async with self._slots.alone(), loading:
                 with as_training_error():
                     client = await asyncio.to_thread(
                         build_client,
-                        run_from_proto(described.config),
+                        config,
                         described.run_id,
                         self.client_id,
                         self._options.local,
                     )
-            directory = ClientDirectory(self._options.state_dir, described.run_id, self.client_id)
+            directory = ClientDirectory(
+                self._options.state_dir,
+                described.run_id,
+                self.client_id,
+                server=self._connection.server_identity,
+                moved=self._options.server_moved,
+            )
             slot = self._slots.on(self._options.local.compute.device)
             self._worker = RoundWorker(client, directory, self._connection, training_slot=slot)
             self._worker.resume()
@@ -178,7 +188,7 @@ class ClientDaemon:
         match event.WhichOneof("event"):
             case "waiting":
                 fault_point("client.follow.waiting")
-                log.info("client %d waits: %s", self.client_id, event.waiting.reason)
+                log.info("client %d waits: %s", self.client_id, printable(event.waiting.reason))
             case "round_opened":
                 await worker.run_round(Assignment(event.round_opened.round, train=event.round_opened.selected))
             case "final_evaluation":
@@ -219,7 +229,7 @@ class ClientDaemon:
             "client %d: the run %s: %s",
             self.client_id,
             enum_word(pb.RunOutcome.DESCRIPTOR, ended.outcome),
-            ended.reason,
+            printable(ended.reason),
         )
         self._close_session(worker.directory)
         return ExitCode.OK if finished else ExitCode.RUN_FAILED
@@ -250,6 +260,10 @@ class ClientDaemon:
 
 
 def _check_features(described: pb.GetRunResponse) -> None:
-    lacking = missing_features(described.required_features, supported_features(described.config.method))
+    try:
+        supported = supported_features(described.config.method)
+    except ConfigurationError as error:
+        raise InvalidReplyError("GetRun", "config.method", str(error)) from None
+    lacking = missing_features(described.required_features, supported)
     if lacking:
         raise MissingFeatureError(describe_missing(lacking, client=VERSION, server=described.software_version))

@@ -141,10 +141,17 @@ class Checkpoint:
 
 
 class ClientDirectory:
-    """A client's directory in one run, locked: one daemon at a time may use it."""
+    """A client's directory in one run, locked: one daemon at a time may use it.
 
-    def __init__(self, state_dir: Path, run_id: str, client_id: int) -> None:
+    It belongs to the server that first had it, by `server`, the text that identifies one: a foreign server that names
+    the same run gets neither the session's token nor the results of the run. `moved` binds it to another server.
+    """
+
+    def __init__(
+        self, state_dir: Path, run_id: str, client_id: int, *, server: str | None = None, moved: bool = False
+    ) -> None:
         self.path = client_directory(state_dir, run_id, client_id)
+        self._server = server
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = FileLock(self.path / CLIENT_LOCK_NAME, mode=0o600)
@@ -153,24 +160,36 @@ class ClientDirectory:
         except OSError as error:
             raise ConfigurationError(f"the state directory {self.path} cannot be used: {error.strerror}") from error
         try:
-            self._upgrade()
+            self._upgrade(moved=moved)
         except BaseException:
             self.close()
             raise
 
-    def _upgrade(self) -> None:
-        """Marks the directory with this version's format; one without a mark was written by 0.1.0, as format 1."""
+    def _upgrade(self, *, moved: bool) -> None:
+        """Marks the directory with this version's format and its server.
+
+        One without a mark was written by 0.1.0, as format 1; one without a server gets the one that it is used with.
+        """
         mark = self.path / CLIENT_FORMAT_NAME
         try:
             found = json.loads(mark.read_text()) if mark.exists() else {}
             written, writer = int(found.get("format", 1)), str(found.get("software_version", "0.1.0"))
+            owner = str(found["server"]) if "server" in found else None
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise ConfigurationError(f"{mark} cannot be read: {error}; restore it from a backup") from None
         if written > _DIRECTORY_FORMAT:
             raise ConfigurationError(_newer(self.path, f"format {written}", writer, f"format {_DIRECTORY_FORMAT}"))
-        if (written, writer) != (_DIRECTORY_FORMAT, VERSION) or not found:
+        if None not in (owner, self._server) and owner != self._server and not moved:
+            raise ConfigurationError(
+                f"{self.path} belongs to the server {owner}, and {self._server} says that it has the same run; "
+                "if the server has moved, start this client once with --server-moved, else give another --state-dir"
+            )
+        wanted = {"format": _DIRECTORY_FORMAT, "software_version": VERSION}
+        if (server := self._server or owner) is not None:
+            wanted["server"] = server
+        if found != wanted:
             try:
-                replace_text(mark, json.dumps({"format": _DIRECTORY_FORMAT, "software_version": VERSION}) + "\n")
+                replace_text(mark, json.dumps(wanted) + "\n")
             except OSError as error:
                 raise ConfigurationError(f"the state directory {self.path} cannot be used: {error.strerror}") from None
 

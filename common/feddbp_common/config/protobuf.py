@@ -69,7 +69,7 @@ def values_in(message: Message, model: type[BaseModel]) -> dict[str, Any]:
 
 def _put_added(values: dict[str, Any], model: type[BaseModel], added: Struct) -> None:
     known = added_names(model)
-    for name, value in json_format.MessageToDict(added).items():
+    for name, value in _read(added, (ADDED_SETTINGS,)).items():
         if name not in known:
             raise ConfigurationError(f"setting {name!r} {_UNKNOWN}")
         put(values, tuple(name.split(".")), value)
@@ -131,9 +131,13 @@ def _value(message: Message, source: FieldDescriptor, field: FieldInfo, location
         return value
     if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
         return _values(value, field.annotation, location)
+    return _read(value, location)
+
+
+def _read(message: Message, location: Location) -> Any:
     try:
-        return _READERS[source.message_type.full_name](value)
-    except (ValueError, OverflowError) as error:
+        return _READERS[message.DESCRIPTOR.full_name](message)
+    except (ValueError, OverflowError, RecursionError, json_format.Error) as error:
         raise ConfigurationError(f"{'.'.join(location)}: has a value that cannot be read ({error})") from None
 
 

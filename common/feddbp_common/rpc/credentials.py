@@ -118,6 +118,17 @@ class ClientCredentials:
         """Returns the subject of the certificate that the caller shows: none if it has a token."""
         return subject if self.token_file is None else None
 
+    def server_identity(self, address: str) -> str:
+        """Identifies a server: by its authority, of which it has a certificate, or else by its address."""
+        if self.certs is None:
+            host, port = split_address(address)
+            return f"{'127.0.0.1' if host == 'localhost' else host.lower()}:{port}"
+        from cryptography import x509  # slow to import, and only TLS needs it
+        from cryptography.hazmat.primitives.hashes import SHA256
+
+        authority = x509.load_pem_x509_certificate(CertificateDirectory(self.certs).authority())
+        return f"of authority sha256:{authority.fingerprint(SHA256()).hex()}"
+
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """Returns the metadata that authenticates a call."""
         if self.token_file is None:

@@ -26,6 +26,8 @@ MAGNITUDE_BOUND: Final = 1e6
 
 _MAX_DIMENSIONS: Final = 8
 _MAX_TENSORS: Final = 1024
+_MAX_COUNT: Final = 2**31 - 1
+"""Of a class's samples; counts are decoded as signed integers of 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,7 @@ def _check_counts(
     if len(counts) != len(class_ids):
         refuse("counts", f"has {len(counts)} entries for {len(class_ids)} classes")
     for class_id, count in zip(class_ids, counts, strict=True):
-        if count <= 0:
+        if not 0 < count <= _MAX_COUNT:
             refuse("counts", f"class {class_id} has {count} samples")
         if label_counts is not None and count > label_counts[class_id]:
             refuse(

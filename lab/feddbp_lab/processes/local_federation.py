@@ -101,6 +101,7 @@ class FederationOptions:
                 all_or_none=True,  # the run needs every client, so one that fails ends its process
                 server=address,
                 state_dir=clients_dir(self.directory),
+                server_moved=True,  # a resumed run has a port of its own; its server was started here
             ),
             # processes share the cores, and results do not depend on how many there are
             compute=ComputeConfig(device=self.device, threads=1),

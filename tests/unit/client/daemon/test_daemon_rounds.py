@@ -46,6 +46,7 @@ class FakeConnection:
     """Replaces the connection: yields a script of events and records the client's calls."""
 
     awaits_admission = True
+    server_identity = "127.0.0.1:50051"
 
     def __init__(self, script: Script, *, closed_rounds: frozenset[int] = frozenset()) -> None:
         self.calls: list[str] = []
