@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Final, Literal
+from typing import Final, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from feddbp_common.config.identity import added_in
 from feddbp_common.config.types import UINT32_MAX, FrozenModel
@@ -45,14 +45,27 @@ class AggregationConfig(FrozenModel):
     """Aggregation: how the server combines what clients upload."""
 
     rule: Literal["mean", "median", "trimmed_mean", "clipped"] = Field(
-        "mean", description="rule by which uploads are combined", json_schema_extra=_PLANNED | {"flag": "--aggregation"}
+        "mean",
+        description="rule by which uploads are combined; all but mean bound what a few false uploads can do",
+        json_schema_extra={"flag": "--aggregation"},
     )
     trim: float = Field(
-        0.1, gt=0, lt=0.5, description="share left out at either end by trimmed_mean", json_schema_extra=_PLANNED
+        0.1, gt=0, lt=0.5, description="share left out at either end by trimmed_mean, at least one of three"
     )
-    clip_factor: float = Field(
-        3.0, ge=1, description="largest norm under clipped, as a multiple of the median", json_schema_extra=_PLANNED
+    clip_factor: float = Field(3.0, ge=1, description="largest norm under clipped, as a multiple of the median")
+    weight_cap: float = Field(
+        20.0,
+        ge=1,
+        description="most samples a client is weighted by, as a multiple of the median of the round's clients",
     )
+
+    @model_validator(mode="after")
+    def _settings_have_an_effect(self) -> Self:
+        for setting, rule in (("trim", "trimmed_mean"), ("clip_factor", "clipped")):
+            changed = getattr(self, setting) != type(self).model_fields[setting].default
+            if changed and self.rule != rule:
+                raise ConfigurationError(f"{setting} is a setting of aggregation {rule}; the run's is {self.rule}")
+        return self
 
 
 class PrivacyConfig(FrozenModel):

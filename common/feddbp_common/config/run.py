@@ -112,6 +112,16 @@ class RunConfig(FrozenModel):
         return self
 
     @model_validator(mode="after")
+    def _aggregation_fits_method(self) -> Self:
+        rules = self.method_spec.aggregation_rules(self.settings)
+        if self.aggregation.rule not in rules:
+            raise ConfigurationError(
+                f"aggregation {self.aggregation.rule} makes no sense for {self.method} with these settings; "
+                f"it has: {', '.join(rules)}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _heads_fit_method(self) -> Self:
         heads = set(MODEL_GROUPS[self.training.model_group].heads)
         if self.method_spec.needs_equal_heads and heads != {"linear"}:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pydantic import Field
 
@@ -55,6 +55,19 @@ class ExchangeShape:
 
 Rules = Callable[[Any, ExchangeShape], PayloadRules]
 
+CLIPPING_RULES: Final = ("mean", "clipped")
+"""Rules of aggregation that need nothing of a strategy: they leave uploads as they are, or scale them."""
+ALL_RULES: Final = ("mean", "median", "trimmed_mean", "clipped")
+"""Rules of a method that averages what clients upload."""
+
+
+def _clipping_rules(_: MethodSettings) -> tuple[str, ...]:
+    return CLIPPING_RULES
+
+
+def all_rules(_: MethodSettings) -> tuple[str, ...]:
+    return ALL_RULES
+
 
 def _no_history(_: MethodSettings) -> bool:
     return False
@@ -93,6 +106,8 @@ class Method:
     """A client's own prototypes are fused with the global ones, by the server or by the client."""
     has_history: Callable[[Any], bool] = _no_history
     """Given the settings: whether the server's state depends on rounds before the last, and not on uploads alone."""
+    aggregation_rules: Callable[[Any], tuple[str, ...]] = _clipping_rules
+    """Given the settings: the rules of aggregation that make sense for this method."""
     presets: Mapping[str, Preset] = field(default_factory=dict)
     """By name; a run's method may be given as `NAME:PRESET`."""
 

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from feddbp_common.config.identity import added_in
 from feddbp_common.errors import ConfigurationError
-from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings, Preset
+from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings, Preset, all_rules
 from feddbp_common.methods.guide_network import guide_bytes, guide_rules
 from feddbp_common.methods.payload_size import ImageShape, PayloadSize, prototype_rows
 from feddbp_common.wire import PayloadRules, PrototypeRule
@@ -131,6 +131,7 @@ FEDDBP = Method(
     download_rules=_download_rules,
     strategy="feddbp_server.strategies.feddbp:FedDBPStrategy",
     trainer="feddbp_client.methods.guided_feddbp:feddbp",
+    aggregation_rules=all_rules,
     up=PayloadSize(
         content="prototypes and Fisher scores", formula="8md; 4md + 2m k_top as top channels", size=_upload_bytes
     ),

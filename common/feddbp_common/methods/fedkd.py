@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings
+from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings, all_rules
 from feddbp_common.methods.payload_size import ImageShape, PayloadSize
 from feddbp_common.methods.small_model import small_model_bytes, small_model_rules
 from feddbp_common.wire import Dim, PayloadRules, TensorRule, WireType
@@ -82,6 +82,7 @@ FEDKD = Method(
     download_rules=_download_rules,
     strategy="feddbp_server.strategies.fedkd:FedKDStrategy",
     trainer="feddbp_client.methods.fedkd:FedKD",
+    aggregation_rules=all_rules,
     has_history=lambda settings: settings.target == "update",
     up=_PAYLOAD_SIZE,
     down=_PAYLOAD_SIZE,

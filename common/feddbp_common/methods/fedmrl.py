@@ -8,7 +8,7 @@ from typing import Final
 from pydantic import Field
 
 from feddbp_common.errors import ConfigurationError
-from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings
+from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings, all_rules
 from feddbp_common.methods.payload_size import ImageShape, PayloadSize
 from feddbp_common.methods.small_model import small_model_bytes, small_model_rules
 from feddbp_common.wire import PayloadRules
@@ -57,6 +57,7 @@ FEDMRL = Method(
     download_rules=_download_rules,
     strategy="feddbp_server.strategies.fedmrl:FedMRLStrategy",
     trainer="feddbp_client.methods.fedmrl:FedMRL",
+    aggregation_rules=all_rules,
     up=_PAYLOAD_SIZE,
     down=_PAYLOAD_SIZE,
 )

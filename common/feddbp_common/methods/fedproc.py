@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from feddbp_common.methods.contract import CollectingSettings, ExchangeShape, Method
+from feddbp_common.methods.contract import CollectingSettings, ExchangeShape, Method, all_rules
 from feddbp_common.methods.fedproto import prototypes_down
 from feddbp_common.methods.payload_size import GLOBAL_PROTOTYPES, REAL_BYTES, PayloadSize, prototype_rows
 from feddbp_common.wire import PayloadRules, PrototypeRule
@@ -40,6 +40,7 @@ FEDPROC = Method(
     download_rules=prototypes_down,
     strategy="feddbp_server.strategies.fedproc:FedProcStrategy",
     trainer="feddbp_client.methods.fedproc:FedProc",
+    aggregation_rules=all_rules,
     up=PayloadSize(
         content="prototypes and sample counts",
         formula="m(4d + 4)",

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from feddbp_common.methods.contract import CollectingSettings, ExchangeShape, Method, MethodSettings
+from feddbp_common.methods.contract import CollectingSettings, ExchangeShape, Method, MethodSettings, all_rules
 from feddbp_common.methods.payload_size import GLOBAL_PROTOTYPES, LOCAL_PROTOTYPES
 from feddbp_common.wire import PayloadRules, PrototypeRule
 
@@ -49,6 +49,7 @@ FEDPROTO = Method(
     download_rules=prototypes_down,
     strategy="feddbp_server.strategies.fedproto:FedProtoStrategy",
     trainer="feddbp_client.methods.fedproto:FedProto",
+    aggregation_rules=all_rules,
     up=LOCAL_PROTOTYPES,
     down=GLOBAL_PROTOTYPES,
 )

@@ -19,6 +19,7 @@ LOCAL = Method(
     download_rules=nothing,
     strategy="feddbp_server.strategies.local:LocalStrategy",
     trainer="feddbp_client.methods.local:Local",
+    aggregation_rules=lambda _: ("mean",),
     up=NO_PAYLOAD,
     down=NO_PAYLOAD,
 )

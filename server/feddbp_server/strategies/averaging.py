@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import numpy as np
+import numpy.typing as npt
 
-from feddbp_common.wire import Payload, PrototypeSet
-from feddbp_server.strategies.base import SettingsT, Strategy, Upload
+from feddbp_common.wire import PrototypeSet
+from feddbp_common.wire.payload import FloatArray
+from feddbp_server.strategies.base import Upload
 
 
 class PrototypeMean:
@@ -34,38 +36,20 @@ class PrototypeMean:
     def result(self, previous: PrototypeSet | None) -> PrototypeSet:
         """The means; a class without uploads keeps its previous prototype."""
         sent = self._weights > 0
-        known = sent.copy()
         vectors = np.zeros(self._sums.shape, dtype=np.float32)
-        if previous is not None:
-            known[previous.class_ids] = True
-            vectors[previous.class_ids] = previous.vectors
         vectors[sent] = (self._sums[sent] / self._weights[sent, None]).astype(np.float32)
-        class_ids = np.flatnonzero(known).astype(np.int32)
-        return PrototypeSet(class_ids=class_ids, vectors=vectors[class_ids])
+        return merged_with(previous, sent, vectors)
 
 
-class PrototypeAveraging(Strategy[SettingsT]):
-    """Sends every client one average per class."""
-
-    aggregates_prototypes_only = True
-
-    @property
-    def width(self) -> int:
-        return self.facts.shape.feature_dim
-
-    @property
-    def by_samples(self) -> bool:
-        """Whether a client is weighted by its samples of the class."""
-        return False
-
-    def aggregate(self, known: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
-        mean = PrototypeMean(self.facts.shape.classes, self.width, by_samples=self.by_samples)
-        for prototypes in uploaded_prototypes(uploads):
-            mean.add(prototypes)
-        return Payload(prototypes=mean.result(known.prototypes))
-
-    def reply(self, known: Payload, own_upload: Payload | None) -> Payload:
-        return known
+def merged_with(previous: PrototypeSet | None, sent: npt.NDArray[np.bool_], vectors: FloatArray) -> PrototypeSet:
+    """Rows of classes that were sent, and the previous ones of other classes; both arrays have a row per class."""
+    known = sent.copy()
+    if previous is not None:
+        known[previous.class_ids] = True
+        stays = ~sent[previous.class_ids]
+        vectors[previous.class_ids[stays]] = previous.vectors[stays]
+    class_ids = np.flatnonzero(known).astype(np.int32)
+    return PrototypeSet(class_ids=class_ids, vectors=vectors[class_ids])
 
 
 def uploaded_prototypes(uploads: Iterable[Upload]) -> Iterator[PrototypeSet]:

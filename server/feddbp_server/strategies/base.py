@@ -7,9 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeAlias, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
+from feddbp_common.config.exchange import AggregationConfig
 from feddbp_common.config.run import RunConfig
 from feddbp_common.config.training import TrainingConfig
 from feddbp_common.errors import FedDBPError, PayloadError
@@ -47,6 +45,7 @@ class RunFacts:
     """How clients train."""
     wire_type: WireType = WireType.FLOAT32
     """The element type of replies on the wire."""
+    aggregation: AggregationConfig = field(default_factory=AggregationConfig)
 
     @classmethod
     def of(cls, config: RunConfig) -> RunFacts:
@@ -56,6 +55,7 @@ class RunFacts:
             rounds=config.rounds,
             training=config.training,
             wire_type=config.wire_type,
+            aggregation=config.aggregation,
         )
 
 
@@ -66,6 +66,8 @@ class Strategy(ABC, Generic[SettingsT]):
     """Aggregation reads only prototypes, so that the rest of each upload need not be loaded."""
     personalises: bool = False
     """A reply depends on the client's own last upload."""
+    compresses_uploads: bool = False
+    """The values that are averaged have to be `expanded` from an upload."""
 
     def __init__(self, settings: SettingsT, facts: RunFacts) -> None:
         self.settings = settings
@@ -83,6 +85,10 @@ class Strategy(ABC, Generic[SettingsT]):
         """
         return {}
 
+    def expanded(self, payload: Payload) -> Payload:
+        """An upload with the values that are averaged, from which its norms are taken."""
+        return payload
+
     @abstractmethod
     def aggregate(self, known: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
         """The state after a round. Uploads come in the order of client ids, each read once."""
@@ -96,10 +102,6 @@ class Strategy(ABC, Generic[SettingsT]):
             check_values(payload, rules, real_type=self.facts.wire_type)
         except PayloadError as error:
             raise FedDBPError(f"{otherwise}; {error}") from error
-
-    def kept_channels(self, own_upload: Payload) -> npt.NDArray[np.bool_] | None:
-        """Marks, for every class of an upload, the channels in which its client keeps its own values."""
-        return None
 
     @abstractmethod
     def reply(self, known: Payload, own_upload: Payload | None) -> Payload:

@@ -13,8 +13,8 @@ from feddbp_common.methods.fd import FDSettings
 from feddbp_common.wire import Payload, PrototypeSet
 from feddbp_common.wire.payload import AnyArray, FloatArray, IntArray
 from feddbp_common.wire.rules import value_bound
-from feddbp_server.strategies.averaging import PrototypeMean
 from feddbp_server.strategies.base import RunFacts, Strategy, Upload
+from feddbp_server.strategies.robust import prototype_average
 
 _ROWS: Final = "averaged_rows"
 """Checksums of the rows in each mean, class by class. They show whether a client's last upload is among them: it is not
@@ -32,8 +32,7 @@ class FDStrategy(Strategy[FDSettings]):
         self.personalises = settings.leave_one_out
 
     def aggregate(self, known: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
-        classes = self.facts.shape.classes
-        mean = PrototypeMean(classes, classes)
+        mean = prototype_average(self.facts, width=self.facts.shape.classes)
         sent: dict[int, list[int]] = {}
         for upload in uploads:
             logits = upload.payload.prototypes

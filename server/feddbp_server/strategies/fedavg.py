@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from feddbp_common.methods.fedavg import FedAvgSettings
-from feddbp_server.strategies.tensor_mean import TensorAveraging
+from feddbp_server.strategies.tensor_averaging import TensorAveraging
 
 
 class FedAvgStrategy(TensorAveraging[FedAvgSettings]):

@@ -11,9 +11,9 @@ from feddbp_common.methods.feddbp import FedDBPSettings
 from feddbp_common.methods.fusion import Marks, fuse, mark_top_channels
 from feddbp_common.seeding import derive_seed
 from feddbp_common.wire import FisherScores, Payload, PrototypeSet, TopChannels
-from feddbp_server.strategies.averaging import PrototypeAveraging
 from feddbp_server.strategies.base import RunFacts, Shapes, Upload
-from feddbp_server.strategies.tensor_mean import TensorMean
+from feddbp_server.strategies.prototype_averaging import PrototypeAveraging
+from feddbp_server.strategies.robust import tensor_average
 
 
 class FedDBPStrategy(PrototypeAveraging[FedDBPSettings]):
@@ -33,7 +33,7 @@ class FedDBPStrategy(PrototypeAveraging[FedDBPSettings]):
         return shapes
 
     def aggregate(self, known: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
-        guides = TensorMean()
+        guides = tensor_average(self.facts)
 
         def with_guides() -> Iterator[Upload]:
             for upload in uploads:
@@ -57,11 +57,6 @@ class FedDBPStrategy(PrototypeAveraging[FedDBPSettings]):
             return known
         keep = _important(own_upload, self.settings.k_top)
         return replace(known, prototypes=fuse(shared, own_upload.prototypes, keep, eta=self.settings.eta))
-
-    def kept_channels(self, own_upload: Payload) -> Marks | None:
-        fuses = self.settings.anchors == "global" and not self.settings.without_personalisation
-        # without scores in the upload, its client fuses by itself
-        return _important(own_upload, self.settings.k_top) if fuses and own_upload.fisher is not None else None
 
     def _control(self, shared: PrototypeSet) -> PrototypeSet:
         """Anchors of the same lengths that tell nothing of their class, the same in every round and for all clients."""

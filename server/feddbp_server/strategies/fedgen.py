@@ -16,8 +16,8 @@ from feddbp_server.strategies.adam import ADAM, Adam
 from feddbp_server.strategies.base import Strategy, Upload
 from feddbp_server.strategies.feature_generator import FeatureGenerator, Labels, diversity_loss
 from feddbp_server.strategies.numerics import initial_head
+from feddbp_server.strategies.robust import tensor_average
 from feddbp_server.strategies.teachers import Teachers
-from feddbp_server.strategies.tensor_mean import TensorMean
 
 log = logging.getLogger("feddbp.server")
 
@@ -32,7 +32,7 @@ class FedGenStrategy(Strategy[FedGenSettings]):
         return Payload(tensors=initial_head(self.facts))
 
     def aggregate(self, known: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
-        mean = TensorMean()
+        mean = tensor_average(self.facts)
         heads, label_counts = list[Mapping[str, AnyArray]](), []
         for upload in uploads:
             mean.add(upload.payload.tensors, weight=upload.samples)

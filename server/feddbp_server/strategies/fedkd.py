@@ -13,7 +13,7 @@ from feddbp_common.wire import Payload, decode, encode
 from feddbp_common.wire.payload import AnyArray, FloatArray
 from feddbp_common.wire.svd import compress, decompress, dense_shapes
 from feddbp_server.strategies.base import RunFacts, Shapes, Strategy, Upload
-from feddbp_server.strategies.tensor_mean import TensorMean
+from feddbp_server.strategies.robust import tensor_average
 
 
 class FedKDStrategy(Strategy[FedKDSettings]):
@@ -23,6 +23,8 @@ class FedKDStrategy(Strategy[FedKDSettings]):
     compressed mean update and the sum of all of them: a client that took part in the last round needs only the former,
     any other client the latter.
     """
+
+    compresses_uploads = True
 
     def __init__(self, settings: FedKDSettings, facts: RunFacts) -> None:
         super().__init__(settings, facts)
@@ -36,8 +38,12 @@ class FedKDStrategy(Strategy[FedKDSettings]):
                 refuse(name, "is missing")
         return dense
 
+    def expanded(self, payload: Payload) -> Payload:
+        kept = {name: tensor for name, tensor in payload.tensors.items() if name == ROUND}
+        return Payload(tensors={**kept, **decompress(_weights(payload))})
+
     def aggregate(self, known: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
-        mean = TensorMean()
+        mean = tensor_average(self.facts)
         for upload in uploads:
             mean.add(decompress(_weights(upload.payload)), of=f"client {upload.client_id}")
         compressed = compress(mean.result(), self.settings.energy(round_number, self.facts.rounds))

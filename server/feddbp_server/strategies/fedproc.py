@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from feddbp_common.methods.fedproc import FedProcSettings
-from feddbp_server.strategies.averaging import PrototypeAveraging
+from feddbp_server.strategies.prototype_averaging import PrototypeAveraging
 
 
 class FedProcStrategy(PrototypeAveraging[FedProcSettings]):

@@ -8,7 +8,7 @@ from feddbp_common.methods.lg_fedavg import LGFedAvgSettings
 from feddbp_common.wire import Payload
 from feddbp_server.strategies.base import Strategy, Upload
 from feddbp_server.strategies.numerics import initial_head
-from feddbp_server.strategies.tensor_mean import TensorMean
+from feddbp_server.strategies.robust import tensor_average
 
 
 class LGFedAvgStrategy(Strategy[LGFedAvgSettings]):
@@ -18,7 +18,7 @@ class LGFedAvgStrategy(Strategy[LGFedAvgSettings]):
         return Payload(tensors=initial_head(self.facts))
 
     def aggregate(self, known: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
-        mean = TensorMean()
+        mean = tensor_average(self.facts)
         for upload in uploads:
             mean.add(upload.payload.tensors, weight=upload.samples if self.settings.weighted else 1.0)
         return Payload(tensors={**known.tensors, **mean.result()})

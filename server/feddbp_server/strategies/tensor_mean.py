@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
 
 from feddbp_common.errors import refuse
-from feddbp_common.wire import Payload
 from feddbp_common.wire.payload import AnyArray, FloatArray
-from feddbp_server.strategies.base import SettingsT, Shapes, Strategy, Upload
 
 
 class TensorMean:
@@ -23,7 +21,7 @@ class TensorMean:
     def add(self, tensors: Mapping[str, AnyArray], *, weight: float = 1.0, of: str = "an upload") -> None:
         """Adds tensors; raises PayloadError, which names `of`, unless names and shapes are those of earlier ones."""
         if self._sums:
-            self._check(tensors, of)
+            check_shapes(tensors, self._sums, of)
         for name, tensor in tensors.items():
             weighted = weight * tensor.astype(np.float64)
             if name in self._sums:
@@ -32,35 +30,14 @@ class TensorMean:
                 self._sums[name] = weighted
         self._weight += weight
 
-    def _check(self, tensors: Mapping[str, AnyArray], of: str) -> None:
-        """Without this check, numpy would silently broadcast one channel over three."""
-        for name in sorted(self._sums.keys() | tensors.keys()):
-            shapes = [list(group[name].shape) if name in group else None for group in (tensors, self._sums)]
-            if shapes[0] != shapes[1]:
-                refuse(name, f"has shape {shapes[0]} in {of}, but {shapes[1]} in those before")
-
     def result(self) -> dict[str, FloatArray]:
         """The means; empty if nothing was added."""
         return {name: (total / self._weight).astype(np.float32) for name, total in self._sums.items()}
 
 
-class TensorAveraging(Strategy[SettingsT]):
-    """Sends every client the mean of the clients' tensors, whose shapes all clients have in common."""
-
-    @property
-    def by_samples(self) -> bool:
-        """Whether a client is weighted by its training samples."""
-        return False
-
-    def layout(self, shapes: Shapes) -> Shapes:
-        return shapes
-
-    def aggregate(self, known: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
-        mean = TensorMean()
-        for upload in uploads:
-            weight = upload.samples if self.by_samples else 1.0
-            mean.add(upload.payload.tensors, weight=weight, of=f"client {upload.client_id}")
-        return Payload(tensors=mean.result())
-
-    def reply(self, known: Payload, own_upload: Payload | None) -> Payload:
-        return known
+def check_shapes(tensors: Mapping[str, AnyArray], expected: Mapping[str, AnyArray], of: str) -> None:
+    """Without this check, numpy would silently broadcast one channel over three."""
+    for name in sorted(expected.keys() | tensors.keys()):
+        shapes = [list(group[name].shape) if name in group else None for group in (tensors, expected)]
+        if shapes[0] != shapes[1]:
+            refuse(name, f"has shape {shapes[0]} in {of}, but {shapes[1]} in those before")

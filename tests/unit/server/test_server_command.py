@@ -213,6 +213,7 @@ def test_every_option_is_in_the_help_with_its_variable_and_what_it_is_for(
     names: dict[tuple[str, ...], str] = {
         ("run", "method_settings"): "set",
         ("run", "guide", "network"): "guide",
+        ("run", "aggregation", "rule"): "aggregation",
         ("listen", "json_output"): "json",
     }
     options = [(place, field) for place, field in leaves(ServerConfig) if not field_extra(field).get("planned")]

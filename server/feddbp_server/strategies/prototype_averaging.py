@@ -1,0 +1,34 @@
+"""The strategy of methods that send every client one average per class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from feddbp_common.wire import Payload
+from feddbp_server.strategies.averaging import uploaded_prototypes
+from feddbp_server.strategies.base import SettingsT, Strategy, Upload
+from feddbp_server.strategies.robust import prototype_average
+
+
+class PrototypeAveraging(Strategy[SettingsT]):
+    """Sends every client one average per class, under the run's rule of aggregation."""
+
+    aggregates_prototypes_only = True
+
+    @property
+    def width(self) -> int:
+        return self.facts.shape.feature_dim
+
+    @property
+    def by_samples(self) -> bool:
+        """Whether a client is weighted by its samples of the class."""
+        return False
+
+    def aggregate(self, known: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
+        average = prototype_average(self.facts, width=self.width, by_samples=self.by_samples)
+        for prototypes in uploaded_prototypes(uploads):
+            average.add(prototypes)
+        return Payload(prototypes=average.result(known.prototypes))
+
+    def reply(self, known: Payload, own_upload: Payload | None) -> Payload:
+        return known
