@@ -17,16 +17,14 @@ from run_machine import policy
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.artifacts import METRICS_NAME, SUMMARY_NAME
 from feddbp_common.config.data import DataConfig
+from feddbp_common.config.features import supported_features
 from feddbp_common.config.run import RunConfig
 from feddbp_common.config.training import TrainingConfig
 from feddbp_common.wire import Encoded, FisherScores, Payload, PrototypeSet, decode, encode
 from feddbp_server.reporting.event_log import Audit
-from feddbp_server.reporting.history import RunHistory
 from feddbp_server.reporting.metrics_log import MetricsLog
-from feddbp_server.reporting.prototype_snapshots import PrototypeSnapshots
 from feddbp_server.rpc.auth import NoAuth
 from feddbp_server.rpc.federation import FederationService
-from feddbp_server.rpc.run_events import RunEventStreams
 from feddbp_server.rpc.status_reply import status_of
 from feddbp_server.rpc.upload import Uploads
 from feddbp_server.run.coordinator import Coordinator
@@ -84,15 +82,7 @@ def metrics(client_id: int, number: int) -> pb.RoundMetrics:
 class Server:
     """The parts of a server as the command assembles them, on a store that may hold a run."""
 
-    def __init__(
-        self,
-        store: Store,
-        directory: Path,
-        *,
-        config: RunConfig = CONFIG,
-        shares_prototypes: bool = False,
-        **rules: Any,
-    ) -> None:
+    def __init__(self, store: Store, directory: Path, *, config: RunConfig = CONFIG, **rules: Any) -> None:
         lease = rules.pop("lease", timedelta(seconds=30))
         limits = rules.pop("limits", DEFAULT_LIMITS)
         self._audit = Audit(directory)
@@ -106,10 +96,7 @@ class Server:
             audit=self._audit,
             lease=lease,
             limits=limits,
-            history=RunHistory(directory),
-            snapshots=PrototypeSnapshots(directory) if shares_prototypes else None,
         )
-        self.events = RunEventStreams(self.engine, limits)
         self.coordinator = Coordinator(self.engine, limits)
         self.view = self.coordinator.view
         self.uploads = Uploads(self.engine, limits)
@@ -179,6 +166,7 @@ def join_request(coordinator: Coordinator, client_id: int, *, previous: str = ""
         previous_session=previous,
         data=pb.DataSummary(label_counts=counts, test_samples=10),
         capabilities=pb.Capabilities(architecture=f"net{client_id}", device="cpu"),
+        features=supported_features(coordinator.config.method),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,10 @@ AnyArray = npt.NDArray[Any]
 
 PROTOTYPES = "prototypes"
 FISHER = "fisher"
+TENSORS = "tensors"
+
+Norms = Mapping[str, float]
+"""The norm of each part of a payload: the longest prototype, and all real tensors together."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,6 +57,16 @@ class Payload:
     fisher: FisherScores | TopChannels | None = None
     tensors: Mapping[str, AnyArray] = field(default_factory=dict)
 
+    def norms(self) -> Norms:
+        """The norms by which payloads are compared; a part that is empty has none."""
+        norms = {}
+        if self.prototypes is not None and len(self.prototypes):
+            norms[PROTOTYPES] = float(row_norms(self.prototypes.vectors).max())
+        reals = [tensor for tensor in self.tensors.values() if tensor.dtype == np.float32]
+        if reals:
+            norms[TENSORS] = math.sqrt(sum(float(np.square(tensor.astype(np.float64)).sum()) for tensor in reals))
+        return norms
+
     def arrays(self) -> Iterator[tuple[str, AnyArray]]:
         """Yields all tensors in the order of their bytes in the body."""
         if self.prototypes is not None:
@@ -61,3 +76,10 @@ class Payload:
         elif isinstance(self.fisher, TopChannels):
             yield FISHER, self.fisher.channels
         yield from self.tensors.items()
+
+
+def row_norms(vectors: AnyArray) -> npt.NDArray[np.float64]:
+    # float64, and a new array: the result depends neither on how the rows lie in memory nor on how small they are
+    wide = vectors.astype(np.float64)
+    norms: npt.NDArray[np.float64] = np.sqrt(np.einsum("ij,ij->i", wide, wide))
+    return norms

@@ -6,7 +6,7 @@ import asyncio
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from feddbp.v1 import federation_pb2 as pb
@@ -14,7 +14,8 @@ from feddbp_common.config.run import RunConfig, Sources
 from feddbp_common.errors import refuse
 from feddbp_common.wire import Encoded, Payload, decode, encode
 from feddbp_common.wire.codec import prototype_bytes
-from feddbp_server.aggregation.comparison import ComparedPrototypes, compare
+from feddbp_common.wire.payload import Norms
+from feddbp_server.aggregation.screening import Screening, screen
 from feddbp_server.run.limits import DEFAULT_LIMITS
 from feddbp_server.store import AggregateRecord, Jobs, Store, UploadRecord
 from feddbp_server.strategies import RunFacts, Shapes, Strategy, Upload
@@ -24,6 +25,8 @@ LabelCounts = Callable[[int], Sequence[int]]
 
 _GROUP_UPLOADS: Final = 16
 """Uploads read from the store at a time; two groups bound the memory of closing a round."""
+_NORMS_INLINE_BYTES: Final = 1 << 20
+"""Norms of uploads up to this size are computed as they arrive, which closing a round then need not wait for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +38,8 @@ class GlobalState:
     """As stored."""
     reply: Encoded
     """As sent to clients without an upload so far; to every client where replies are not personalised."""
+    screening: Screening = field(default_factory=Screening)
+    """Of the uploads from which it was made."""
 
     def record(self, *, completed_rounds: int) -> AggregateRecord:
         return AggregateRecord(
@@ -60,6 +65,8 @@ class Aggregator:
         self._state = self._encoded_state(self._strategy.initial())
         self._layout: Shapes | None = None
         self._cache = UploadCache(cache_bytes)
+        self._norms: dict[int, tuple[int, Norms]] = {}
+        """By client id, the norms of its last upload and its round; others are computed when the round closes."""
 
     @property
     def sha256(self) -> str:
@@ -104,14 +111,59 @@ class Aggregator:
             # a copy: a view would keep the whole body alive
             payload = Payload(prototypes=replace(prototypes, vectors=prototypes.vectors.copy()))
         self._cache.add(round_number, client_id, payload)
+        if _bytes_of(payload) <= _NORMS_INLINE_BYTES:
+            self._norms[client_id] = round_number, self._expanded(payload).norms()
 
     async def close_round(self, round_number: int, label_counts: LabelCounts) -> GlobalState:
         """The global state after the round; in force only after `adopt`. Rounds without exchange leave it as it is."""
         if not self._config.exchanges_in(round_number):
             return self._state
         records = await self._store.run(lambda store: store.uploads(round_number))
-        groups = [records[start : start + _GROUP_UPLOADS] for start in range(0, len(records), _GROUP_UPLOADS)]
+        counts = {record.client_id: label_counts(record.client_id) for record in records}
         loop = asyncio.get_running_loop()
+        return await asyncio.to_thread(self._aggregated, round_number, records, counts, loop)
+
+    def _aggregated(
+        self,
+        round_number: int,
+        records: list[UploadRecord],
+        label_counts: Mapping[int, Sequence[int]],
+        loop: asyncio.AbstractEventLoop,
+    ) -> GlobalState:
+        screening = screen(
+            self._norms_in(round_number, records, loop),
+            {client_id: sum(counts) for client_id, counts in label_counts.items()},
+            self._config.aggregation,
+        )
+        kept = [record for record in records if record.client_id not in screening.left_out]
+        uploads = (
+            screening.admit(
+                Upload(client_id=client_id, payload=payload, label_counts=label_counts[client_id]),
+                self._expanded(payload) if client_id in screening.clipped else None,
+            )
+            for client_id, payload in self._payloads(round_number, kept, loop)
+        )
+        state = self._strategy.aggregate(self._state.payload, uploads, round_number=round_number)
+        return replace(self._encoded_state(state), screening=screening)
+
+    def _norms_in(
+        self, round_number: int, records: list[UploadRecord], loop: asyncio.AbstractEventLoop
+    ) -> dict[int, Norms]:
+        """The norms of a round's uploads; those that were not computed on arrival need another pass over them."""
+        known = {client_id: norms for client_id, (of_round, norms) in self._norms.items() if of_round == round_number}
+        others = [record for record in records if record.client_id not in known]
+        for client_id, payload in self._payloads(round_number, others, loop):
+            known[client_id] = self._expanded(payload).norms()
+        return {record.client_id: known[record.client_id] for record in records}
+
+    def _expanded(self, payload: Payload) -> Payload:
+        return self._strategy.expanded(payload) if self._strategy.compresses_uploads else payload
+
+    def _payloads(
+        self, round_number: int, records: list[UploadRecord], loop: asyncio.AbstractEventLoop
+    ) -> Iterator[tuple[int, Payload]]:
+        """The uploads of a round by client id, from the cache or, a group ahead, from the store; for a thread."""
+        groups = [records[start : start + _GROUP_UPLOADS] for start in range(0, len(records), _GROUP_UPLOADS)]
 
         def fetch(group: list[UploadRecord]) -> Future[list[tuple[int, Payload]]]:
             found = ((record.client_id, self._cache.get(round_number, record.client_id)) for record in group)
@@ -120,27 +172,27 @@ class Aggregator:
                 return _done(list(cached.items()))
             return asyncio.run_coroutine_threadsafe(self._store.run(functools.partial(self._read, group, cached)), loop)
 
-        def uploads() -> Iterator[Upload]:
-            fetched = fetch(groups[0]) if groups else _done([])
-            for following in (*groups[1:], []):
-                arrived = fetched.result()
-                fetched = fetch(following)  # read while the strategy computes
-                for client_id, payload in arrived:
-                    yield Upload(client_id=client_id, payload=payload, label_counts=label_counts(client_id))
-
-        state = self._state.payload
-        return await asyncio.to_thread(
-            lambda: self._encoded_state(self._strategy.aggregate(state, uploads(), round_number=round_number))
-        )
+        fetched = fetch(groups[0]) if groups else _done([])
+        for following in (*groups[1:], []):
+            arrived = fetched.result()
+            fetched = fetch(following)  # read while the strategy computes
+            yield from arrived
 
     def adopt(self, state: GlobalState) -> None:
         self._state = state
 
-    async def download(self, client_id: int, round_number: int, label_counts: LabelCounts) -> Encoded:
-        """What a client receives at the start of a round, computed on request: there are no copies per client."""
+    async def download(
+        self, client_id: int, round_number: int, label_counts: LabelCounts, left_out: frozenset[int] = frozenset()
+    ) -> Encoded:
+        """What a client receives at the start of a round, computed on request: there are no copies per client.
+
+        `left_out` are the clients whose newest upload was left out of the average: it is not personalised with either.
+        """
         state = self._state  # before anything is awaited: a round may close meanwhile
         sources = self._config.sources_of(client_id, round_number - 1) if round_number else Sources.ALL
         if not self._strategy.personalises and sources is Sources.ALL:
+            return state.reply
+        if client_id in left_out:
             return state.reply
         own = await self._store.run(lambda store: self._last_upload(store, client_id, round_number))
         if own is None:
@@ -149,24 +201,24 @@ class Aggregator:
             return self._encoded_reply(state.payload, own)
         payloads = {client_id: own}
         if sources is Sources.FINISHED:
-            payloads |= await self._store.run(lambda store: self._finished_uploads(store, round_number))
+            finished = await self._store.run(lambda store: self._finished_uploads(store, round_number))
+            payloads |= {number: payload for number, payload in finished.items() if number not in left_out}
         uploads = [
             Upload(client_id=number, payload=payload, label_counts=label_counts(number))
             for number, payload in sorted(payloads.items())
         ]
         return await asyncio.to_thread(self._reply_of, uploads, round_number - 1, own)
 
-    async def compared(self, client_id: int) -> ComparedPrototypes | None:
-        """How a client's last upload differs from the global prototypes; None without either."""
-        shared = self._state.payload.prototypes
-        own = await self._store.run(lambda store: self._last_upload(store, client_id, self._config.rounds))
-        if own is None or shared is None:
-            return None
-        return await asyncio.to_thread(compare, client_id, own, shared, self._strategy.kept_channels(own))
-
     def _reply_of(self, uploads: list[Upload], round_number: int, own: Payload) -> Encoded:
         """What a client would receive if these uploads alone were those of the round."""
-        state = self._strategy.aggregate(self._strategy.initial(), uploads, round_number=round_number)
+        expanded = {upload.client_id: self._expanded(upload.payload) for upload in uploads}
+        screening = screen(
+            {client_id: payload.norms() for client_id, payload in expanded.items()},
+            {upload.client_id: upload.samples for upload in uploads},
+            self._config.aggregation,
+        )
+        admitted = (screening.admit(upload, expanded[upload.client_id]) for upload in uploads)
+        state = self._strategy.aggregate(self._strategy.initial(), admitted, round_number=round_number)
         return self._encoded_reply(state, own)
 
     def _encoded_state(self, payload: Payload) -> GlobalState:

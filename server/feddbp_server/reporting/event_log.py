@@ -14,15 +14,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.artifacts import AUDIT_NAME
 from feddbp_common.humanize import address_text, client_names, human_seconds
 from feddbp_common.version import VERSION
+from feddbp_server.aggregation.screening import Screening
 from feddbp_server.reporting.round_lines import ClosedRound, RoundLines
 from feddbp_server.run.limits import DEFAULT_LIMITS, Limits
-from feddbp_server.run.participants import Waiting
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.sessions import Session
 from feddbp_server.run.state_machine import (
@@ -34,16 +34,12 @@ from feddbp_server.run.state_machine import (
     Phase,
     RoundAbandoned,
     RoundOpened,
-    RunBegan,
     RunEnded,
 )
 from feddbp_server.run.validation import one_line
 from feddbp_server.store import StoreError
 
 log = logging.getLogger("feddbp.server")
-
-_WAITING_LINES: Final = 30
-"""Lines about joins at once; with more clients, one a second."""
 
 
 class RateLimit:
@@ -177,22 +173,9 @@ class Incident:
 class EventLog:
     """Owns where events are reported; decides nothing, and is called once an event is durable."""
 
-    def __init__(
-        self,
-        audit: Audit,
-        *,
-        rounds: RoundLines,
-        limits: Limits,
-        changed: Callable[[], None],
-        names: Callable[[int], str] = lambda _: "",
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, audit: Audit, *, rounds: RoundLines, limits: Limits, changed: Callable[[], None]) -> None:
         self.audit = audit
         self.rounds = rounds
-        self._names = names
-        """The name of a client, if it has one."""
-        self._waiting_lines = RateLimit(_WAITING_LINES, per_second=1.0, clock=clock)
-        self._alone: int | None = None
         self.incidents: deque[Incident] = deque(maxlen=limits.incidents)
         self._limits = limits
         self._changed = changed
@@ -205,16 +188,12 @@ class EventLog:
         self.incidents.append(Incident(at=time.time(), client_id=client_id, message=message))
         self._changed()
 
-    def shown(self, *clients: int) -> str:
-        """Clients with their names."""
-        return client_names(clients, self._names)
-
     def joined(self, session: Session) -> None:
         version = session.capabilities.software_version
         if self.audit.record_client_event("joined", client=session.client_id, epoch=session.epoch):
             log.info(
-                "%s joins%s with %s on %s (session %d%s)",
-                self.shown(session.client_id),
+                "client %d joins%s with %s on %s (session %d%s)",
+                session.client_id,
                 f" from {address_text(session.peer)}" if session.peer else "",
                 session.capabilities.architecture or "an unnamed model",
                 session.capabilities.device or "an unnamed device",
@@ -225,7 +204,7 @@ class EventLog:
     def left(self, session: Session, reason: str) -> None:
         shown = one_line(reason, self._limits.text_characters)
         if self.audit.record_client_event("left", client=session.client_id, reason=shown):
-            log.info("%s left: %s", self.shown(session.client_id), shown or "no reason given")
+            log.info("client %d left: %s", session.client_id, shown or "no reason given")
 
     def disconnected(self, session: Session, *, awaited_in: int | None, seconds_left: float | None) -> None:
         """A client is lost; `awaited_in` is the round that waits for it, if one does."""
@@ -233,23 +212,7 @@ class EventLog:
             return
         limit = "" if seconds_left is None else f", for {human_seconds(seconds_left)} at most"
         waits = "" if awaited_in is None else f"; {self.rounds.name(awaited_in)} waits for it{limit}"
-        log.warning("%s is disconnected%s", self.shown(session.client_id), waits)
-
-    def waiting(self, waiting: Waiting) -> None:
-        """A client has joined a run that waits for others; of many joins at once only some are told."""
-        if self._waiting_lines.take():
-            log.info("%s", waiting)
-
-    def alone(self, client: int | None) -> None:
-        """The only client that takes part, if there are others in the run: told when that begins and ends."""
-        if client == self._alone:
-            return
-        self._alone = client
-        if client is None:
-            return
-        log.warning("training alone: %s is the only one that takes part", self.shown(client))
-        self.audit.record("alone", client=client)
-        self.incident(client, "training alone: no other client takes part")
+        log.warning("client %d is disconnected%s", session.client_id, waits)
 
     def accepted(self, session: Session, round_number: int, manifest: pb.Manifest) -> None:
         self.audit.record(
@@ -264,7 +227,7 @@ class EventLog:
         shown = one_line(cause, self._limits.text_characters) or "no cause given"
         if self.audit.record_client_event("failed", client=session.client_id, round=round_number, cause=shown):
             where = self.rounds.name(round_number)
-            log.warning("%s failed in %s: %s", self.shown(session.client_id), where, shown)
+            log.warning("client %d failed in %s: %s", session.client_id, where, shown)
             self.incident(session.client_id, f"failed in {where}: {shown}")
 
     def refused(self, call: str, refusal: RefusedError, *, peer: str) -> None:
@@ -281,12 +244,6 @@ class EventLog:
         else:
             log.warning("the state directory can be used again")
 
-    def operated(self, what: str, client: int, reason: str = "") -> None:
-        """An operator has dropped, blocked or allowed a client."""
-        shown = one_line(reason, self._limits.text_characters)
-        self.audit.record(f"{what}_by_operator", client=client, reason=shown)
-        log.warning("an operator has %s %s%s", what, self.shown(client), f": {shown}" if shown else "")
-
     def phase(self, before: Phase, now: Phase) -> None:
         """A run enters and leaves a pause only on an operator's request."""
         if (before is Phase.PAUSED) == (now is Phase.PAUSED) or now.is_final:
@@ -300,10 +257,27 @@ class EventLog:
         level = logging.WARNING if self.rounds.missing(closed) else logging.INFO
         log.log(level, "%s", self.rounds.closed(closed))
 
+    def screened(self, number: int, screening: Screening) -> None:
+        """Names the clients whose uploads were left out of an average, or count for less than they would."""
+        where = self.rounds.name(number)
+        found = {
+            "left_out": {client: f"left out, {why}" for client, why in screening.left_out.items()},
+            "clipped": {client: f"clipped, {why}" for client, why in screening.clipped.items()},
+            "capped": {
+                client: f"capped at a weight of {screening.samples:.0f} samples, of {declared} that were declared"
+                for client, declared in screening.capped.items()
+            },
+        }
+        for what, of_clients in found.items():
+            for client, text in of_clients.items():
+                if self.audit.record_client_event(what, client=client, round=number, reason=text):
+                    log.warning("the upload of client %d to %s was %s", client, where, text)
+                    self.incident(client, f"upload to {where} was {text}")
+
     def lingering(self, unaware: frozenset[int], seconds: float) -> None:
         """The server would stop, but for clients that have not received the end of the run."""
         if seconds > 0:
-            names = self.shown(*unaware)
+            names = client_names(unaware)
             log.info("waiting up to %s for %s to receive the end of the run", human_seconds(seconds), names)
 
     def effect(self, effect: Effect) -> None:
@@ -311,23 +285,18 @@ class EventLog:
             case RoundOpened(number, selected):
                 # of later rounds, the line of the round before says enough
                 log.log(logging.DEBUG if number else logging.INFO, "%s", self.rounds.opened(number, selected))
-            case RunBegan(members, missing):
-                begun = f"the run begins with {len(members)} of {len(members) + len(missing)} clients"
-                log.warning("%s; %s never joined", begun, self.shown(*missing))
-                self.audit.record("began_without", clients=sorted(missing))
-                self.incident(None, f"{begun}; {self.shown(*missing)} never joined")
             case CloseRound(number, missing):
                 if missing:
                     self.audit.record("closed_without", round=number, clients=sorted(missing))
-                    self.incident(None, f"{self.rounds.name(number)} closed without {self.shown(*missing)}")
+                    self.incident(None, f"{self.rounds.name(number)} closed without {client_names(missing)}")
             case DeadlineExtended(number, extension, missing):
-                name, names = self.rounds.name(number), self.shown(*missing)
+                name, names = self.rounds.name(number), client_names(missing)
                 log.warning("%s: extension %d, waiting for %s", name, extension, names)
                 self.incident(None, f"{name} extended; missing: {names}")
             case MembersDropped(clients):
-                log.warning("dropped until they join again: %s", self.shown(*clients))
+                log.warning("dropped until they join again: %s", client_names(clients))
                 self.audit.record("dropped", clients=sorted(clients))
-                self.incident(None, f"dropped until they join again: {self.shown(*clients)}")
+                self.incident(None, f"dropped until they join again: {client_names(clients)}")
             case RoundAbandoned(number):
                 name = self.rounds.name(number)
                 log.warning(

@@ -24,9 +24,6 @@ class Identity(Protocol):
     def check_client(self, context: Context, client_id: int) -> None:
         """Refuses a caller that may not act as this client."""
 
-    def is_client(self, context: Context, client_id: int) -> bool:
-        """Whether the caller is known to be this client, whatever it says."""
-
     def check_operator(self, context: Context) -> None:
         """Refuses a caller that is not the operator."""
 
@@ -39,9 +36,6 @@ class NoAuth:
 
     def check_client(self, context: Context, client_id: int) -> None:
         pass
-
-    def is_client(self, context: Context, client_id: int) -> bool:
-        return False
 
     def check_operator(self, context: Context) -> None:
         pass
@@ -59,13 +53,6 @@ class _SubjectAuth(ABC):
 
     def check_client(self, context: Context, client_id: int) -> None:
         self._check(context, client_subject(client_id))
-
-    def is_client(self, context: Context, client_id: int) -> bool:
-        try:
-            self.check_client(context, client_id)
-        except RefusedError:
-            return False
-        return True
 
     def check_operator(self, context: Context) -> None:
         self._check(context, OPERATOR)
