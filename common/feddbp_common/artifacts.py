@@ -52,6 +52,8 @@ CLIENT_LOCK_NAME: Final = "daemon.lock"
 
 CURVES_NAME: Final = "curves.png"
 """Written by `feddbp demo` and `feddbp report`, for people."""
+AUDIT_PICTURE_NAME: Final = "privacy.png"
+"""Written by `feddbp privacy audit`, for people."""
 CELL_CONFIG_NAME: Final = "config.json"
 """Written by the experiment runner when a cell starts; read when it resumes the cell and by `experiment status`."""
 CELL_COST_NAME: Final = "cost.json"

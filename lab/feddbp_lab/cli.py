@@ -41,6 +41,9 @@ COMMANDS: Final = MappingProxyType(
         "export": Command(
             summary="export a trained client to a file for other programs", module="feddbp_lab.commands.export"
         ),
+        "privacy": Command(
+            summary="audit what a finished run tells about its data", module="feddbp_lab.commands.privacy"
+        ),
         "gpu-check": Command(
             summary="measure this machine's GPU and print what to report", module="feddbp_lab.commands.gpu_check"
         ),

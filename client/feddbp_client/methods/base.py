@@ -95,6 +95,10 @@ class LocalMethod(nn.Module, ABC, Generic[SettingsT]):
     def scores(self, images: Tensor) -> Mapping[str, Scores]:
         """Scores of every class under every inference rule; the caller sets eval mode."""
 
+    def uploaded_features(self, images: Tensor) -> Tensor | None:
+        """The vectors of samples whose class means the upload has, [B, width]; None if it has none."""
+        return None
+
     def cross_entropy(self, logits: Tensor, labels: Tensor, *, reduction: str = "mean") -> Tensor:
         """Cross-entropy of training samples, with the run's label smoothing."""
         return F.cross_entropy(logits, labels, label_smoothing=self.task.label_smoothing, reduction=reduction)

@@ -63,7 +63,7 @@ class FedDBP(LocalMethod[FedDBPSettings]):
     def collect(self, images: Images, labels: Tensor, *, batch_size: int) -> Payload:
         with evaluation(self):
             found = prototypes_and_fisher(
-                self._shared_feature,
+                self.uploaded_features,
                 self._shared_head,
                 images,
                 labels,
@@ -156,7 +156,7 @@ class FedDBP(LocalMethod[FedDBPSettings]):
     def _nearness(self, z_d: Tensor, kind: ScoreKind) -> Scores:
         return Scores.of_nearness(z_d, self._prototypes, classes=self.task.classes, kind=kind)
 
-    def _shared_feature(self, images: Tensor) -> Tensor:
+    def uploaded_features(self, images: Tensor) -> Tensor:
         feature: Tensor = self._shared_branch(self.backbone(images))
         return feature
 

@@ -44,6 +44,9 @@ class PrototypeModel(PlainModel[CollectingT]):
         """The vectors whose class means are uploaded."""
         return z
 
+    def uploaded_features(self, images: Tensor) -> Tensor:
+        return self.collected(self.features(images))
+
     def begin_epoch(self, epoch: int, epochs: int) -> None:
         self._collector.begin_epoch(epoch)
 
@@ -56,7 +59,7 @@ class PrototypeModel(PlainModel[CollectingT]):
     def collect(self, images: Images, labels: Tensor, *, batch_size: int) -> Payload:
         with evaluation(self):
             found = self._collector.collect(
-                lambda batch, _: self.collected(self.features(batch)),
+                lambda batch, _: self.uploaded_features(batch),
                 images,
                 labels,
                 batch_size=batch_size,

@@ -37,6 +37,7 @@ def test_file_names_are_those_that_existing_state_directories_have() -> None:
         "CLIENT_LOCK_NAME": "daemon.lock",
         "DATA_CACHE_NAME": "data-cache",
         "CURVES_NAME": "curves.png",
+        "AUDIT_PICTURE_NAME": "privacy.png",
         "CELL_CONFIG_NAME": "config.json",
         "CELL_COST_NAME": "cost.json",
         "CELL_FAILURE_NAME": "failure.json",

@@ -1,0 +1,1 @@
+"""What a run tells about the data behind it, measured by attacks."""

@@ -1,0 +1,209 @@
+"""Audits a finished run: what its uploads, and their sums, tell about the samples and labels behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import torch
+
+from feddbp_client.compute.devices import CPU
+from feddbp_client.data import Split
+from feddbp_client.data.batches import channels_first, scaled
+from feddbp_client.inference.restore import read_checkpoint, restore_method
+from feddbp_client.training.setup import LocalOptions, load_client_data
+from feddbp_common.artifacts import CHECKPOINT_NAME
+from feddbp_common.config.catalog import CUSTOM_DATASET
+from feddbp_common.config.run import RunConfig, run_from_proto
+from feddbp_common.errors import ConfigurationError
+from feddbp_common.seeding import derive_seed
+from feddbp_lab.privacy.attacks import Mean, Reference, Rows, auc, total_variation
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from feddbp_client.data import ClientData
+    from feddbp_client.methods.base import LocalMethod
+
+SIZES: Final = ((1, 4), (5, 9), (10, 29), (30, 99), (100, None))
+"""Samples of a class behind a prototype, from and to."""
+UPLOAD: Final = "a client's upload"
+SUM: Final = "the sum over clients"
+NOTHING: Final = "no member: must be 0.5"
+ALONE: Final = "a prototype of one image: must be 1"
+_REFERENCE_SAMPLES: Final = 4000
+_BATCH: Final = 256
+
+
+@dataclass
+class Tally:
+    """Attacks on prototypes of one kind; each counts by its pairs of a member and a non-member."""
+
+    prototypes: int = 0
+    pairs: int = 0
+    _won: float = 0.0
+
+    def add(self, members: npt.NDArray[np.float64], others: npt.NDArray[np.float64]) -> None:
+        if len(members) and len(others):
+            pairs = len(members) * len(others)
+            self.prototypes += 1
+            self.pairs += pairs
+            self._won += pairs * auc(members, others)
+
+    @property
+    def auc(self) -> float:
+        return self._won / self.pairs
+
+
+@dataclass
+class Audit:
+    """What an attacker achieves, by what it sees."""
+
+    method: str
+    dataset: str
+    clients: int
+    membership: dict[str, dict[tuple[int, int | None], Tally]] = field(default_factory=dict)
+    """By what is attacked and by the samples of the class."""
+    baselines: dict[str, Tally] = field(default_factory=dict)
+    labels: dict[str, float] = field(default_factory=dict)
+    """Mean distance of the distribution of labels that an attacker infers from the true one."""
+
+    def tally(self, attacked: str, samples: int) -> Tally:
+        size = next(size for size in SIZES if samples <= (size[1] or samples))
+        return self.membership.setdefault(attacked, {}).setdefault(size, Tally())
+
+    def baseline(self, name: str) -> Tally:
+        return self.baselines.setdefault(name, Tally())
+
+
+@dataclass(frozen=True, eq=False)
+class _Client:
+    client_id: int
+    config: RunConfig
+    method: LocalMethod  # type: ignore[type-arg]
+    data: ClientData
+
+    @torch.no_grad()
+    def features(self, split: Split) -> Rows:
+        """The vectors whose class means the client uploads."""
+        found: list[torch.Tensor] = []
+        for rows in np.array_split(np.arange(len(split)), max(1, len(split) // _BATCH)):
+            pixels = channels_first(split.images[rows])
+            vectors = self.method.uploaded_features(scaled(pixels, self.data.pixels))
+            if vectors is None:
+                raise ConfigurationError(f"{self.config.method} uploads no class means, which the audit attacks")
+            found.append(vectors)
+        return torch.cat(found).double().numpy()
+
+
+def audit(
+    directory: Path, *, data_dir: Path, own_data: Mapping[int, Path], progress: Callable[[int, int], None]
+) -> Audit:
+    """Attacks the prototypes of every client below a directory, with the client's own network as the feature map."""
+    clients = [_load(path, data_dir, own_data) for path in client_directories(directory)]
+    config = clients[0].config
+    result = Audit(method=config.method_spec.title, dataset=config.data.dataset, clients=len(clients))
+    features = {client.client_id: client.features(client.data.train) for client in clients}
+    sums = _global_means(clients, features)
+    for number, client in enumerate(clients):
+        _attack(client, features[client.client_id], _reference_splits(client, clients), sums, result)
+        progress(number + 1, len(clients))
+    result.labels = _label_attacks(np.stack([client.data.label_counts for client in clients]).astype(np.float64))
+    return result
+
+
+def client_directories(directory: Path) -> list[Path]:
+    """The clients' directories below a demo's output, a state directory or a cell with its state."""
+    found = {path.parent for path in directory.rglob(f"client-*/{CHECKPOINT_NAME}")}
+    if not found:
+        raise ConfigurationError(
+            f"{directory} has no checkpoint of a client below it; give the output of `feddbp demo`, a client's "
+            "--state-dir, or a cell of an experiment that was run with --keep-state"
+        )
+    if len({path.parent for path in found}) > 1:
+        raise ConfigurationError(f"{directory} has clients of several runs below it; give the directory of one")
+    return sorted(found, key=lambda path: int(path.name.removeprefix("client-")))
+
+
+def _load(path: Path, data_dir: Path, own_data: Mapping[int, Path]) -> _Client:
+    checkpoint = read_checkpoint(path)
+    config = run_from_proto(checkpoint.config)
+    client_id = checkpoint.client_id
+    if config.data.dataset == CUSTOM_DATASET and client_id not in own_data:
+        raise ConfigurationError(f"client {client_id} trained on data of its own: give --data {client_id}=PATH")
+    options = LocalOptions(data=own_data.get(client_id), data_dir=data_dir, model=None)
+    method = restore_method(checkpoint, CPU).eval()
+    return _Client(client_id, config, method, load_client_data(config, client_id, options))
+
+
+def _global_means(clients: Sequence[_Client], features: Mapping[int, Rows]) -> dict[int, tuple[Mean, int]]:
+    """By class, the mean over clients of their prototypes, all that secure sums show to the server, and how many."""
+    by_class: dict[int, list[Mean]] = {}
+    for client in clients:
+        labels = client.data.train.labels.numpy()
+        for label in np.unique(labels):
+            by_class.setdefault(int(label), []).append(features[client.client_id][labels == label].mean(axis=0))
+    return {label: (np.mean(means, axis=0), len(means)) for label, means in by_class.items()}
+
+
+def _reference_splits(client: _Client, clients: Sequence[_Client]) -> list[Split]:
+    """Test samples of other clients, which nobody trained with; the client's own, if it is the only one."""
+    others = [other.data.test for other in clients if other is not client]
+    return [split for split in others if split.images.shape[1:] == client.data.test.images.shape[1:]] or [
+        client.data.test
+    ]
+
+
+def _attack(
+    client: _Client,
+    trained: Rows,
+    reference_splits: Sequence[Split],
+    sums: Mapping[int, tuple[Mean, int]],
+    result: Audit,
+) -> None:
+    train_labels, test_labels = (split.labels.numpy() for split in (client.data.train, client.data.test))
+    held_out = client.features(client.data.test)
+    reference = _reference(client, reference_splits)
+    random = np.random.default_rng(derive_seed(client.config.seed, "audit", client.client_id))
+    for label in map(int, np.unique(train_labels)):
+        members, others = trained[train_labels == label], held_out[test_labels == label]
+        scores = partial(reference.scores, label=label)
+        upload, weight = members.mean(axis=0), 1 / len(members)
+        total, holders = sums[label]
+        result.tally(UPLOAD, len(members)).add(*_scored(scores, upload, weight, members, others))
+        result.tally(SUM, len(members)).add(*_scored(scores, total, weight / holders, members, others))
+        if len(others) > 1:
+            halves = np.array_split(random.permutation(others), 2)
+            result.baseline(NOTHING).add(*_scored(scores, upload, weight, *halves))
+            result.baseline(ALONE).add(*_scored(scores, others[0], 1.0, others[:1], others[1:]))
+
+
+def _scored(
+    scores: Callable[..., Mean], prototype: Mean, weight: float, inside: Rows, outside: Rows
+) -> tuple[Mean, Mean]:
+    return scores(inside, prototype, weight=weight), scores(outside, prototype, weight=weight)
+
+
+def _reference(client: _Client, splits: Sequence[Split]) -> Reference:
+    share = max(1, _REFERENCE_SAMPLES // len(splits))
+    parts = [Split(split.images[np.arange(len(split))[:share]], split.labels[:share]) for split in splits]
+    labels = np.concatenate([part.labels.numpy() for part in parts])
+    return Reference.of(np.concatenate([client.features(part) for part in parts]), labels)
+
+
+def _label_attacks(counts: npt.NDArray[np.float64]) -> dict[str, float]:
+    """What each form of exchange tells of a client's labels; `counts` are the true ones, [clients, classes]."""
+    seen = {
+        "samples of each class, as at join": counts,
+        "which classes, without counts": (counts > 0).astype(np.float64),
+        "the sum over clients": np.broadcast_to(counts.sum(axis=0), counts.shape),
+        "nothing": np.ones_like(counts),
+    }
+    return {
+        form: float(np.mean([total_variation(*pair) for pair in zip(found, counts, strict=True)]))
+        for form, found in seen.items()
+    }
