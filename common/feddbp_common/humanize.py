@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Final
 from urllib.parse import unquote
 
 NO_VALUE: Final = "–"
+_NAMED: Final = 20
+"""Clients in a line up to which each is shown with its name."""
 
 
 def human_bytes(count: float) -> str:
@@ -46,9 +48,13 @@ def id_ranges(ids: Collection[int]) -> str:
     return ", ".join(str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}" for numbers in ranges)
 
 
-def client_names(ids: Collection[int]) -> str:
-    """`client 3`, or `clients 0-3, 7`."""
-    return f"client {id_ranges(ids)}" if len(ids) == 1 else f"clients {id_ranges(ids)}"
+def client_names(ids: Collection[int], names: Callable[[int], str] = lambda _: "") -> str:
+    """`client 3`, or `clients 0-3, 7`; with the names of those that have one, `clients 0-3, 7 (north-clinic)`."""
+    named = [number for number in sorted(ids) if names(number)] if len(ids) <= _NAMED else []
+    if not named:
+        return f"client {id_ranges(ids)}" if len(ids) == 1 else f"clients {id_ranges(ids)}"
+    shown = [f"{number} ({names(number)})" if number in named else str(number) for number in sorted(ids)]
+    return f"client {shown[0]}" if len(ids) == 1 else f"clients {', '.join(shown)}"
 
 
 def round_name(number: int, rounds: int) -> str:

@@ -25,11 +25,14 @@ from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.rpc.credentials import CertificateDirectory, is_loopback
 from feddbp_server.config import ServerConfig
 from feddbp_server.reporting.event_log import Audit
+from feddbp_server.reporting.history import RunHistory
 from feddbp_server.reporting.metrics_log import MetricsLog
+from feddbp_server.reporting.prototype_snapshots import PrototypeSnapshots
 from feddbp_server.rpc.auth import CertificateAuth, Identity, NoAuth, TokenAuth
 from feddbp_server.rpc.control import ControlService
 from feddbp_server.rpc.federation import FederationService, server_options
 from feddbp_server.rpc.interceptors import CallGuard
+from feddbp_server.rpc.run_events import RunEventStreams
 from feddbp_server.rpc.upload import Uploads
 from feddbp_server.run.coordinator import Coordinator
 from feddbp_server.run.engine import RunEngine
@@ -63,6 +66,8 @@ class Server:
             audit=self._audit,
             lease=config.rounds.lease_in_force,
             limits=self._limits,
+            history=RunHistory(config.listen.state_dir),
+            snapshots=self._snapshots(),
         )
         self.coordinator = Coordinator(self.engine, self._limits)
         self._health = health_aio.HealthServicer()
@@ -95,7 +100,8 @@ class Server:
         identity = self._identity()
         uploads = Uploads(self.engine, self._limits)
         federation = FederationService(self.coordinator, identity=identity, uploads=uploads)
-        control = ControlService(self.coordinator, identity=identity, limits=self._limits)
+        events = RunEventStreams(self.engine, self._limits)
+        control = ControlService(self.coordinator, identity=identity, limits=self._limits, events=events)
         pb_grpc.add_FederationServicer_to_server(federation, self._grpc)
         pb_grpc.add_ControlServicer_to_server(control, self._grpc)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
@@ -128,6 +134,10 @@ class Server:
         )
         tls = "without" if listen.certs is None else "with"
         log.info("listening on %s %s TLS", _address(listen.host, self.port), tls)
+
+    def _snapshots(self) -> PrototypeSnapshots | None:
+        listen = self._config.listen
+        return PrototypeSnapshots(listen.state_dir) if listen.share_prototypes_with_operators else None
 
     def _make_monitor(self) -> Monitor | None:
         if self._config.listen.metrics_port is None:

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
-from feddbp_common.config.identity import added_in
 from feddbp_common.config.run import RunConfig
-from feddbp_common.config.types import Duration, FrozenModel, format_duration
+from feddbp_common.config.types import Duration, FrozenModel, format_duration, parse_duration
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.rpc.credentials import check_exposure
 from feddbp_common.rpc.keepalive import DEFAULT_LEASE
 from feddbp_server.run.limits import DEFAULT_LIMITS, Limits
 from feddbp_server.run.state_machine import RoundPolicy
+
+FOREVER: Final = timedelta.max
+
+
+def _parse_window(value: Any) -> Any:
+    return FOREVER if value == "forever" else parse_duration(value)
+
+
+def _format_window(window: timedelta) -> str:
+    return "forever" if window == FOREVER else format_duration(window)
+
+
+JoinWindow = Annotated[timedelta, BeforeValidator(_parse_window), PlainSerializer(_format_window, when_used="json")]
 
 
 class ListenConfig(FrozenModel):
@@ -43,6 +55,9 @@ class ListenConfig(FrozenModel):
     metrics_host: str = Field(
         "127.0.0.1", description="address for metrics; they are unencrypted and need no authentication"
     )
+    share_prototypes_with_operators: bool = Field(
+        False, description="let operators read global prototypes, for the dashboard; they tell something of the data"
+    )
     dry_run: bool = Field(False, description="print the resolved configuration and exit")
     json_output: bool = Field(False, description="logs and output as JSON lines", json_schema_extra={"flag": "--json"})
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest level that is logged")
@@ -56,7 +71,14 @@ class ListenConfig(FrozenModel):
 class RoundsConfig(FrozenModel):
     """Rounds: when they open and close."""
 
-    min_clients: int = Field(1, ge=1, description="clients that must join before round 0, and upload by a deadline")
+    min_clients: int = Field(
+        1, ge=1, description="clients without which no round opens, and without whose uploads none closes"
+    )
+    join_window: JoinWindow = Field(
+        timedelta(seconds=30),
+        ge=timedelta(0),
+        description="how long after the last join a run begins without the missing clients; forever waits for all",
+    )
     round_deadline: Duration = Field(
         timedelta(minutes=30),
         ge=timedelta(0),
@@ -69,13 +91,6 @@ class RoundsConfig(FrozenModel):
         None,
         gt=timedelta(0),
         description="how long an id stays reserved without a connection (default: 30s, or a round's shorter deadline)",
-    )
-
-    join_window: Duration = Field(
-        timedelta(0),
-        ge=timedelta(0),
-        description="wait since the last join before a run begins without the missing",
-        json_schema_extra=added_in("0.2.0", planned=True),
     )
 
     @model_validator(mode="after")
@@ -155,4 +170,6 @@ class ServerConfig(FrozenModel):
             seed=self.run.seed,
             newcomers=frozenset(range(self.run.clients - self.run.newcomers, self.run.clients)),
             newcomer_rounds=self.run.newcomer_rounds,
+            clients=self.run.clients,
+            join_window=None if self.rounds.join_window == FOREVER else self.rounds.join_window,
         )

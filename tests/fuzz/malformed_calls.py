@@ -51,7 +51,7 @@ EXPECTED: Final = {
 }
 """Reasons by status. Any other answer is a violation, UNKNOWN and INTERNAL among them."""
 
-_CHANGES_NOTHING: Final = ("GetRun", "Report", "Follow", "Download", "GetStatus", "WatchStatus")
+_CHANGES_NOTHING: Final = ("GetRun", "Report", "Follow", "Download", "GetStatus", "WatchStatus", "WatchRun")
 """Calls that may succeed: they read, or repeat a report."""
 
 

@@ -64,7 +64,8 @@ async def test_the_server_process_never_loads_torch(running_federation: Federati
 
 
 async def test_a_client_that_starts_late_joins_at_the_next_round(running_federation: Federation) -> None:
-    server = await start_server(running_federation, "--clients", 2, "--rounds", 4, "--alpha", 1.0, "--local-epochs", 1)
+    run = ("--clients", 2, "--rounds", 4, "--alpha", 1.0, "--local-epochs", 1, "--join-window", 0)
+    server = await start_server(running_federation, *run)
     gate = Gate(at_round=1)
     async with Crowd(running_federation.address, [0], on_event={0: gate}) as early:
         await gate.reached.wait()
@@ -75,6 +76,9 @@ async def test_a_client_that_starts_late_joins_at_the_next_round(running_federat
     for command in (late, server):
         await exits(command, 0)
     assert {line["round"] for line in running_federation.metrics() if line["client"] == 1} == {2, 3, 4}
+    assert "training alone: client 0 is the only one that takes part" in server.log
+    participants = running_federation.summary()["participants"]
+    assert participants == {"began_with": 1, "joined": 2, "never_joined": [], "trained_alone": False}
 
 
 @pytest.mark.parametrize("victim", ["server", "client"])

@@ -22,9 +22,12 @@ from feddbp_common.config.run import RunConfig
 from feddbp_common.config.training import TrainingConfig
 from feddbp_common.wire import Encoded, FisherScores, Payload, PrototypeSet, decode, encode
 from feddbp_server.reporting.event_log import Audit
+from feddbp_server.reporting.history import RunHistory
 from feddbp_server.reporting.metrics_log import MetricsLog
+from feddbp_server.reporting.prototype_snapshots import PrototypeSnapshots
 from feddbp_server.rpc.auth import NoAuth
 from feddbp_server.rpc.federation import FederationService
+from feddbp_server.rpc.run_events import RunEventStreams
 from feddbp_server.rpc.status_reply import status_of
 from feddbp_server.rpc.upload import Uploads
 from feddbp_server.run.coordinator import Coordinator
@@ -82,7 +85,15 @@ def metrics(client_id: int, number: int) -> pb.RoundMetrics:
 class Server:
     """The parts of a server as the command assembles them, on a store that may hold a run."""
 
-    def __init__(self, store: Store, directory: Path, *, config: RunConfig = CONFIG, **rules: Any) -> None:
+    def __init__(
+        self,
+        store: Store,
+        directory: Path,
+        *,
+        config: RunConfig = CONFIG,
+        shares_prototypes: bool = False,
+        **rules: Any,
+    ) -> None:
         lease = rules.pop("lease", timedelta(seconds=30))
         limits = rules.pop("limits", DEFAULT_LIMITS)
         self._audit = Audit(directory)
@@ -96,7 +107,10 @@ class Server:
             audit=self._audit,
             lease=lease,
             limits=limits,
+            history=RunHistory(directory),
+            snapshots=PrototypeSnapshots(directory) if shares_prototypes else None,
         )
+        self.events = RunEventStreams(self.engine, limits)
         self.coordinator = Coordinator(self.engine, limits)
         self.view = self.coordinator.view
         self.uploads = Uploads(self.engine, limits)

@@ -31,7 +31,7 @@ METHODS = {
     **dict.fromkeys(("Follow", "Download"), ("Federation", Shape.ANSWERS)),
     "Upload": ("Federation", Shape.REQUESTS),
     **dict.fromkeys(("GetStatus", "Pause", "Resume", "Stop"), ("Control", Shape.UNARY)),
-    "WatchStatus": ("Control", Shape.ANSWERS),
+    **dict.fromkeys(("WatchStatus", "WatchRun", "GetPrototypes", "GetClientPrototypes"), ("Control", Shape.ANSWERS)),
 }
 
 

@@ -98,10 +98,17 @@ class RunStatus:
     """The open round, counted from 0; the number of completed rounds when none is open."""
     rounds: int
     min_clients: int
+    total_clients: int
+    """Clients of the run; 0 if the server is older than 0.2.0."""
     missing: list[int]
     """Ids the phase still waits for."""
+    never_joined: list[int]
+    training_alone: bool
+    """Whether only one of several clients takes part."""
+    blocked: list[int]
+    """Ids that an operator has blocked."""
     seconds_left: float | None
-    """Until the deadline of the round, if it has one."""
+    """Until the deadline of the round, or until a waiting run begins without the missing clients, if there is one."""
     reason: str
     """Why the run failed, was stopped, or is held up."""
     mean_accuracy: float | None
@@ -124,7 +131,11 @@ class RunStatus:
             round=status.round,
             rounds=status.rounds,
             min_clients=status.min_clients,
+            total_clients=status.total_clients,
             missing=list(status.missing),
+            never_joined=list(status.never_joined),
+            training_alone=status.training_alone,
+            blocked=list(status.blocked),
             seconds_left=status.time_left.ToTimedelta().total_seconds() if status.HasField("time_left") else None,
             reason=status.reason,
             mean_accuracy=mean_accuracy(status),

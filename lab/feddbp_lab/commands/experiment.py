@@ -20,6 +20,7 @@ from feddbp_lab.experiments.report.build import write_report
 from feddbp_lab.experiments.run.campaign import run_campaign
 from feddbp_lab.experiments.run.cell_table import as_dict, print_status, watch_status
 from feddbp_lab.experiments.run.output_dir import OutputDir
+from feddbp_lab.experiments.run.packing import pack
 from feddbp_lab.experiments.spec import BUILT_IN, load_experiment
 from feddbp_lab.processes.local_federation import require_lab
 from feddbp_lab.terminal.format import plain_table
@@ -51,6 +52,12 @@ def _status(flags: argparse.Namespace) -> int:
 def _report(flags: argparse.Namespace) -> int:
     require_lab("a report")
     print(write_report(OutputDir.open_existing(flags.directory)))
+    return ExitCode.OK
+
+
+def _pack(flags: argparse.Namespace) -> int:
+    added = pack(OutputDir.open_existing(flags.directory), OutputDir(flags.target))
+    print(f"{flags.target}: {len(added)} cell{'s' if len(added) != 1 else ''} added")
     return ExitCode.OK
 
 
@@ -92,5 +99,8 @@ def _parser() -> Parser:
     form.add_argument("--json", action="store_true", dest="as_json", help="as JSON, with the accuracy of every cell")
     report = action("report", "write tables, figures and a page of the results so far", _report)
     report.add_argument("directory", type=Path, metavar="DIR", help="the --out directory of an experiment")
+    packing = action("pack", "copy finished cells in a small form, to keep or to continue elsewhere", _pack)
+    packing.add_argument("directory", type=Path, metavar="DIR", help="the --out directory of an experiment")
+    packing.add_argument("target", type=Path, metavar="TARGET", help="the directory for the packed cells")
     action("list", "list the built-in experiments and the profiles", _list)
     return parser

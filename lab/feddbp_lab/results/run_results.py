@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from feddbp_common.artifacts import METRICS_NAME, SUMMARY_NAME
+from feddbp_common.artifacts import METRICS_NAME, PACKED_METRICS_NAME, SUMMARY_NAME
 from feddbp_server.reporting.unfinished import summarise_unfinished
 
 
@@ -24,7 +26,7 @@ class RunResults:
         """Raises OSError for a file that cannot be read, and ValueError, naming file and line, for a damaged one."""
         return cls(
             summary=_parsed((directory / SUMMARY_NAME).read_bytes(), SUMMARY_NAME),
-            metrics=_metrics((directory / METRICS_NAME).read_bytes()),
+            metrics=_metrics(_metrics_text(directory)),
         )
 
     @classmethod
@@ -82,6 +84,16 @@ def weighted_accuracy(lines: Collection[dict[str, Any]]) -> float | None:
     """Accuracy of one round over all test samples of its lines; None without samples."""
     samples = sum(line["test_samples"] for line in lines)
     return sum(line["accuracy"] * line["test_samples"] for line in lines) / samples if samples else None
+
+
+def _metrics_text(directory: Path) -> bytes:
+    packed = directory / PACKED_METRICS_NAME
+    if not packed.exists():
+        return (directory / METRICS_NAME).read_bytes()
+    try:
+        return gzip.decompress(packed.read_bytes())
+    except (EOFError, zlib.error) as error:
+        raise ValueError(f"{PACKED_METRICS_NAME}: {error}") from None
 
 
 def _metrics(text: bytes) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from feddbp_common.humanize import NO_VALUE, address_text, human_bytes, human_se
 from feddbp_lab.terminal.format import plain_table
 from feddbp_lab.terminal.status_words import activity_text, trained_accuracy
 
-_ABSENT: Final = (pb.CLIENT_ACTIVITY_AWAY, pb.CLIENT_ACTIVITY_LEFT)
+_ABSENT: Final = (pb.CLIENT_ACTIVITY_AWAY, pb.CLIENT_ACTIVITY_LEFT, pb.CLIENT_ACTIVITY_BLOCKED)
 _ANY_WIDTH: Final = 1_000_000
 _WITH_CARDS: Final = 180
 """Columns of a terminal from which a device is shown with the name of its card."""

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.errors import FedDBPError
-from feddbp_common.humanize import client_names, human_seconds
+from feddbp_common.humanize import client_names, human_seconds, id_ranges
 from feddbp_lab.terminal.clients_table import Moment, ago, clients_table
 from feddbp_lab.terminal.status_words import phase_text, totals_text
 
@@ -81,7 +81,7 @@ class StatusView:
             yield Text()
             moment = Moment(now=self.now, received=self.now if self.received is None else self.received)
             yield clients_table(status, moment, width=options.max_width)
-        problems = [*_refusals(status), *_incidents(status, self.now)]
+        problems = [*_absent(status), *_refusals(status), *_incidents(status, self.now)]
         if problems:
             yield Text()
             yield from problems
@@ -90,15 +90,31 @@ class StatusView:
 def status_line(status: pb.RunStatus) -> Text:
     """Phase, round, missing clients, time left and reason in one line."""
     text = phase_text(status)
+    waits = status.phase == pb.PHASE_WAITING
     if status.missing:
-        text.append(f"   waiting for {client_names(status.missing)}", style="yellow")
+        verb = "missing" if waits else "waiting for"
+        text.append(f"   {verb} {client_names(status.missing, _names_in(status))}", style="yellow")
     if status.HasField("time_left"):
-        text.append(
-            f"   {human_seconds(status.time_left.ToTimedelta().total_seconds())} until the deadline", style="dim"
-        )
+        left = human_seconds(status.time_left.ToTimedelta().total_seconds())
+        text.append(f"   begins in {left}" if waits else f"   {left} until the deadline", style="dim")
+    if status.training_alone:
+        text.append("   training alone: no other client takes part", style="bold red")
     if status.reason:
         text.append(f"   {status.reason}")
     return text
+
+
+def _names_in(status: pb.RunStatus) -> Callable[[int], str]:
+    names = {client.client_id: client.capabilities.name for client in status.clients}
+    return lambda client_id: names.get(client_id, "")
+
+
+def _absent(status: pb.RunStatus) -> Iterable[Text]:
+    """Clients that have no row, or may not take part."""
+    if status.never_joined and status.phase != pb.PHASE_WAITING:
+        yield Text.assemble(("never joined: ", "dim"), (id_ranges(status.never_joined), "yellow"))
+    if status.blocked:
+        yield Text.assemble(("blocked: ", "dim"), (client_names(status.blocked, _names_in(status)), "red"))
 
 
 def _refusals(status: pb.RunStatus) -> Iterable[Text]:

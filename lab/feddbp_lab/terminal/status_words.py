@@ -27,7 +27,9 @@ _ACTIVITIES: Final = {
     pb.CLIENT_ACTIVITY_UPLOADED: ("uploaded", "green"),
     pb.CLIENT_ACTIVITY_AWAY: ("away", "red"),
     pb.CLIENT_ACTIVITY_LEFT: ("left", "dim"),
+    pb.CLIENT_ACTIVITY_BLOCKED: ("blocked", "red"),
 }
+_GONE: Final = (pb.CLIENT_ACTIVITY_LEFT, pb.CLIENT_ACTIVITY_BLOCKED)
 
 
 def rounds_done(status: pb.RunStatus) -> float:
@@ -68,8 +70,9 @@ def phase_text(status: pb.RunStatus) -> Text:
     word, style = _PHASES.get(status.phase, ("unknown", "red"))
     text = Text(word, style=f"bold {style}")
     if status.phase == pb.PHASE_WAITING:
-        joined = sum(client.activity != pb.CLIENT_ACTIVITY_LEFT for client in status.clients)
-        return text.append(f" {joined}/{status.min_clients}", style="default")
+        joined = sum(client.activity not in _GONE for client in status.clients)
+        # a server of 0.1.0 says only how many are needed
+        return text.append(f" {joined}/{status.total_clients or status.min_clients} joined", style="default")
     if status.phase in (pb.PHASE_FAILED, pb.PHASE_STOPPED):
         return text.append(f" after {status.round}/{status.rounds} rounds", style="default")
     is_open = status.phase in (pb.PHASE_COLLECTING, pb.PHASE_AGGREGATING, pb.PHASE_PAUSED)

@@ -132,7 +132,7 @@ class _PhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Phase.ValueType
     PHASE_UNSPECIFIED: _Phase.ValueType  # 0
     """Not set."""
     PHASE_WAITING: _Phase.ValueType  # 1
-    """Too few clients have joined."""
+    """The run waits for clients to join."""
     PHASE_COLLECTING: _Phase.ValueType  # 2
     """A round is open."""
     PHASE_AGGREGATING: _Phase.ValueType  # 3
@@ -154,7 +154,7 @@ class Phase(_Phase, metaclass=_PhaseEnumTypeWrapper):
 PHASE_UNSPECIFIED: Phase.ValueType  # 0
 """Not set."""
 PHASE_WAITING: Phase.ValueType  # 1
-"""Too few clients have joined."""
+"""The run waits for clients to join."""
 PHASE_COLLECTING: Phase.ValueType  # 2
 """A round is open."""
 PHASE_AGGREGATING: Phase.ValueType  # 3
@@ -191,6 +191,8 @@ class _ClientActivityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Client
     """Its final results have been received."""
     CLIENT_ACTIVITY_LEFT: _ClientActivity.ValueType  # 6
     """It has left: no round waits for it, and its id is free."""
+    CLIENT_ACTIVITY_BLOCKED: _ClientActivity.ValueType  # 7
+    """An operator has blocked it: all its calls are refused."""
 
 class ClientActivity(_ClientActivity, metaclass=_ClientActivityEnumTypeWrapper):
     """Activity of a client."""
@@ -209,6 +211,8 @@ CLIENT_ACTIVITY_DONE: ClientActivity.ValueType  # 5
 """Its final results have been received."""
 CLIENT_ACTIVITY_LEFT: ClientActivity.ValueType  # 6
 """It has left: no round waits for it, and its id is free."""
+CLIENT_ACTIVITY_BLOCKED: ClientActivity.ValueType  # 7
+"""An operator has blocked it: all its calls are refused."""
 Global___ClientActivity: _TypeAlias = ClientActivity  # noqa: Y015
 
 class _RefusalReason:
@@ -249,6 +253,8 @@ class _RefusalReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Refusal
     """The server cannot store data at the moment, for example because its disk is full; retry later."""
     REFUSAL_REASON_MISSING_FEATURE: _RefusalReason.ValueType  # 15
     """The client lacks a feature that the run needs."""
+    REFUSAL_REASON_BLOCKED: _RefusalReason.ValueType  # 16
+    """An operator has blocked the client."""
 
 class RefusalReason(_RefusalReason, metaclass=_RefusalReasonEnumTypeWrapper):
     """-------------------------------------------------------------------------------------------------------------- refusals
@@ -288,6 +294,8 @@ REFUSAL_REASON_STORAGE: RefusalReason.ValueType  # 14
 """The server cannot store data at the moment, for example because its disk is full; retry later."""
 REFUSAL_REASON_MISSING_FEATURE: RefusalReason.ValueType  # 15
 """The client lacks a feature that the run needs."""
+REFUSAL_REASON_BLOCKED: RefusalReason.ValueType  # 16
+"""An operator has blocked the client."""
 Global___RefusalReason: _TypeAlias = RefusalReason  # noqa: Y015
 
 @_typing.final
@@ -604,21 +612,27 @@ class DataSummary(_message.Message):
 
     LABEL_COUNTS_FIELD_NUMBER: _builtins.int
     TEST_SAMPLES_FIELD_NUMBER: _builtins.int
+    IMAGE_SHAPE_FIELD_NUMBER: _builtins.int
     test_samples: _builtins.int
     """Samples in the local test split."""
     @_builtins.property
     def label_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Training samples per class, with one entry for each class of the run."""
 
+    @_builtins.property
+    def image_shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Channels, height and width of an image, three numbers; empty before 0.2.0."""
+
     def __init__(
         self,
         *,
         label_counts: _abc.Iterable[_builtins.int] | None = ...,
         test_samples: _builtins.int = ...,
+        image_shape: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["label_counts", b"label_counts", "test_samples", b"test_samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["image_shape", b"image_shape", "label_counts", b"label_counts", "test_samples", b"test_samples"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -634,6 +648,7 @@ class Capabilities(_message.Message):
     PARAMETERS_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
     architecture: _builtins.str
     """Name of the architecture."""
     parameters: _builtins.int
@@ -642,6 +657,8 @@ class Capabilities(_message.Message):
     """Device, such as "cpu" or "cuda:1"."""
     software_version: _builtins.str
     """Version of the client software."""
+    name: _builtins.str
+    """The name its operator has given the client, such as "north-clinic"; empty if none."""
     def __init__(
         self,
         *,
@@ -649,10 +666,11 @@ class Capabilities(_message.Message):
         parameters: _builtins.int = ...,
         device: _builtins.str = ...,
         software_version: _builtins.str = ...,
+        name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "device", b"device", "parameters", b"parameters", "software_version", b"software_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "device", b"device", "name", b"name", "parameters", b"parameters", "software_version", b"software_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1608,6 +1626,80 @@ class StopRequest(_message.Message):
 Global___StopRequest: _TypeAlias = StopRequest  # noqa: Y015
 
 @_typing.final
+class DropClientRequest(_message.Message):
+    """Removes a client from the run."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.int
+    """The client."""
+    reason: _builtins.str
+    """Reason, for the server's logs."""
+    def __init__(
+        self,
+        *,
+        client_id: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropClientRequest: _TypeAlias = DropClientRequest  # noqa: Y015
+
+@_typing.final
+class BlockClientRequest(_message.Message):
+    """Removes a client from the run and shuts it out."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.int
+    """The client; it need not have joined."""
+    reason: _builtins.str
+    """Reason, for the server's logs."""
+    def __init__(
+        self,
+        *,
+        client_id: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlockClientRequest: _TypeAlias = BlockClientRequest  # noqa: Y015
+
+@_typing.final
+class AllowClientRequest(_message.Message):
+    """Admits a client that was blocked."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.int
+    """The client."""
+    def __init__(
+        self,
+        *,
+        client_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AllowClientRequest: _TypeAlias = AllowClientRequest  # noqa: Y015
+
+@_typing.final
 class RunStatus(_message.Message):
     """State of the run."""
 
@@ -1650,6 +1742,11 @@ class RunStatus(_message.Message):
     REFUSALS_FIELD_NUMBER: _builtins.int
     HELD_PHASE_FIELD_NUMBER: _builtins.int
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
+    TOTAL_CLIENTS_FIELD_NUMBER: _builtins.int
+    NEVER_JOINED_FIELD_NUMBER: _builtins.int
+    TRAINING_ALONE_FIELD_NUMBER: _builtins.int
+    BLOCKED_FIELD_NUMBER: _builtins.int
+    HEALTH_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """Id of the run."""
     method: _builtins.str
@@ -1661,7 +1758,7 @@ class RunStatus(_message.Message):
     rounds: _builtins.int
     """Total rounds."""
     min_clients: _builtins.int
-    """Clients required to start the first round and to close a round at its deadline."""
+    """Clients required to open a round and to close it at its deadline."""
     reason: _builtins.str
     """Why the run failed, was stopped, or cannot continue at the moment."""
     mean_accuracy: _builtins.float
@@ -1674,6 +1771,10 @@ class RunStatus(_message.Message):
     """The phase that Pause interrupted and Resume restores; unspecified unless the run is paused."""
     software_version: _builtins.str
     """Version of the server software; empty before 0.2.0."""
+    total_clients: _builtins.int
+    """Number of clients of the run, with ids 0 to total_clients - 1; 0 before 0.2.0."""
+    training_alone: _builtins.bool
+    """Whether only one of several clients takes part."""
     @_builtins.property
     def clients(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientStatus]:
         """All clients that have ever joined, by id."""
@@ -1684,7 +1785,7 @@ class RunStatus(_message.Message):
 
     @_builtins.property
     def time_left(self) -> _duration_pb2.Duration:
-        """Time until the deadline; absent if there is none."""
+        """Time until the deadline, or until a waiting run begins without the missing clients; absent if there is none."""
 
     @_builtins.property
     def incidents(self) -> _containers.RepeatedCompositeFieldContainer[Global___Incident]:
@@ -1693,6 +1794,18 @@ class RunStatus(_message.Message):
     @_builtins.property
     def refusals(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Refused calls since the server started, by reason."""
+
+    @_builtins.property
+    def never_joined(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ids of clients that have never joined."""
+
+    @_builtins.property
+    def blocked(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ids of clients that an operator has blocked."""
+
+    @_builtins.property
+    def health(self) -> Global___ServerHealth:
+        """Resources of the server process; absent before 0.2.0."""
 
     def __init__(
         self,
@@ -1714,16 +1827,57 @@ class RunStatus(_message.Message):
         refusals: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         held_phase: Global___Phase.ValueType = ...,
         software_version: _builtins.str = ...,
+        total_clients: _builtins.int = ...,
+        never_joined: _abc.Iterable[_builtins.int] | None = ...,
+        training_alone: _builtins.bool = ...,
+        blocked: _abc.Iterable[_builtins.int] | None = ...,
+        health: Global___ServerHealth | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_mean_accuracy", b"_mean_accuracy", "mean_accuracy", b"mean_accuracy", "time_left", b"time_left"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_mean_accuracy", b"_mean_accuracy", "health", b"health", "mean_accuracy", b"mean_accuracy", "time_left", b"time_left"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_mean_accuracy", b"_mean_accuracy", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "clients", b"clients", "held_phase", b"held_phase", "incidents", b"incidents", "mean_accuracy", b"mean_accuracy", "method", b"method", "min_clients", b"min_clients", "missing", b"missing", "phase", b"phase", "reason", b"reason", "refusals", b"refusals", "round", b"round", "rounds", b"rounds", "run_id", b"run_id", "software_version", b"software_version", "time_left", b"time_left"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_mean_accuracy", b"_mean_accuracy", "blocked", b"blocked", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "clients", b"clients", "health", b"health", "held_phase", b"held_phase", "incidents", b"incidents", "mean_accuracy", b"mean_accuracy", "method", b"method", "min_clients", b"min_clients", "missing", b"missing", "never_joined", b"never_joined", "phase", b"phase", "reason", b"reason", "refusals", b"refusals", "round", b"round", "rounds", b"rounds", "run_id", b"run_id", "software_version", b"software_version", "time_left", b"time_left", "total_clients", b"total_clients", "training_alone", b"training_alone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__mean_accuracy: _TypeAlias = _typing.Literal["mean_accuracy"]  # noqa: Y015
     _WhichOneofArgType__mean_accuracy: _TypeAlias = _typing.Literal["_mean_accuracy", b"_mean_accuracy"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__mean_accuracy) -> _WhichOneofReturnType__mean_accuracy | None: ...
 
 Global___RunStatus: _TypeAlias = RunStatus  # noqa: Y015
+
+@_typing.final
+class ServerHealth(_message.Message):
+    """Resources of the server process."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESIDENT_BYTES_FIELD_NUMBER: _builtins.int
+    AGGREGATIONS_FIELD_NUMBER: _builtins.int
+    AGGREGATION_SECONDS_FIELD_NUMBER: _builtins.int
+    UPTIME_FIELD_NUMBER: _builtins.int
+    resident_bytes: _builtins.int
+    """Resident memory; 0 where the system does not tell."""
+    aggregations: _builtins.int
+    """Rounds that this process has aggregated."""
+    aggregation_seconds: _builtins.float
+    """Time of all of them, in seconds."""
+    @_builtins.property
+    def uptime(self) -> _duration_pb2.Duration:
+        """Time since the process started serving the run."""
+
+    def __init__(
+        self,
+        *,
+        resident_bytes: _builtins.int = ...,
+        aggregations: _builtins.int = ...,
+        aggregation_seconds: _builtins.float = ...,
+        uptime: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["uptime", b"uptime"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregation_seconds", b"aggregation_seconds", "aggregations", b"aggregations", "resident_bytes", b"resident_bytes", "uptime", b"uptime"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ServerHealth: _TypeAlias = ServerHealth  # noqa: Y015
 
 @_typing.final
 class ClientStatus(_message.Message):
@@ -1836,6 +1990,487 @@ class Incident(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__client_id) -> _WhichOneofReturnType__client_id | None: ...
 
 Global___Incident: _TypeAlias = Incident  # noqa: Y015
+
+@_typing.final
+class WatchRunRequest(_message.Message):
+    """--------------------------------------------------------------------------------------------------------------- events
+
+    Requests the events of the run.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FROM_ROUND_FIELD_NUMBER: _builtins.int
+    HISTORY_ONLY_FIELD_NUMBER: _builtins.int
+    from_round: _builtins.int
+    """Reports and rounds before this one are left out, for a caller that has them."""
+    history_only: _builtins.bool
+    """End the stream after the events so far."""
+    def __init__(
+        self,
+        *,
+        from_round: _builtins.int = ...,
+        history_only: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_round", b"from_round", "history_only", b"history_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchRunRequest: _TypeAlias = WatchRunRequest  # noqa: Y015
+
+@_typing.final
+class RunEvents(_message.Message):
+    """Events of the run, in order; several in a message, so that a long history takes few of them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunEvent]:
+        """The events."""
+
+    def __init__(
+        self,
+        *,
+        events: _abc.Iterable[Global___RunEvent] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunEvents: _TypeAlias = RunEvents  # noqa: Y015
+
+@_typing.final
+class RunEvent(_message.Message):
+    """An event of the run."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_STARTED_FIELD_NUMBER: _builtins.int
+    CLIENT_JOINED_FIELD_NUMBER: _builtins.int
+    CLIENT_REPORTED_FIELD_NUMBER: _builtins.int
+    ROUND_CLOSED_FIELD_NUMBER: _builtins.int
+    RUN_ENDED_FIELD_NUMBER: _builtins.int
+    HISTORY_COMPLETE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def run_started(self) -> Global___RunStarted:
+        """First event of every stream: the run and its configuration."""
+
+    @_builtins.property
+    def client_joined(self) -> Global___ClientJoined:
+        """A client has joined, or joined again."""
+
+    @_builtins.property
+    def client_reported(self) -> Global___ClientReported:
+        """A client has reported its results of a round."""
+
+    @_builtins.property
+    def round_closed(self) -> Global___RoundClosed:
+        """A round has been aggregated."""
+
+    @_builtins.property
+    def run_ended(self) -> Global___RunEnded:
+        """The run has ended; last event of the stream."""
+
+    @_builtins.property
+    def history_complete(self) -> Global___HistoryComplete:
+        """All events before the call have been sent; what follows happens now."""
+
+    def __init__(
+        self,
+        *,
+        run_started: Global___RunStarted | None = ...,
+        client_joined: Global___ClientJoined | None = ...,
+        client_reported: Global___ClientReported | None = ...,
+        round_closed: Global___RoundClosed | None = ...,
+        run_ended: Global___RunEnded | None = ...,
+        history_complete: Global___HistoryComplete | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["client_joined", b"client_joined", "client_reported", b"client_reported", "event", b"event", "history_complete", b"history_complete", "round_closed", b"round_closed", "run_ended", b"run_ended", "run_started", b"run_started"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_joined", b"client_joined", "client_reported", b"client_reported", "event", b"event", "history_complete", b"history_complete", "round_closed", b"round_closed", "run_ended", b"run_ended", "run_started", b"run_started"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["run_started", "client_joined", "client_reported", "round_closed", "run_ended", "history_complete"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+Global___RunEvent: _TypeAlias = RunEvent  # noqa: Y015
+
+@_typing.final
+class RunStarted(_message.Message):
+    """The run and its configuration."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    CONFIG_FIELD_NUMBER: _builtins.int
+    SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
+    SHARES_PROTOTYPES_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    """Id of the run."""
+    software_version: _builtins.str
+    """Version of the server software."""
+    shares_prototypes: _builtins.bool
+    """Whether operators may read prototypes."""
+    @_builtins.property
+    def config(self) -> Global___RunConfig:
+        """The configuration of all clients."""
+
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        config: Global___RunConfig | None = ...,
+        software_version: _builtins.str = ...,
+        shares_prototypes: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "run_id", b"run_id", "shares_prototypes", b"shares_prototypes", "software_version", b"software_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunStarted: _TypeAlias = RunStarted  # noqa: Y015
+
+@_typing.final
+class ClientJoined(_message.Message):
+    """A client that has joined."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    CAPABILITIES_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.int
+    """Client id."""
+    @_builtins.property
+    def data(self) -> Global___DataSummary:
+        """Its data, with the training samples of each class."""
+
+    @_builtins.property
+    def capabilities(self) -> Global___Capabilities:
+        """Its model, device and version."""
+
+    def __init__(
+        self,
+        *,
+        client_id: _builtins.int = ...,
+        data: Global___DataSummary | None = ...,
+        capabilities: Global___Capabilities | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "data", b"data"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "client_id", b"client_id", "data", b"data"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClientJoined: _TypeAlias = ClientJoined  # noqa: Y015
+
+@_typing.final
+class ClientReported(_message.Message):
+    """Results of a client."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.int
+    """Client id."""
+    round: _builtins.int
+    """The round of the results."""
+    @_builtins.property
+    def metrics(self) -> Global___RoundMetrics:
+        """The results."""
+
+    def __init__(
+        self,
+        *,
+        client_id: _builtins.int = ...,
+        round: _builtins.int = ...,
+        metrics: Global___RoundMetrics | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["metrics", b"metrics"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "metrics", b"metrics", "round", b"round"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClientReported: _TypeAlias = ClientReported  # noqa: Y015
+
+@_typing.final
+class RoundClosed(_message.Message):
+    """A round that was aggregated."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    OPENED_AT_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    AGGREGATION_SECONDS_FIELD_NUMBER: _builtins.int
+    CLIENTS_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
+    RESIDENT_BYTES_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    """The round."""
+    seconds: _builtins.float
+    """Time from then until it was aggregated, in seconds."""
+    aggregation_seconds: _builtins.float
+    """Time of the aggregation within it, in seconds."""
+    resident_bytes: _builtins.int
+    """Resident memory of the server at the end of the round; 0 where the system does not tell."""
+    @_builtins.property
+    def opened_at(self) -> _timestamp_pb2.Timestamp:
+        """When it opened; after a restart of the server within the round, when that resumed it."""
+
+    @_builtins.property
+    def clients(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientTimes]:
+        """Clients that took part, by id, with the times at which the server saw them."""
+
+    @_builtins.property
+    def missing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Selected clients without whose upload the round closed."""
+
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        opened_at: _timestamp_pb2.Timestamp | None = ...,
+        seconds: _builtins.float = ...,
+        aggregation_seconds: _builtins.float = ...,
+        clients: _abc.Iterable[Global___ClientTimes] | None = ...,
+        missing: _abc.Iterable[_builtins.int] | None = ...,
+        resident_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["opened_at", b"opened_at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregation_seconds", b"aggregation_seconds", "clients", b"clients", "missing", b"missing", "opened_at", b"opened_at", "resident_bytes", b"resident_bytes", "round", b"round", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RoundClosed: _TypeAlias = RoundClosed  # noqa: Y015
+
+@_typing.final
+class ClientTimes(_message.Message):
+    """What a client did in a round, in seconds since the round opened. Between download and upload it trains."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    DOWNLOAD_BEGUN_FIELD_NUMBER: _builtins.int
+    DOWNLOAD_ENDED_FIELD_NUMBER: _builtins.int
+    UPLOAD_BEGUN_FIELD_NUMBER: _builtins.int
+    UPLOAD_ENDED_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.int
+    """Client id."""
+    download_begun: _builtins.float
+    """Its download began; absent if it made none."""
+    download_ended: _builtins.float
+    """Its download had been sent."""
+    upload_begun: _builtins.float
+    """Its upload began; absent if it made none."""
+    upload_ended: _builtins.float
+    """Its upload was durable."""
+    def __init__(
+        self,
+        *,
+        client_id: _builtins.int = ...,
+        download_begun: _builtins.float | None = ...,
+        download_ended: _builtins.float | None = ...,
+        upload_begun: _builtins.float | None = ...,
+        upload_ended: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_download_begun", b"_download_begun", "_download_ended", b"_download_ended", "_upload_begun", b"_upload_begun", "_upload_ended", b"_upload_ended", "download_begun", b"download_begun", "download_ended", b"download_ended", "upload_begun", b"upload_begun", "upload_ended", b"upload_ended"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_download_begun", b"_download_begun", "_download_ended", b"_download_ended", "_upload_begun", b"_upload_begun", "_upload_ended", b"_upload_ended", "client_id", b"client_id", "download_begun", b"download_begun", "download_ended", b"download_ended", "upload_begun", b"upload_begun", "upload_ended", b"upload_ended"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__download_begun: _TypeAlias = _typing.Literal["download_begun"]  # noqa: Y015
+    _WhichOneofArgType__download_begun: _TypeAlias = _typing.Literal["_download_begun", b"_download_begun"]  # noqa: Y015
+    _WhichOneofReturnType__download_ended: _TypeAlias = _typing.Literal["download_ended"]  # noqa: Y015
+    _WhichOneofArgType__download_ended: _TypeAlias = _typing.Literal["_download_ended", b"_download_ended"]  # noqa: Y015
+    _WhichOneofReturnType__upload_begun: _TypeAlias = _typing.Literal["upload_begun"]  # noqa: Y015
+    _WhichOneofArgType__upload_begun: _TypeAlias = _typing.Literal["_upload_begun", b"_upload_begun"]  # noqa: Y015
+    _WhichOneofReturnType__upload_ended: _TypeAlias = _typing.Literal["upload_ended"]  # noqa: Y015
+    _WhichOneofArgType__upload_ended: _TypeAlias = _typing.Literal["_upload_ended", b"_upload_ended"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__download_begun) -> _WhichOneofReturnType__download_begun | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__download_ended) -> _WhichOneofReturnType__download_ended | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__upload_begun) -> _WhichOneofReturnType__upload_begun | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__upload_ended) -> _WhichOneofReturnType__upload_ended | None: ...
+
+Global___ClientTimes: _TypeAlias = ClientTimes  # noqa: Y015
+
+@_typing.final
+class HistoryComplete(_message.Message):
+    """All events before the call have been sent."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HistoryComplete: _TypeAlias = HistoryComplete  # noqa: Y015
+
+@_typing.final
+class GetPrototypesRequest(_message.Message):
+    """Requests the global prototypes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FROM_ROUND_FIELD_NUMBER: _builtins.int
+    from_round: _builtins.int
+    """Those after fewer completed rounds are left out."""
+    def __init__(
+        self,
+        *,
+        from_round: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_round", b"from_round"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetPrototypesRequest: _TypeAlias = GetPrototypesRequest  # noqa: Y015
+
+@_typing.final
+class PrototypesPart(_message.Message):
+    """A message of the stream of global prototypes: for every round kept a header, then its chunks."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    CHUNK_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___PrototypesHeader:
+        """Begins the prototypes of the next round."""
+
+    @_builtins.property
+    def chunk(self) -> Global___Chunk:
+        """The next bytes."""
+
+    def __init__(
+        self,
+        *,
+        header: Global___PrototypesHeader | None = ...,
+        chunk: Global___Chunk | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "header", b"header", "part", b"part"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "header", b"header", "part", b"part"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["header", "chunk"]  # noqa: Y015
+    _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
+
+Global___PrototypesPart: _TypeAlias = PrototypesPart  # noqa: Y015
+
+@_typing.final
+class PrototypesHeader(_message.Message):
+    """Declares the global prototypes after a number of rounds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    MANIFEST_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    """Completed rounds."""
+    @_builtins.property
+    def manifest(self) -> Global___Manifest:
+        """The prototypes; no other tensors."""
+
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        manifest: Global___Manifest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "round", b"round"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrototypesHeader: _TypeAlias = PrototypesHeader  # noqa: Y015
+
+@_typing.final
+class GetClientPrototypesRequest(_message.Message):
+    """Requests the prototypes of a client."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.int
+    """Client id."""
+    def __init__(
+        self,
+        *,
+        client_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetClientPrototypesRequest: _TypeAlias = GetClientPrototypesRequest  # noqa: Y015
+
+@_typing.final
+class ClientPrototype(_message.Message):
+    """One class of a client's latest upload, compared with the global prototype."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLASS_ID_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    DISTANCE_FIELD_NUMBER: _builtins.int
+    COSINE_FIELD_NUMBER: _builtins.int
+    CHANNELS_FIELD_NUMBER: _builtins.int
+    KEPT_CHANNELS_FIELD_NUMBER: _builtins.int
+    class_id: _builtins.int
+    """Class id."""
+    samples: _builtins.int
+    """Samples behind the client's prototype; 0 if the method does not send them."""
+    distance: _builtins.float
+    """Euclidean distance between the client's prototype and the global one."""
+    cosine: _builtins.float
+    """Cosine of the angle between them."""
+    channels: _builtins.int
+    """Width of a prototype."""
+    @_builtins.property
+    def kept_channels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Channels in which the client keeps its own values (Top-K), ascending; empty if the method keeps none."""
+
+    def __init__(
+        self,
+        *,
+        class_id: _builtins.int = ...,
+        samples: _builtins.int = ...,
+        distance: _builtins.float = ...,
+        cosine: _builtins.float = ...,
+        channels: _builtins.int = ...,
+        kept_channels: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "class_id", b"class_id", "cosine", b"cosine", "distance", b"distance", "kept_channels", b"kept_channels", "samples", b"samples"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClientPrototype: _TypeAlias = ClientPrototype  # noqa: Y015
 
 @_typing.final
 class Refusal(_message.Message):

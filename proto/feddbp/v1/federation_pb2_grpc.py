@@ -404,6 +404,36 @@ class ControlStub:
                 request_serializer=feddbp_dot_v1_dot_federation__pb2.StopRequest.SerializeToString,
                 response_deserializer=feddbp_dot_v1_dot_federation__pb2.RunStatus.FromString,
                 _registered_method=True)
+        self.DropClient = channel.unary_unary(
+                '/feddbp.v1.Control/DropClient',
+                request_serializer=feddbp_dot_v1_dot_federation__pb2.DropClientRequest.SerializeToString,
+                response_deserializer=feddbp_dot_v1_dot_federation__pb2.RunStatus.FromString,
+                _registered_method=True)
+        self.BlockClient = channel.unary_unary(
+                '/feddbp.v1.Control/BlockClient',
+                request_serializer=feddbp_dot_v1_dot_federation__pb2.BlockClientRequest.SerializeToString,
+                response_deserializer=feddbp_dot_v1_dot_federation__pb2.RunStatus.FromString,
+                _registered_method=True)
+        self.AllowClient = channel.unary_unary(
+                '/feddbp.v1.Control/AllowClient',
+                request_serializer=feddbp_dot_v1_dot_federation__pb2.AllowClientRequest.SerializeToString,
+                response_deserializer=feddbp_dot_v1_dot_federation__pb2.RunStatus.FromString,
+                _registered_method=True)
+        self.WatchRun = channel.unary_stream(
+                '/feddbp.v1.Control/WatchRun',
+                request_serializer=feddbp_dot_v1_dot_federation__pb2.WatchRunRequest.SerializeToString,
+                response_deserializer=feddbp_dot_v1_dot_federation__pb2.RunEvents.FromString,
+                _registered_method=True)
+        self.GetPrototypes = channel.unary_stream(
+                '/feddbp.v1.Control/GetPrototypes',
+                request_serializer=feddbp_dot_v1_dot_federation__pb2.GetPrototypesRequest.SerializeToString,
+                response_deserializer=feddbp_dot_v1_dot_federation__pb2.PrototypesPart.FromString,
+                _registered_method=True)
+        self.GetClientPrototypes = channel.unary_stream(
+                '/feddbp.v1.Control/GetClientPrototypes',
+                request_serializer=feddbp_dot_v1_dot_federation__pb2.GetClientPrototypesRequest.SerializeToString,
+                response_deserializer=feddbp_dot_v1_dot_federation__pb2.ClientPrototype.FromString,
+                _registered_method=True)
 
 
 class ControlServicer:
@@ -445,6 +475,49 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DropClient(self, request, context):
+        """Removes a client from the run: no round waits for it. It may join again, and takes part from the next round.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def BlockClient(self, request, context):
+        """Removes a client from the run, discards its upload of the open round, and refuses all its calls until AllowClient.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AllowClient(self, request, context):
+        """Ends a block.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchRun(self, request, context):
+        """Streams the events of the run: first those so far, in the order of rounds, then every further one. Ends with the run.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetPrototypes(self, request, context):
+        """Streams the global prototypes that the server has kept, by round. Refused unless the run shares them with operators.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetClientPrototypes(self, request, context):
+        """Streams how the latest upload of a client differs from the global prototypes, class by class. Refused unless the run
+        shares prototypes with operators.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -472,6 +545,36 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Stop,
                     request_deserializer=feddbp_dot_v1_dot_federation__pb2.StopRequest.FromString,
                     response_serializer=feddbp_dot_v1_dot_federation__pb2.RunStatus.SerializeToString,
+            ),
+            'DropClient': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropClient,
+                    request_deserializer=feddbp_dot_v1_dot_federation__pb2.DropClientRequest.FromString,
+                    response_serializer=feddbp_dot_v1_dot_federation__pb2.RunStatus.SerializeToString,
+            ),
+            'BlockClient': grpc.unary_unary_rpc_method_handler(
+                    servicer.BlockClient,
+                    request_deserializer=feddbp_dot_v1_dot_federation__pb2.BlockClientRequest.FromString,
+                    response_serializer=feddbp_dot_v1_dot_federation__pb2.RunStatus.SerializeToString,
+            ),
+            'AllowClient': grpc.unary_unary_rpc_method_handler(
+                    servicer.AllowClient,
+                    request_deserializer=feddbp_dot_v1_dot_federation__pb2.AllowClientRequest.FromString,
+                    response_serializer=feddbp_dot_v1_dot_federation__pb2.RunStatus.SerializeToString,
+            ),
+            'WatchRun': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchRun,
+                    request_deserializer=feddbp_dot_v1_dot_federation__pb2.WatchRunRequest.FromString,
+                    response_serializer=feddbp_dot_v1_dot_federation__pb2.RunEvents.SerializeToString,
+            ),
+            'GetPrototypes': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetPrototypes,
+                    request_deserializer=feddbp_dot_v1_dot_federation__pb2.GetPrototypesRequest.FromString,
+                    response_serializer=feddbp_dot_v1_dot_federation__pb2.PrototypesPart.SerializeToString,
+            ),
+            'GetClientPrototypes': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetClientPrototypes,
+                    request_deserializer=feddbp_dot_v1_dot_federation__pb2.GetClientPrototypesRequest.FromString,
+                    response_serializer=feddbp_dot_v1_dot_federation__pb2.ClientPrototype.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -610,6 +713,168 @@ class Control:
             '/feddbp.v1.Control/Stop',
             feddbp_dot_v1_dot_federation__pb2.StopRequest.SerializeToString,
             feddbp_dot_v1_dot_federation__pb2.RunStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropClient(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/feddbp.v1.Control/DropClient',
+            feddbp_dot_v1_dot_federation__pb2.DropClientRequest.SerializeToString,
+            feddbp_dot_v1_dot_federation__pb2.RunStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BlockClient(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/feddbp.v1.Control/BlockClient',
+            feddbp_dot_v1_dot_federation__pb2.BlockClientRequest.SerializeToString,
+            feddbp_dot_v1_dot_federation__pb2.RunStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AllowClient(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/feddbp.v1.Control/AllowClient',
+            feddbp_dot_v1_dot_federation__pb2.AllowClientRequest.SerializeToString,
+            feddbp_dot_v1_dot_federation__pb2.RunStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/feddbp.v1.Control/WatchRun',
+            feddbp_dot_v1_dot_federation__pb2.WatchRunRequest.SerializeToString,
+            feddbp_dot_v1_dot_federation__pb2.RunEvents.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetPrototypes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/feddbp.v1.Control/GetPrototypes',
+            feddbp_dot_v1_dot_federation__pb2.GetPrototypesRequest.SerializeToString,
+            feddbp_dot_v1_dot_federation__pb2.PrototypesPart.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetClientPrototypes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/feddbp.v1.Control/GetClientPrototypes',
+            feddbp_dot_v1_dot_federation__pb2.GetClientPrototypesRequest.SerializeToString,
+            feddbp_dot_v1_dot_federation__pb2.ClientPrototype.FromString,
             options,
             channel_credentials,
             insecure,

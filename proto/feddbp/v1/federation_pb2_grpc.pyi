@@ -180,6 +180,20 @@ class ControlStub:
     """Resumes a paused run."""
     Stop: _grpc.UnaryUnaryMultiCallable[_federation_pb2.StopRequest, _federation_pb2.RunStatus]
     """Ends the run before its last round; clients are notified and exit."""
+    DropClient: _grpc.UnaryUnaryMultiCallable[_federation_pb2.DropClientRequest, _federation_pb2.RunStatus]
+    """Removes a client from the run: no round waits for it. It may join again, and takes part from the next round."""
+    BlockClient: _grpc.UnaryUnaryMultiCallable[_federation_pb2.BlockClientRequest, _federation_pb2.RunStatus]
+    """Removes a client from the run, discards its upload of the open round, and refuses all its calls until AllowClient."""
+    AllowClient: _grpc.UnaryUnaryMultiCallable[_federation_pb2.AllowClientRequest, _federation_pb2.RunStatus]
+    """Ends a block."""
+    WatchRun: _grpc.UnaryStreamMultiCallable[_federation_pb2.WatchRunRequest, _federation_pb2.RunEvents]
+    """Streams the events of the run: first those so far, in the order of rounds, then every further one. Ends with the run."""
+    GetPrototypes: _grpc.UnaryStreamMultiCallable[_federation_pb2.GetPrototypesRequest, _federation_pb2.PrototypesPart]
+    """Streams the global prototypes that the server has kept, by round. Refused unless the run shares them with operators."""
+    GetClientPrototypes: _grpc.UnaryStreamMultiCallable[_federation_pb2.GetClientPrototypesRequest, _federation_pb2.ClientPrototype]
+    """Streams how the latest upload of a client differs from the global prototypes, class by class. Refused unless the run
+    shares prototypes with operators.
+    """
 
 @_typing.type_check_only
 class ControlAsyncStub(ControlStub):
@@ -196,6 +210,20 @@ class ControlAsyncStub(ControlStub):
     """Resumes a paused run."""
     Stop: _aio.UnaryUnaryMultiCallable[_federation_pb2.StopRequest, _federation_pb2.RunStatus]  # type: ignore[assignment]
     """Ends the run before its last round; clients are notified and exit."""
+    DropClient: _aio.UnaryUnaryMultiCallable[_federation_pb2.DropClientRequest, _federation_pb2.RunStatus]  # type: ignore[assignment]
+    """Removes a client from the run: no round waits for it. It may join again, and takes part from the next round."""
+    BlockClient: _aio.UnaryUnaryMultiCallable[_federation_pb2.BlockClientRequest, _federation_pb2.RunStatus]  # type: ignore[assignment]
+    """Removes a client from the run, discards its upload of the open round, and refuses all its calls until AllowClient."""
+    AllowClient: _aio.UnaryUnaryMultiCallable[_federation_pb2.AllowClientRequest, _federation_pb2.RunStatus]  # type: ignore[assignment]
+    """Ends a block."""
+    WatchRun: _aio.UnaryStreamMultiCallable[_federation_pb2.WatchRunRequest, _federation_pb2.RunEvents]  # type: ignore[assignment]
+    """Streams the events of the run: first those so far, in the order of rounds, then every further one. Ends with the run."""
+    GetPrototypes: _aio.UnaryStreamMultiCallable[_federation_pb2.GetPrototypesRequest, _federation_pb2.PrototypesPart]  # type: ignore[assignment]
+    """Streams the global prototypes that the server has kept, by round. Refused unless the run shares them with operators."""
+    GetClientPrototypes: _aio.UnaryStreamMultiCallable[_federation_pb2.GetClientPrototypesRequest, _federation_pb2.ClientPrototype]  # type: ignore[assignment]
+    """Streams how the latest upload of a client differs from the global prototypes, class by class. Refused unless the run
+    shares prototypes with operators.
+    """
 
 class ControlServicer(metaclass=_abc_1.ABCMeta):
     """Calls of operators."""
@@ -239,5 +267,55 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_federation_pb2.RunStatus, _abc.Awaitable[_federation_pb2.RunStatus]]:
         """Ends the run before its last round; clients are notified and exit."""
+
+    @_abc_1.abstractmethod
+    def DropClient(
+        self,
+        request: _federation_pb2.DropClientRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_federation_pb2.RunStatus, _abc.Awaitable[_federation_pb2.RunStatus]]:
+        """Removes a client from the run: no round waits for it. It may join again, and takes part from the next round."""
+
+    @_abc_1.abstractmethod
+    def BlockClient(
+        self,
+        request: _federation_pb2.BlockClientRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_federation_pb2.RunStatus, _abc.Awaitable[_federation_pb2.RunStatus]]:
+        """Removes a client from the run, discards its upload of the open round, and refuses all its calls until AllowClient."""
+
+    @_abc_1.abstractmethod
+    def AllowClient(
+        self,
+        request: _federation_pb2.AllowClientRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_federation_pb2.RunStatus, _abc.Awaitable[_federation_pb2.RunStatus]]:
+        """Ends a block."""
+
+    @_abc_1.abstractmethod
+    def WatchRun(
+        self,
+        request: _federation_pb2.WatchRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_federation_pb2.RunEvents], _abc.AsyncIterator[_federation_pb2.RunEvents]]:
+        """Streams the events of the run: first those so far, in the order of rounds, then every further one. Ends with the run."""
+
+    @_abc_1.abstractmethod
+    def GetPrototypes(
+        self,
+        request: _federation_pb2.GetPrototypesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_federation_pb2.PrototypesPart], _abc.AsyncIterator[_federation_pb2.PrototypesPart]]:
+        """Streams the global prototypes that the server has kept, by round. Refused unless the run shares them with operators."""
+
+    @_abc_1.abstractmethod
+    def GetClientPrototypes(
+        self,
+        request: _federation_pb2.GetClientPrototypesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_federation_pb2.ClientPrototype], _abc.AsyncIterator[_federation_pb2.ClientPrototype]]:
+        """Streams how the latest upload of a client differs from the global prototypes, class by class. Refused unless the run
+        shares prototypes with operators.
+        """
 
 def add_ControlServicer_to_server(servicer: ControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -15,6 +15,7 @@ from feddbp_common.errors import refuse
 from feddbp_common.wire import Encoded, Payload, decode, encode
 from feddbp_common.wire.codec import prototype_bytes
 from feddbp_common.wire.payload import Norms
+from feddbp_server.aggregation.comparison import ComparedPrototypes, compare
 from feddbp_server.aggregation.screening import Screening, screen
 from feddbp_server.run.limits import DEFAULT_LIMITS
 from feddbp_server.store import AggregateRecord, Jobs, Store, UploadRecord
@@ -208,6 +209,14 @@ class Aggregator:
             for number, payload in sorted(payloads.items())
         ]
         return await asyncio.to_thread(self._reply_of, uploads, round_number - 1, own)
+
+    async def compared(self, client_id: int) -> ComparedPrototypes | None:
+        """How a client's last upload differs from the global prototypes; None without either."""
+        shared = self._state.payload.prototypes
+        own = await self._store.run(lambda store: self._last_upload(store, client_id, self._config.rounds))
+        if own is None or shared is None:
+            return None
+        return await asyncio.to_thread(compare, client_id, own, shared, self._strategy.kept_channels(own))
 
     def _reply_of(self, uploads: list[Upload], round_number: int, own: Payload) -> Encoded:
         """What a client would receive if these uploads alone were those of the round."""

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.artifacts import AUDIT_NAME
@@ -23,6 +23,7 @@ from feddbp_common.version import VERSION
 from feddbp_server.aggregation.screening import Screening
 from feddbp_server.reporting.round_lines import ClosedRound, RoundLines
 from feddbp_server.run.limits import DEFAULT_LIMITS, Limits
+from feddbp_server.run.participants import Waiting
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.sessions import Session
 from feddbp_server.run.state_machine import (
@@ -34,12 +35,16 @@ from feddbp_server.run.state_machine import (
     Phase,
     RoundAbandoned,
     RoundOpened,
+    RunBegan,
     RunEnded,
 )
 from feddbp_server.run.validation import one_line
 from feddbp_server.store import StoreError
 
 log = logging.getLogger("feddbp.server")
+
+_WAITING_LINES: Final = 30
+"""Lines about joins at once; with more clients, one a second."""
 
 
 class RateLimit:
@@ -173,9 +178,22 @@ class Incident:
 class EventLog:
     """Owns where events are reported; decides nothing, and is called once an event is durable."""
 
-    def __init__(self, audit: Audit, *, rounds: RoundLines, limits: Limits, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        audit: Audit,
+        *,
+        rounds: RoundLines,
+        limits: Limits,
+        changed: Callable[[], None],
+        names: Callable[[int], str] = lambda _: "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.audit = audit
         self.rounds = rounds
+        self._names = names
+        """The name of a client, if it has one."""
+        self._waiting_lines = RateLimit(_WAITING_LINES, per_second=1.0, clock=clock)
+        self._alone: int | None = None
         self.incidents: deque[Incident] = deque(maxlen=limits.incidents)
         self._limits = limits
         self._changed = changed
@@ -188,12 +206,16 @@ class EventLog:
         self.incidents.append(Incident(at=time.time(), client_id=client_id, message=message))
         self._changed()
 
+    def shown(self, *clients: int) -> str:
+        """Clients with their names."""
+        return client_names(clients, self._names)
+
     def joined(self, session: Session) -> None:
         version = session.capabilities.software_version
         if self.audit.record_client_event("joined", client=session.client_id, epoch=session.epoch):
             log.info(
-                "client %d joins%s with %s on %s (session %d%s)",
-                session.client_id,
+                "%s joins%s with %s on %s (session %d%s)",
+                self.shown(session.client_id),
                 f" from {address_text(session.peer)}" if session.peer else "",
                 session.capabilities.architecture or "an unnamed model",
                 session.capabilities.device or "an unnamed device",
@@ -204,7 +226,7 @@ class EventLog:
     def left(self, session: Session, reason: str) -> None:
         shown = one_line(reason, self._limits.text_characters)
         if self.audit.record_client_event("left", client=session.client_id, reason=shown):
-            log.info("client %d left: %s", session.client_id, shown or "no reason given")
+            log.info("%s left: %s", self.shown(session.client_id), shown or "no reason given")
 
     def disconnected(self, session: Session, *, awaited_in: int | None, seconds_left: float | None) -> None:
         """A client is lost; `awaited_in` is the round that waits for it, if one does."""
@@ -212,7 +234,23 @@ class EventLog:
             return
         limit = "" if seconds_left is None else f", for {human_seconds(seconds_left)} at most"
         waits = "" if awaited_in is None else f"; {self.rounds.name(awaited_in)} waits for it{limit}"
-        log.warning("client %d is disconnected%s", session.client_id, waits)
+        log.warning("%s is disconnected%s", self.shown(session.client_id), waits)
+
+    def waiting(self, waiting: Waiting) -> None:
+        """A client has joined a run that waits for others; of many joins at once only some are told."""
+        if self._waiting_lines.take():
+            log.info("%s", waiting)
+
+    def alone(self, client: int | None) -> None:
+        """The only client that takes part, if there are others in the run: told when that begins and ends."""
+        if client == self._alone:
+            return
+        self._alone = client
+        if client is None:
+            return
+        log.warning("training alone: %s is the only one that takes part", self.shown(client))
+        self.audit.record("alone", client=client)
+        self.incident(client, "training alone: no other client takes part")
 
     def accepted(self, session: Session, round_number: int, manifest: pb.Manifest) -> None:
         self.audit.record(
@@ -227,7 +265,7 @@ class EventLog:
         shown = one_line(cause, self._limits.text_characters) or "no cause given"
         if self.audit.record_client_event("failed", client=session.client_id, round=round_number, cause=shown):
             where = self.rounds.name(round_number)
-            log.warning("client %d failed in %s: %s", session.client_id, where, shown)
+            log.warning("%s failed in %s: %s", self.shown(session.client_id), where, shown)
             self.incident(session.client_id, f"failed in {where}: {shown}")
 
     def refused(self, call: str, refusal: RefusedError, *, peer: str) -> None:
@@ -243,6 +281,12 @@ class EventLog:
             self.incident(None, trouble)
         else:
             log.warning("the state directory can be used again")
+
+    def operated(self, what: str, client: int, reason: str = "") -> None:
+        """An operator has dropped, blocked or allowed a client."""
+        shown = one_line(reason, self._limits.text_characters)
+        self.audit.record(f"{what}_by_operator", client=client, reason=shown)
+        log.warning("an operator has %s %s%s", what, self.shown(client), f": {shown}" if shown else "")
 
     def phase(self, before: Phase, now: Phase) -> None:
         """A run enters and leaves a pause only on an operator's request."""
@@ -277,7 +321,7 @@ class EventLog:
     def lingering(self, unaware: frozenset[int], seconds: float) -> None:
         """The server would stop, but for clients that have not received the end of the run."""
         if seconds > 0:
-            names = client_names(unaware)
+            names = self.shown(*unaware)
             log.info("waiting up to %s for %s to receive the end of the run", human_seconds(seconds), names)
 
     def effect(self, effect: Effect) -> None:
@@ -285,18 +329,23 @@ class EventLog:
             case RoundOpened(number, selected):
                 # of later rounds, the line of the round before says enough
                 log.log(logging.DEBUG if number else logging.INFO, "%s", self.rounds.opened(number, selected))
+            case RunBegan(members, missing):
+                begun = f"the run begins with {len(members)} of {len(members) + len(missing)} clients"
+                log.warning("%s; %s never joined", begun, self.shown(*missing))
+                self.audit.record("began_without", clients=sorted(missing))
+                self.incident(None, f"{begun}; {self.shown(*missing)} never joined")
             case CloseRound(number, missing):
                 if missing:
                     self.audit.record("closed_without", round=number, clients=sorted(missing))
-                    self.incident(None, f"{self.rounds.name(number)} closed without {client_names(missing)}")
+                    self.incident(None, f"{self.rounds.name(number)} closed without {self.shown(*missing)}")
             case DeadlineExtended(number, extension, missing):
-                name, names = self.rounds.name(number), client_names(missing)
+                name, names = self.rounds.name(number), self.shown(*missing)
                 log.warning("%s: extension %d, waiting for %s", name, extension, names)
                 self.incident(None, f"{name} extended; missing: {names}")
             case MembersDropped(clients):
-                log.warning("dropped until they join again: %s", client_names(clients))
+                log.warning("dropped until they join again: %s", self.shown(*clients))
                 self.audit.record("dropped", clients=sorted(clients))
-                self.incident(None, f"dropped until they join again: {client_names(clients)}")
+                self.incident(None, f"dropped until they join again: {self.shown(*clients)}")
             case RoundAbandoned(number):
                 name = self.rounds.name(number)
                 log.warning(

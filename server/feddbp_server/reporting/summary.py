@@ -13,6 +13,7 @@ from feddbp_common.config.identity import canonical
 from feddbp_common.config.run import RunConfig
 from feddbp_common.evaluation import best_round
 from feddbp_common.fault_injection import fault_point
+from feddbp_common.humanize import client_names
 from feddbp_server.reporting.metrics_log import MetricsLog, Report, reports_in
 from feddbp_server.run.sessions import Session
 from feddbp_server.run.state_machine import Phase
@@ -110,6 +111,8 @@ class RunOutcome:
     completed_rounds: int
     seconds: float
     prototypes_sha256: str
+    began_with: int
+    """Clients in the first round; 0 if there was none."""
 
 
 async def write_summary(outcome: RunOutcome, store: Jobs, metrics_log: MetricsLog) -> None:
@@ -120,6 +123,11 @@ async def write_summary(outcome: RunOutcome, store: Jobs, metrics_log: MetricsLo
     last = summary["accuracy"]["last"]
     accuracy = f"accuracy {100 * last['weighted']:.1f} % after {last['round']} rounds; " if last else ""
     log.info("%sthe summary is %s", accuracy, metrics_log.summary_path)
+    participants = summary["participants"]
+    if participants["trained_alone"]:
+        log.warning("one client trained alone: no other of the %d clients ever joined", outcome.config.clients)
+    elif participants["never_joined"]:
+        log.warning("%s never joined", client_names(participants["never_joined"]))
     fault_point("server.end.summarised")
 
 
@@ -149,9 +157,20 @@ def summarise(outcome: RunOutcome, reports: Iterable[Report]) -> dict[str, Any]:
         "seconds": outcome.seconds,
         "prototypes_sha256": outcome.prototypes_sha256,
         "run_id": outcome.run_id,
+        "participants": _participants(outcome),
         "per_client": [_client_entry(session, tally) for session in outcome.sessions],
         "curve": [point.as_dict() for point in curve],
         "config": canonical(config),
+    }
+
+
+def _participants(outcome: RunOutcome) -> dict[str, Any]:
+    joined = {session.client_id for session in outcome.sessions}
+    return {
+        "began_with": outcome.began_with,
+        "joined": len(joined),
+        "never_joined": sorted(set(range(outcome.config.clients)) - joined),
+        "trained_alone": outcome.config.clients > 1 and len(joined) == 1,
     }
 
 

@@ -58,6 +58,7 @@ def _summary(database: sqlite3.Connection, run_id: str, config: str, progress: s
         completed_rounds=snapshot.state.round,
         seconds=snapshot.seconds,
         prototypes_sha256="",
+        began_with=snapshot.state.began_with,
     )
     return summarise(outcome, _reports(database))
 

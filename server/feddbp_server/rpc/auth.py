@@ -24,6 +24,9 @@ class Identity(Protocol):
     def check_client(self, context: Context, client_id: int) -> None:
         """Refuses a caller that may not act as this client."""
 
+    def is_client(self, context: Context, client_id: int) -> bool:
+        """Whether the caller is known to be this client, whatever it says."""
+
     def check_operator(self, context: Context) -> None:
         """Refuses a caller that is not the operator."""
 
@@ -36,6 +39,9 @@ class NoAuth:
 
     def check_client(self, context: Context, client_id: int) -> None:
         pass
+
+    def is_client(self, context: Context, client_id: int) -> bool:
+        return False
 
     def check_operator(self, context: Context) -> None:
         pass
@@ -53,6 +59,13 @@ class _SubjectAuth(ABC):
 
     def check_client(self, context: Context, client_id: int) -> None:
         self._check(context, client_subject(client_id))
+
+    def is_client(self, context: Context, client_id: int) -> bool:
+        try:
+            self.check_client(context, client_id)
+        except RefusedError:
+            return False
+        return True
 
     def check_operator(self, context: Context) -> None:
         self._check(context, OPERATOR)

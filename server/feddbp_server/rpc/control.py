@@ -1,4 +1,4 @@
-"""The Control service: the status of the run, and pausing, resuming or stopping it."""
+"""The Control service: status and events of the run; pausing, resuming, stopping it; dropping and blocking clients."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_server.rpc.auth import Context, Identity
+from feddbp_server.rpc.run_events import RunEventStreams
 from feddbp_server.rpc.status_reply import status_of
 from feddbp_server.run.coordinator import Coordinator
 from feddbp_server.run.limits import Limits
@@ -17,11 +18,14 @@ from feddbp_server.run.refusals import RefusedError
 class ControlService(pb_grpc.ControlServicer):
     """Owns the status streams of operators, and leaves every decision to the coordinator."""
 
-    def __init__(self, coordinator: Coordinator, *, identity: Identity, limits: Limits) -> None:
+    def __init__(
+        self, coordinator: Coordinator, *, identity: Identity, limits: Limits, events: RunEventStreams
+    ) -> None:
         self._coordinator = coordinator
         self._identity = identity
         self._limits = limits
         self._watchers = 0
+        self._events = events
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.RunStatus:
         self._identity.check_operator(context)
@@ -58,6 +62,40 @@ class ControlService(pb_grpc.ControlServicer):
         self._identity.check_operator(context)
         await self._coordinator.stop(request.reason)
         return self._status()
+
+    async def DropClient(self, request: pb.DropClientRequest, context: Context) -> pb.RunStatus:
+        self._identity.check_operator(context)
+        await self._coordinator.drop(request.client_id, request.reason)
+        return self._status()
+
+    async def BlockClient(self, request: pb.BlockClientRequest, context: Context) -> pb.RunStatus:
+        self._identity.check_operator(context)
+        await self._coordinator.block(request.client_id, request.reason)
+        return self._status()
+
+    async def AllowClient(self, request: pb.AllowClientRequest, context: Context) -> pb.RunStatus:
+        self._identity.check_operator(context)
+        await self._coordinator.allow(request.client_id)
+        return self._status()
+
+    async def WatchRun(self, request: pb.WatchRunRequest, context: Context) -> AsyncIterator[pb.RunEvents]:
+        self._identity.check_operator(context)
+        async for page in self._events.watch(request):
+            yield page
+
+    async def GetPrototypes(
+        self, request: pb.GetPrototypesRequest, context: Context
+    ) -> AsyncIterator[pb.PrototypesPart]:
+        self._identity.check_operator(context)
+        async for part in self._events.prototypes(request):
+            yield part
+
+    async def GetClientPrototypes(
+        self, request: pb.GetClientPrototypesRequest, context: Context
+    ) -> AsyncIterator[pb.ClientPrototype]:
+        self._identity.check_operator(context)
+        async for row in self._events.client_prototypes(request):
+            yield row
 
     def _status(self) -> pb.RunStatus:
         return status_of(self._coordinator.view)

@@ -51,6 +51,9 @@ class FederationService(pb_grpc.FederationServicer):
 
     async def GetRun(self, request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:
         self._identity.check_party(context)
+        for client_id in self._coordinator.blocked:
+            if self._identity.is_client(context, client_id):
+                self._coordinator.check_allowed(client_id)
         config = self._coordinator.config
         return pb.GetRunResponse(
             config=run_to_proto(config),

@@ -8,6 +8,7 @@ from typing import Final
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.version import VERSION
+from feddbp_server.reporting.history import resident_bytes
 from feddbp_server.run.sessions import Session
 from feddbp_server.run.state_machine import Phase
 from feddbp_server.run.view import RunView
@@ -41,14 +42,19 @@ def status_of(run: RunView) -> pb.RunStatus:
         rounds=policy.rounds,
         min_clients=policy.min_clients,
         clients=[_client_status(session, run) for session in run.sessions()],
-        missing=sorted(state.missing),
+        missing=sorted(run.missing),
         reason=state.reason or run.storage_trouble,
         mean_accuracy=run.mean_accuracy(),
         bytes_up=run.traffic.up,
         bytes_down=run.traffic.down,
         refusals=run.refusals,
         held_phase=pb.PHASE_UNSPECIFIED if state.held_phase is None else _PHASES[state.held_phase],
+        total_clients=policy.clients,
+        never_joined=sorted(run.never_joined),
+        training_alone=run.trains_alone,
+        blocked=sorted(state.blocked),
     )
+    status.health.CopyFrom(_health(run))
     left = run.time_left()
     if left is not None:
         status.time_left.FromTimedelta(timedelta(seconds=left))
@@ -56,6 +62,15 @@ def status_of(run: RunView) -> pb.RunStatus:
         entry = status.incidents.add(message=incident.message, client_id=incident.client_id)
         entry.at.FromNanoseconds(int(incident.at * 1e9))
     return status
+
+
+def _health(run: RunView) -> pb.ServerHealth:
+    times = run.aggregation_times
+    health = pb.ServerHealth(
+        resident_bytes=resident_bytes(), aggregations=times.cumulative[-1], aggregation_seconds=times.seconds
+    )
+    health.uptime.FromTimedelta(timedelta(seconds=run.uptime))
+    return health
 
 
 def _client_status(session: Session, run: RunView) -> pb.ClientStatus:

@@ -142,6 +142,7 @@ class Uploads:
         with self._admit(session, header) as incoming:
             await admit()
             parts.admitted()
+            self._engine.history.upload_begun(session.client_id, header.round)
             body, payload = await self._receive(incoming, header.manifest, parts)
             return await self.commit(session, header, body, payload)
 
@@ -244,6 +245,7 @@ class Uploads:
         if before is None:
             engine.aggregator.cache(header.round, session.client_id, payload)
             engine.event_log.accepted(session, header.round, manifest)
+            engine.history.upload_ended(session.client_id, header.round)
         await engine.apply(Uploaded(session.client_id, header.round))
         if before is not None:
             return self._receipt_again(before, manifest.sha256)

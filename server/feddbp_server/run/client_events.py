@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from feddbp.v1 import federation_pb2 as pb
+from feddbp_server.run.participants import when_the_run_begins
 from feddbp_server.run.state_machine import Phase, RoundPolicy, RunState
 
 _OUTCOMES: Final = {
@@ -16,7 +17,7 @@ _OUTCOMES: Final = {
 
 def event_for(client_id: int, state: RunState, policy: RoundPolicy, *, draining: bool) -> pb.RoundEvent:
     if state.phase.is_final:
-        return pb.RoundEvent(run_ended=pb.RunEnded(outcome=_OUTCOMES[state.phase], reason=state.reason))
+        return pb.RoundEvent(run_ended=run_ended(state))
     if draining:
         return pb.RoundEvent(server_draining=pb.ServerDraining())
     if state.phase is Phase.EVALUATING and client_id in state.observers:
@@ -31,10 +32,14 @@ def event_for(client_id: int, state: RunState, policy: RoundPolicy, *, draining:
     return pb.RoundEvent(waiting=pb.Waiting(reason=_why_wait(state, policy)))
 
 
+def run_ended(state: RunState) -> pb.RunEnded:
+    """How a run that is over ended."""
+    return pb.RunEnded(outcome=_OUTCOMES[state.phase], reason=state.reason)
+
+
 def _why_wait(state: RunState, policy: RoundPolicy) -> str:
     if state.phase is Phase.WAITING:
-        # no count: an event to every client for every join would be a million messages for a thousand clients
-        return f"the run continues as soon as {policy.min_clients} clients have joined"
+        return when_the_run_begins(policy)
     if state.phase is Phase.PAUSED:
         return "the run is paused"
     if state.phase is Phase.EVALUATING:

@@ -21,17 +21,21 @@ from feddbp_server.run.limits import Limits
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.sessions import Session
 from feddbp_server.run.state_machine import (
+    Allowed,
+    Blocked,
     Connected,
     Disconnected,
     Event,
     Joined,
     Left,
     PauseRequested,
+    Phase,
     Reported,
     ResumeRequested,
     StopRequested,
 )
 from feddbp_server.run.validation import (
+    check_client_id,
     check_download,
     check_join,
     check_progress,
@@ -67,6 +71,7 @@ class Coordinator:
     async def join(self, request: pb.JoinRequest, *, peer: str = "") -> tuple[Session, str]:
         """A session for a client, and its secret."""
         state = self._engine.state
+        self.check_allowed(request.client_id)
         if state.phase.is_final and request.client_id in state.members:
             self._confirm_end(request.client_id)  # the refusal below says so
         check_join(request, self.run_id, self.config, state, self._limits)
@@ -80,12 +85,14 @@ class Coordinator:
     async def _commit_join(self, request: pb.JoinRequest, peer: str) -> tuple[Session, str]:
         engine = self._engine
         async with self.sessions.lock:
+            self.check_allowed(request.client_id)
             session, secret = self.sessions.prepare_join(request, engine.clock())
             session.peer = peer
             await engine.store.run(lambda store: store.save_client(session.record()))
             fault_point("server.join.committed")
             superseded = self.sessions.join(session)
         engine.event_log.joined(session)
+        engine.history.joined(session)
         try:
             await engine.apply(Joined(session.client_id))
         except StoreError:
@@ -160,10 +167,11 @@ class Coordinator:
             encoded = await self._engine.aggregator.download(
                 session.client_id, round_number, self.sessions.label_counts, self._engine.state.left_out
             )
-            yield pb.DownloadPart(manifest=encoded.manifest)
-            fault_point("server.download.sending")
-            for piece in chunked(encoded.segments):
-                yield pb.DownloadPart(chunk=pb.Chunk(data=piece))
+            with self._engine.history.downloading(session.client_id, round_number):
+                yield pb.DownloadPart(manifest=encoded.manifest)
+                fault_point("server.download.sending")
+                for piece in chunked(encoded.segments):
+                    yield pb.DownloadPart(chunk=pb.Chunk(data=piece))
         finally:
             session.downloads -= 1
 
@@ -182,7 +190,9 @@ class Coordinator:
         is_new = await self._engine.store.run(lambda store: store.save_report(record))
         fault_point("server.report.committed")
         if is_new:
-            self._engine.metrics_log.add(Report.from_record(record))
+            report = Report.from_record(record)
+            self._engine.metrics_log.add(report)
+            self._engine.history.reported(report)
         await self._engine.apply(Reported(record.client_id, record.round))
 
     def report_failure(self, session: Session, round_number: int, cause: str) -> None:
@@ -245,6 +255,55 @@ class Coordinator:
     async def stop(self, reason: str) -> None:
         shown = one_line(reason, self._limits.text_characters)
         await self._operate(StopRequested(shown or "stopped by an operator"))
+
+    async def drop(self, client_id: int, reason: str) -> None:
+        """Removes a client from the run; it may join again, and takes part from the next round."""
+        self._check_client_of_running(client_id)
+        await self._engine.run_shielded(self._remove(client_id, Left(client_id), "dropped", reason))
+
+    async def block(self, client_id: int, reason: str) -> None:
+        """Removes a client from the run, with its upload of the open round, and refuses all its calls."""
+        self._check_client_of_running(client_id)
+        await self._engine.run_shielded(self._block(client_id, reason))
+
+    async def _block(self, client_id: int, reason: str) -> None:
+        state = self._engine.state
+        if Phase.AGGREGATING not in (state.phase, state.held_phase):
+            # before the round can be closed: the list of its uploads is read by a later job of the store
+            await self._engine.store.run(lambda store: store.forget_upload(client_id, state.round))
+        await self._remove(client_id, Blocked(client_id), "blocked", reason)
+
+    async def allow(self, client_id: int) -> None:
+        """Ends a block."""
+        self._check_client_of_running(client_id)
+        await self._operate(Allowed(client_id))
+        self._engine.event_log.operated("allowed", client_id)
+
+    async def _remove(self, client_id: int, event: Event, what: str, reason: str) -> None:
+        engine = self._engine
+        async with self.sessions.lock:
+            await engine.apply(event)
+            session = self.sessions.get(client_id)
+            if session is not None and self.sessions.is_current(session):
+                await engine.store.run(lambda store: store.save_client(session.closed_record()))
+                self.sessions.leave(session)
+        engine.event_log.operated(what, client_id, reason)
+        engine.run_changed.publish()  # ends the client's event streams
+        engine.status_changed.publish()
+
+    def check_allowed(self, client_id: int) -> None:
+        """Refuses a client that an operator has blocked."""
+        if client_id in self._engine.state.blocked:
+            raise RefusedError(pb.REFUSAL_REASON_BLOCKED, f"an operator has blocked client {client_id}")
+
+    @property
+    def blocked(self) -> frozenset[int]:
+        return self._engine.state.blocked
+
+    def _check_client_of_running(self, client_id: int) -> None:
+        check_client_id(client_id, self.config)
+        if self._engine.state.phase.is_final:
+            raise RefusedError(pb.REFUSAL_REASON_RUN_ENDED, f"the run is over: {self._engine.state.reason}")
 
     async def _operate(self, event: Event) -> None:
         await self._engine.run_shielded(self._engine.apply(event))

@@ -21,11 +21,15 @@ from feddbp_common.config.run import RunConfig
 from feddbp_common.fault_injection import fault_point
 from feddbp_server.aggregation.aggregator import Aggregator, GlobalState
 from feddbp_server.reporting.event_log import Audit, EventLog
+from feddbp_server.reporting.history import RunHistory
 from feddbp_server.reporting.metrics_log import MetricsLog, reports_in
+from feddbp_server.reporting.prototype_snapshots import PrototypeSnapshots
 from feddbp_server.reporting.round_lines import ClosedRound, RoundLines
 from feddbp_server.reporting.summary import RunOutcome, write_summary
+from feddbp_server.run.client_events import run_ended
 from feddbp_server.run.durations import AGGREGATION_BOUNDS, Durations, PhaseTimes
 from feddbp_server.run.limits import Limits
+from feddbp_server.run.participants import Waiting, sole_participant
 from feddbp_server.run.sessions import Sessions
 from feddbp_server.run.snapshot import RunSnapshot
 from feddbp_server.run.state_machine import (
@@ -33,6 +37,7 @@ from feddbp_server.run.state_machine import (
     CloseRound,
     Effect,
     Event,
+    Phase,
     RoundOpened,
     RoundPolicy,
     RunEnded,
@@ -80,6 +85,8 @@ class RunEngine:
         audit: Audit,
         lease: timedelta,
         limits: Limits,
+        history: RunHistory | None = None,
+        snapshots: PrototypeSnapshots | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
@@ -91,6 +98,9 @@ class RunEngine:
         self.store = MonitoredStore(store, changed=self._storage_changed)
         self.aggregator = Aggregator(config, self.store, cache_bytes=limits.cached_upload_bytes)
         self.metrics_log = metrics_log
+        self.history = history or RunHistory(None, clock=clock)
+        self.snapshots = snapshots
+        """None unless the run shares prototypes with operators."""
         self.run_changed = Broadcast()
         """Something a client receives over its event stream."""
         self.status_changed = Broadcast()
@@ -98,8 +108,10 @@ class RunEngine:
         self.event_log = EventLog(
             audit,
             rounds=RoundLines(rounds=policy.rounds, clients=config.clients, clock=clock),
+            names=self.sessions.name,
             limits=limits,
             changed=self.status_changed.publish,
+            clock=clock,
         )
         self.draining = False
         self.phase_times = PhaseTimes(clock)
@@ -120,6 +132,9 @@ class RunEngine:
         fault_point("server.start.opened")
         if self.run_id == proposed:
             self.metrics_log.restore([])
+            self.history.forget()
+            if self.snapshots is not None:
+                self.snapshots.forget()
         else:
             await self._restore()
         if self.state.phase.is_final and not self.metrics_log.has_summary:
@@ -138,17 +153,21 @@ class RunEngine:
         snapshot = RunSnapshot.from_json(text)
         self._started_at = self.clock() - snapshot.seconds
         number = snapshot.state.round
+        joined = frozenset(record.client_id for record in clients)
         uploads = await self.store.run(lambda store: store.uploads(number))
         self.state = replace(
             snapshot.state,
             uploaded=frozenset(record.client_id for record in uploads),
             reported=self.metrics_log.reporters_of(number),
             deadline=snapshot.state.new_deadline(self.policy, self.clock()),
+            joined=joined,
+            last_join=self.clock(),
         )
         if self.state.phase.is_final:
             log.warning("the run in this state directory is over; another one needs another --state-dir")
         else:
             self.event_log.rounds.resumed(self.state.selected)
+            self.history.opened(number)
             log.info("resuming the run: %s, %s", self.state.phase.value, self.event_log.rounds.name(number))
 
     # --- events ---
@@ -209,13 +228,18 @@ class RunEngine:
             self._set_timer(state.deadline)
         for effect in effects:
             self._carry_out(effect)
+        if state.phase is Phase.WAITING and state.arrived != before.arrived:
+            self.event_log.waiting(Waiting.of(state, self.policy, self.clock()))
+        if (state.phase, state.members) != (before.phase, before.members):
+            self.event_log.alone(sole_participant(state, self.policy))
         if state.client_facing != before.client_facing:
             self.run_changed.publish()
         self.status_changed.publish()
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
-            case RoundOpened():
+            case RoundOpened(number):
+                self.history.opened(number)
                 for session in self.sessions.all():
                     session.progress = pb.Progress()
             case CloseRound(number):
@@ -223,6 +247,7 @@ class RunEngine:
             case RunEnded():
                 fault_point("server.end.committed")
                 self.begin(self._write_summary())
+                self.history.ended(pb.RunEvent(run_ended=run_ended(self.state)))
         self.event_log.effect(effect)
 
     def _set_timer(self, deadline: float | None) -> None:
@@ -244,8 +269,11 @@ class RunEngine:
             seconds = time.perf_counter() - started
             self.aggregation_times.add(seconds)
             log.debug("%s is aggregated, after %.0f ms", name, 1000 * seconds)
-            self.event_log.closed(self._closed_round(number))
+            closed = self._closed_round(number)
+            missing = self.event_log.rounds.missing(closed)
+            self.event_log.closed(closed)
             self.event_log.screened(number, aggregate.screening)
+            self.history.closed(number, aggregation_seconds=seconds, missing=missing)
             await self.apply_until_durable(Aggregated(number, frozenset(aggregate.screening.left_out)), aggregate)
         except Exception as error:
             if self.draining and isinstance(error, StoreError):
@@ -255,6 +283,8 @@ class RunEngine:
             await self._apply_or_log(RunFailed(f"{name} could not be closed: {error}"))
             return
         fault_point("server.close.announced")
+        if self.snapshots is not None and aggregate.payload.prototypes is not None:
+            self.begin(asyncio.to_thread(self.snapshots.save, number + 1, aggregate.payload.prototypes))
         # after the next round was announced, which should not wait for a clean-up
         with suppress(StoreError):  # the next round's clean-up includes this one's
             await self.store.tidy(lambda store: store.forget_superseded_uploads(number + 1))
@@ -287,15 +317,27 @@ class RunEngine:
             completed_rounds=self.state.round,
             seconds=self.clock() - self._started_at,
             prototypes_sha256=self.aggregator.sha256,
+            began_with=self.state.began_with,
         )
         try:
             await write_summary(outcome, self.store, self.metrics_log)
         except (OSError, StoreError) as error:
             log.error("the summary could not be written: %s; the next start of the server writes it", error)
+        await self._save_client_prototypes()
+
+    async def _save_client_prototypes(self) -> None:
+        snapshots = self.snapshots
+        if snapshots is None:
+            return
+        with suppress(StoreError):
+            compared = [await self.aggregator.compared(session.client_id) for session in self.sessions.all()]
+            found = [rows for rows in compared if rows is not None]
+            await asyncio.to_thread(snapshots.save_clients, found)
 
     async def drain(self) -> None:
         """Ends event streams with a notice that the server stops, and finishes a round that is being closed."""
         self.draining = True
+        self.history.close()
         self.run_changed.publish()
         self.status_changed.publish()  # an open status stream would hold up the stop for the whole grace period
         self._set_timer(None)

@@ -38,6 +38,8 @@ class Limits:
     """As with event streams; each holds the bytes it sends."""
     status_watchers: int = 64
     """Status streams of operators; each is sent the status of every client, again and again."""
+    watched_events: int = 20_000
+    """Events that a watcher of the run has not read yet; a slower one has to watch again."""
     status_interval: timedelta = timedelta(seconds=0.1)
     """Shortest time between two messages of a status stream; changes in between are sent together."""
 

@@ -134,6 +134,11 @@ class Sessions:
     def all(self) -> list[Session]:
         return [self._by_id[client_id] for client_id in sorted(self._by_id)]
 
+    def name(self, client_id: int) -> str:
+        """The name that the client's operator has given it; empty if none."""
+        session = self._by_id.get(client_id)
+        return "" if session is None else session.capabilities.name
+
     def label_counts(self, client_id: int) -> Sequence[int]:
         """The training samples per class of a client that has joined."""
         return self._by_id[client_id].data.label_counts

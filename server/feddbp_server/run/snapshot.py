@@ -29,6 +29,8 @@ class RunSnapshot:
                 "observers": sorted(state.observers),
                 "extensions": state.extensions,
                 "reason": state.reason,
+                "began_with": state.began_with,
+                **({"blocked": sorted(state.blocked)} if state.blocked else {}),
                 "left_out": sorted(state.left_out),
                 "seconds": self.seconds,
             }
@@ -46,7 +48,15 @@ class RunSnapshot:
             observers=frozenset(stored["observers"]),
             extensions=stored["extensions"],
             reason=stored["reason"],
+            began_with=stored.get("began_with", _began_with(stored)),
+            blocked=frozenset(stored.get("blocked", ())),
             left_out=frozenset(stored.get("left_out", ())),
         )
         # snapshots of early versions have no seconds: such a run is timed from here
         return cls(state=state, seconds=stored.get("seconds", 0.0))
+
+
+def _began_with(stored: dict[str, Any]) -> int:
+    """Of a snapshot of 0.1.0, in which a run had begun as soon as a round was open."""
+    has_begun = stored["round"] > 0 or (stored["held_phase"] or stored["phase"]) != Phase.WAITING
+    return len(stored["members"]) if has_begun else 0

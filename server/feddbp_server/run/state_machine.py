@@ -1,6 +1,7 @@
 """A run as a pure state machine: an event and the time go in, a new state and effects come out.
 
-    WAITING --quorum joined--> COLLECTING(r) --all in, or deadline with quorum--> AGGREGATING(r) --> COLLECTING(r+1)
+    WAITING --all joined, or join window over with quorum--> COLLECTING(r)
+    COLLECTING(r) --all in, or deadline with quorum--> AGGREGATING(r) --> COLLECTING(r+1)
     ... --> EVALUATING --all reported, or deadline--> FINISHED
     any --> PAUSED, FAILED(reason), STOPPED(reason)
 
@@ -55,6 +56,10 @@ class RoundPolicy:
     newcomers: frozenset[int] = frozenset()
     """Clients that take part only in the last rounds, without the others."""
     newcomer_rounds: int = 0
+    clients: int = 0
+    """Clients of the run, with ids 0 to n - 1."""
+    join_window: timedelta | None = timedelta(0)
+    """How long a run waits for missing clients after the last one has joined; None waits until all have."""
 
     def taking_part(self, members: frozenset[int], number: int) -> frozenset[int]:
         """The members that train or evaluate in a round."""
@@ -65,6 +70,33 @@ class RoundPolicy:
 
     def may_open(self, members: frozenset[int], number: int) -> bool:
         return len(members) >= self.min_clients and bool(self.taking_part(members, number))
+
+    def awaited(self, state: RunState) -> frozenset[int]:
+        """Clients for which a waiting run holds its next round back until the join window is over.
+
+        Before the run has begun these are all that have not joined, later only those that took part before.
+        """
+        expected = state.joined if state.began_with else frozenset(range(self.clients))
+        return self.taking_part(expected - state.blocked, state.round) - state.members
+
+    def opens_at(self, state: RunState) -> float | None:
+        """When a waiting run opens its next round without the missing clients; None: not before another one joins."""
+        if not self.may_open(state.members, state.round):
+            return None
+        if self.join_window is None or state.last_join is None:
+            return None
+        return state.last_join + self.join_window.total_seconds()
+
+    def opens(self, state: RunState, now: float) -> bool:
+        """Whether a waiting run opens its next round."""
+        opens_at = self.opens_at(state)
+        is_over = opens_at is not None and now >= opens_at
+        return self.may_open(state.members, state.round) and (is_over or self._all_joined(state))
+
+    def _all_joined(self, state: RunState) -> bool:
+        # numbers first: with thousands of clients, sets would be built for every event before the first round
+        is_possible = len(state.members) + len(state.blocked) + len(self.newcomers) >= self.clients
+        return (is_possible or state.began_with > 0) and not self.awaited(state)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +118,16 @@ class RunState:
     held_phase: Phase | None = None
     """The phase that a pause interrupted."""
     reason: str = ""
+    joined: frozenset[int] = frozenset()
+    """Clients that have ever joined; the store has a record of each."""
+    began_with: int = 0
+    """Members when the first round opened; 0 before that."""
+    arrived: frozenset[int] = frozenset()
+    """Clients that joined while the run waits: the first time counts for the join window, later ones do not."""
+    last_join: float | None = None
+    """When the last of them joined, or the server resumed the run."""
+    blocked: frozenset[int] = frozenset()
+    """Clients that an operator shuts out."""
     left_out: frozenset[int] = frozenset()
     """Clients whose newest upload was left out of an average: they receive nothing that was made from it."""
 
@@ -114,6 +156,8 @@ class RunState:
             self.observers,
             self.extensions,
             self.reason,
+            self.began_with,
+            self.blocked,
             self.left_out,
         )
 
@@ -143,6 +187,16 @@ class Disconnected:
 
 @dataclass(frozen=True)
 class Left:
+    client: int
+
+
+@dataclass(frozen=True)
+class Blocked:
+    client: int
+
+
+@dataclass(frozen=True)
+class Allowed:
     client: int
 
 
@@ -197,6 +251,8 @@ Event: TypeAlias = (
     | Connected
     | Disconnected
     | Left
+    | Blocked
+    | Allowed
     | Uploaded
     | Reported
     | Aggregated
@@ -214,6 +270,14 @@ Event: TypeAlias = (
 class RoundOpened:
     round: int
     selected: frozenset[int]
+
+
+@dataclass(frozen=True)
+class RunBegan:
+    """The first round opens although clients are missing: the join window is over."""
+
+    members: frozenset[int]
+    missing: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -257,7 +321,14 @@ class RunEnded:
 
 
 Effect: TypeAlias = (
-    RoundOpened | CloseRound | DeadlineExtended | MembersDropped | RoundAbandoned | FinalEvaluationOpened | RunEnded
+    RoundOpened
+    | RunBegan
+    | CloseRound
+    | DeadlineExtended
+    | MembersDropped
+    | RoundAbandoned
+    | FinalEvaluationOpened
+    | RunEnded
 )
 Step: TypeAlias = tuple[RunState, tuple[Effect, ...]]
 
@@ -273,14 +344,17 @@ def _record(state: RunState, event: Event, policy: RoundPolicy, now: float) -> S
     """Records the event itself; `_advance` derives what follows from it."""
     match event:
         case Joined(client):
-            # not connected before it follows: an open stream may belong to the superseded session
-            return replace(state, members=state.members | {client}, connected=state.connected - {client}), ()
+            return _join(state, client, now), ()
         case Connected(client):
             return replace(state, connected=state.connected | {client}), ()
         case Disconnected(client):
             return replace(state, connected=state.connected - {client}), ()
         case Left(client):
             return _drop(state, frozenset({client})), ()
+        case Blocked(client):
+            return _block(state, client), ()
+        case Allowed(client):
+            return replace(state, blocked=state.blocked - {client}), ()
         case Uploaded(client, number) if number == state.round and client in state.selected:
             return replace(state, uploaded=state.uploaded | {client}), ()
         case Reported(client, number) if number == state.round:
@@ -307,9 +381,13 @@ def _record(state: RunState, event: Event, policy: RoundPolicy, now: float) -> S
 
 def _advance(state: RunState, effects: tuple[Effect, ...], policy: RoundPolicy, now: float) -> Step:
     """Advances to the next phase if the state allows it."""
-    if state.phase is Phase.WAITING and policy.may_open(state.members, state.round):
+    if state.phase is Phase.WAITING:
+        if not policy.opens(state, now):
+            return replace(state, deadline=policy.opens_at(state)), effects
+        missing = frozenset() if state.began_with else policy.awaited(state)
+        began = (RunBegan(state.members, missing),) if missing else ()
         state, opened = _open_round(state, state.round, policy, now)
-        return state, (*effects, *opened)
+        return state, (*effects, *began, *opened)
     if state.phase is Phase.COLLECTING and not state.selected and not state.uploaded:
         # no client is left to upload, and observers alone cannot make a round: wait as before the first
         waiting = replace(state, phase=Phase.WAITING, observers=frozenset(), deadline=None)
@@ -349,6 +427,8 @@ def _open_round(state: RunState, number: int, policy: RoundPolicy, now: float) -
         deadline=_deadline(policy, now),
         extensions=0,
         held_phase=None,
+        began_with=state.began_with or len(state.members),
+        arrived=frozenset(),
     )
     return opened, (RoundOpened(number, selected),)
 
@@ -418,6 +498,19 @@ def _end(state: RunState, phase: Phase, reason: str) -> Step:
     return ended, (RunEnded(phase, reason),)
 
 
+def _join(state: RunState, client: int, now: float) -> RunState:
+    is_new = client not in state.members | state.arrived
+    return replace(
+        state,
+        members=state.members | {client},
+        # not before it follows: an open stream may belong to the superseded session
+        connected=state.connected - {client},
+        joined=state.joined | {client},
+        arrived=state.arrived | {client} if state.phase is Phase.WAITING else state.arrived,
+        last_join=now if is_new else state.last_join,
+    )
+
+
 def _drop(state: RunState, clients: frozenset[int]) -> RunState:
     """Removes clients from the run; an upload that one of them has made still counts."""
     return replace(
@@ -427,6 +520,13 @@ def _drop(state: RunState, clients: frozenset[int]) -> RunState:
         selected=state.selected - (clients - state.uploaded),
         observers=state.observers - clients,
     )
+
+
+def _block(state: RunState, client: int) -> RunState:
+    """Removes a client with its upload of the open round; one that is being aggregated still counts."""
+    if Phase.AGGREGATING not in (state.phase, state.held_phase):
+        state = replace(state, uploaded=state.uploaded - {client})
+    return _drop(replace(state, blocked=state.blocked | {client}), frozenset({client}))
 
 
 def _deadline(policy: RoundPolicy, now: float) -> float | None:

@@ -23,12 +23,7 @@ def check_join(request: pb.JoinRequest, run_id: str, config: RunConfig, state: R
             f"this server holds run {run_id}, the client prepared for {request.run_id[:64]!r}; restart the client",
             field="run_id",
         )
-    if request.client_id >= config.clients:
-        raise RefusedError(
-            pb.REFUSAL_REASON_UNKNOWN_CLIENT,
-            f"client id {request.client_id} is not one of this run's 0 to {config.clients - 1}",
-            field="client_id",
-        )
+    check_client_id(request.client_id, config)
     if len(request.data.label_counts) != config.classes:
         raise RefusedError(
             pb.REFUSAL_REASON_INVALID_REQUEST,
@@ -52,12 +47,22 @@ def check_join(request: pb.JoinRequest, run_id: str, config: RunConfig, state: R
     _check_text("architecture", capabilities.architecture, limits)
     _check_text("device", capabilities.device, limits)
     _check_text("software_version", capabilities.software_version, limits)
+    _check_text("name", capabilities.name, limits)
     lacking = missing_features(required_features(config), request.features)
     if lacking:
         raise RefusedError(
             pb.REFUSAL_REASON_MISSING_FEATURE,
             describe_missing(lacking, client=capabilities.software_version, server=VERSION),
             field="features",
+        )
+
+
+def check_client_id(client_id: int, config: RunConfig) -> None:
+    if client_id >= config.clients:
+        raise RefusedError(
+            pb.REFUSAL_REASON_UNKNOWN_CLIENT,
+            f"client id {client_id} is not one of this run's 0 to {config.clients - 1}",
+            field="client_id",
         )
 
 

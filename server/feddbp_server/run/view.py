@@ -11,6 +11,7 @@ from feddbp_server.reporting.event_log import Incident
 from feddbp_server.reporting.metrics_log import Report, Traffic
 from feddbp_server.run.durations import Durations, PhaseTimes
 from feddbp_server.run.engine import RunEngine
+from feddbp_server.run.participants import never_joined, sole_participant
 from feddbp_server.run.sessions import Session
 from feddbp_server.run.state_machine import Phase, RoundPolicy, RunState
 
@@ -38,6 +39,20 @@ class RunView:
         return self._engine.state
 
     @property
+    def missing(self) -> frozenset[int]:
+        """Clients the phase waits for; before a round opens, those that the join window is for."""
+        state = self._engine.state
+        return self._engine.policy.awaited(state) if state.phase is Phase.WAITING else state.missing
+
+    @property
+    def never_joined(self) -> frozenset[int]:
+        return never_joined(self._engine.state, self._engine.policy)
+
+    @property
+    def trains_alone(self) -> bool:
+        return sole_participant(self._engine.state, self._engine.policy) is not None
+
+    @property
     def draining(self) -> bool:
         return self._engine.draining
 
@@ -49,6 +64,11 @@ class RunView:
     def upcoming_change(self) -> asyncio.Event:
         """Set at the next change; to be taken before the run is read, so that no change in between is missed."""
         return self._engine.status_changed.upcoming()
+
+    @property
+    def uptime(self) -> float:
+        """Seconds since this server started."""
+        return self._engine.history.uptime
 
     def time_left(self) -> float | None:
         """Seconds to the deadline of the phase; none if it has no deadline."""
@@ -65,6 +85,8 @@ class RunView:
         state, client_id = self._engine.state, session.client_id
         if state.phase is Phase.EVALUATING and client_id in state.reported:
             return pb.CLIENT_ACTIVITY_DONE
+        if client_id in state.blocked:
+            return pb.CLIENT_ACTIVITY_BLOCKED
         if not self._engine.sessions.is_current(session):
             return pb.CLIENT_ACTIVITY_LEFT
         if session.streams == 0:

@@ -112,6 +112,10 @@ class Store(ABC):
         """The body of an upload, or the first `limit` bytes of it."""
 
     @abstractmethod
+    def forget_upload(self, client_id: int, round_number: int) -> None:
+        """Deletes a client's upload in a round, if there is one."""
+
+    @abstractmethod
     def forget_superseded_uploads(self, before_round: int) -> None:
         """Deletes every upload of an earlier round whose client has a newer one."""
 
@@ -124,8 +128,8 @@ class Store(ABC):
         """Keeps a client's report on a round unless there is one already; returns whether it was kept."""
 
     @abstractmethod
-    def reports(self) -> Iterator[ReportRecord]:
-        """All reports, by round and client."""
+    def reports(self, from_round: int = 0) -> Iterator[ReportRecord]:
+        """All reports from a round on, by round and client."""
 
     @abstractmethod
     def aggregate(self) -> AggregateRecord | None: ...

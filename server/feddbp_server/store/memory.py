@@ -68,6 +68,9 @@ class MemoryStore(Store):
     def upload_body(self, record: UploadRecord, limit: int | None = None) -> bytes:
         return self._uploads[record.round, record.client_id][1][:limit]
 
+    def forget_upload(self, client_id: int, round_number: int) -> None:
+        self._uploads.pop((round_number, client_id), None)
+
     def forget_superseded_uploads(self, before_round: int) -> None:
         newest = {owner: number for number, owner in sorted(self._uploads)}
         for number, owner in list(self._uploads):
@@ -82,8 +85,8 @@ class MemoryStore(Store):
         self._reports.setdefault((record.round, record.client_id), record)
         return is_first
 
-    def reports(self) -> Iterator[ReportRecord]:
-        return iter([self._reports[key] for key in sorted(self._reports)])
+    def reports(self, from_round: int = 0) -> Iterator[ReportRecord]:
+        return iter([self._reports[key] for key in sorted(self._reports) if key[0] >= from_round])
 
     def aggregate(self) -> AggregateRecord | None:
         return self._aggregate

@@ -235,6 +235,9 @@ class SqliteStore(Store):
         with self._db.blobopen("upload", "body", row[0], readonly=True) as blob:
             return blob.read(-1 if limit is None else limit)
 
+    def forget_upload(self, client_id: int, round_number: int) -> None:
+        self._db.execute("DELETE FROM upload WHERE client_id = ? AND round = ?", (client_id, round_number))
+
     def forget_superseded_uploads(self, before_round: int) -> None:
         with self.transaction():
             deleted = self._db.execute(
@@ -256,8 +259,9 @@ class SqliteStore(Store):
         )
         return cursor.rowcount == 1
 
-    def reports(self) -> Iterator[ReportRecord]:
-        for row in self._db.execute("SELECT client_id, round, metrics FROM report ORDER BY round, client_id"):
+    def reports(self, from_round: int = 0) -> Iterator[ReportRecord]:
+        query = "SELECT client_id, round, metrics FROM report WHERE round >= ? ORDER BY round, client_id"
+        for row in self._db.execute(query, (from_round,)):
             yield ReportRecord(*row)
 
     def aggregate(self) -> AggregateRecord | None:

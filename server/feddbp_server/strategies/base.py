@@ -7,6 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeAlias, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from feddbp_common.config.exchange import AggregationConfig
 from feddbp_common.config.run import RunConfig
 from feddbp_common.config.training import TrainingConfig
@@ -102,6 +105,10 @@ class Strategy(ABC, Generic[SettingsT]):
             check_values(payload, rules, real_type=self.facts.wire_type)
         except PayloadError as error:
             raise FedDBPError(f"{otherwise}; {error}") from error
+
+    def kept_channels(self, own_upload: Payload) -> npt.NDArray[np.bool_] | None:
+        """Marks, for every class of an upload, the channels in which its client keeps its own values."""
+        return None
 
     @abstractmethod
     def reply(self, known: Payload, own_upload: Payload | None) -> Payload:

@@ -58,6 +58,11 @@ class FedDBPStrategy(PrototypeAveraging[FedDBPSettings]):
         keep = _important(own_upload, self.settings.k_top)
         return replace(known, prototypes=fuse(shared, own_upload.prototypes, keep, eta=self.settings.eta))
 
+    def kept_channels(self, own_upload: Payload) -> Marks | None:
+        fuses = self.settings.anchors == "global" and not self.settings.without_personalisation
+        # without scores in the upload, its client fuses by itself
+        return _important(own_upload, self.settings.k_top) if fuses and own_upload.fisher is not None else None
+
     def _control(self, shared: PrototypeSet) -> PrototypeSet:
         """Anchors of the same lengths that tell nothing of their class, the same in every round and for all clients."""
         random = np.random.RandomState(derive_seed(self.facts.seed, "anchors") % 2**32)  # its stream never changes

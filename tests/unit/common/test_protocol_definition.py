@@ -165,6 +165,18 @@ def test_the_protocol_has_these_services_and_calls() -> None:
     calls = {name: sorted(service.methods_by_name) for name, service in pb.DESCRIPTOR.services_by_name.items()}
     assert calls == {
         "Federation": ["Download", "Follow", "GetRun", "Join", "Leave", "Report", "Upload"],
-        "Control": ["GetStatus", "Pause", "Resume", "Stop", "WatchStatus"],
+        "Control": [
+            "AllowClient",
+            "BlockClient",
+            "DropClient",
+            "GetClientPrototypes",
+            "GetPrototypes",
+            "GetStatus",
+            "Pause",
+            "Resume",
+            "Stop",
+            "WatchRun",
+            "WatchStatus",
+        ],
     }
     assert pb.DESCRIPTOR.package == "feddbp.v1"

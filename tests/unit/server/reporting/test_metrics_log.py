@@ -234,6 +234,7 @@ def summary(reports: list[Report], clients: list[Session], **changed: Any) -> di
         "completed_rounds": 2,
         "seconds": 12.5,
         "prototypes_sha256": "ab12",
+        "began_with": 2,
     }
     return summarise(RunOutcome(sessions=clients, **{**usual, **changed}), reports)
 

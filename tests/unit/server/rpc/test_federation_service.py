@@ -24,6 +24,9 @@ class RefusingAuth:
     def check_client(self, context: object, client_id: int) -> None:
         raise RefusedError(pb.REFUSAL_REASON_NOT_AUTHORISED, f"not client {client_id}")
 
+    def is_client(self, context: Any, client_id: int) -> bool:
+        return False
+
     def check_operator(self, context: object) -> None: ...
 
     def check_party(self, context: object) -> None: ...

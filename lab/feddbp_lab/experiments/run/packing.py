@@ -1,0 +1,57 @@
+"""Finished cells in a small form: what a report needs, in tens of kilobytes, to keep under version control."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from feddbp_common.artifacts import CELL_CONFIG_NAME, CELL_COST_NAME, PACKED_METRICS_NAME, SUMMARY_NAME
+from feddbp_common.atomic_files import commit_file, replace_text
+from feddbp_common.errors import ConfigurationError
+from feddbp_lab.experiments.run.cell_dir import CellDir, CellState
+from feddbp_lab.experiments.run.output_dir import OutputDir
+
+_LEFT_OUT: Final = ("losses", "seconds")
+"""Of a line of metrics: no table or figure shows them."""
+
+
+def pack(source: OutputDir, target: OutputDir) -> list[str]:
+    """Adds the finished cells of `source` that `target` lacks, and its plans; returns the ids of the added cells.
+
+    Both stay output directories: a report can be made of them, and an experiment continues in them.
+    """
+    if source.path.resolve() == target.path.resolve():
+        raise ConfigurationError(f"{target.path} is the directory to pack; name another one for the packed cells")
+    plans = source.plans()
+    with target.lock():
+        added = [
+            cell_id
+            for cell_id in dict.fromkeys(cell_id for plan in plans for cell_id in plan.cell_ids)
+            if source.cell_dir(cell_id).state is CellState.DONE and target.cell_dir(cell_id).state is not CellState.DONE
+        ]
+        for cell_id in added:
+            _pack_cell(source.cell_dir(cell_id), target.cell_dir(cell_id).path)
+        for plan in plans:
+            target.save_plan(plan)
+    return added
+
+
+def _pack_cell(source: CellDir, target: Path) -> None:
+    metrics = source.results().metrics
+    target.mkdir(parents=True, exist_ok=True)
+    for name in (CELL_CONFIG_NAME, CELL_COST_NAME):
+        if (source.path / name).exists():
+            replace_text(target / name, (source.path / name).read_text(encoding="utf-8"))
+    partial = target / f"{PACKED_METRICS_NAME}.part"
+    # no time and no name in the header: the same results are the same bytes
+    partial.write_bytes(gzip.compress("".join(map(_packed_line, metrics)).encode(), mtime=0))
+    commit_file(partial, target / PACKED_METRICS_NAME)
+    # last: it marks the cell as done
+    replace_text(target / SUMMARY_NAME, (source.path / SUMMARY_NAME).read_text(encoding="utf-8"))
+
+
+def _packed_line(line: dict[str, Any]) -> str:
+    kept = {name: {} if name in _LEFT_OUT else value for name, value in line.items()}
+    return json.dumps(kept, separators=(",", ":")) + "\n"

@@ -1,0 +1,88 @@
+"""Who takes part in a run and who is missing, as the log, the status and clients tell it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from feddbp_common.humanize import human_seconds, id_ranges
+from feddbp_server.run.state_machine import Phase, RoundPolicy, RunState
+
+_LISTED: Final = 200
+"""Characters of ids in a line; the status has all of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """A run that waits for clients: how many have joined, who is missing, and when it begins without them."""
+
+    joined: int
+    clients: int
+    missing: frozenset[int]
+    still_needed: int
+    """Clients that have to join before any round opens."""
+    seconds_left: float | None
+
+    @classmethod
+    def of(cls, state: RunState, policy: RoundPolicy, now: float) -> Waiting:
+        opens_at = policy.opens_at(state)
+        return cls(
+            joined=len(state.members),
+            clients=policy.clients,
+            missing=policy.awaited(state),
+            still_needed=max(0, policy.min_clients - len(state.members)),
+            seconds_left=None if opens_at is None else max(0.0, opens_at - now),
+        )
+
+    def __str__(self) -> str:
+        parts = [f"{self.joined} of {self.clients} joined"]
+        if self.missing:
+            parts.append(f"missing {listed(self.missing)}")
+        if self.still_needed:
+            when = f"begins when {self.still_needed} more have joined"
+        elif self.seconds_left is None:
+            when = "begins when all have joined"
+        else:
+            when = f"begins in {human_seconds(self.seconds_left)}"
+        return f"{', '.join(parts)}; {when}"
+
+
+def listed(ids: frozenset[int]) -> str:
+    """Ids as ranges, cut off where they would fill the screen."""
+    text = id_ranges(ids)
+    if len(text) <= _LISTED:
+        return text
+    shown = text[:_LISTED].rpartition(", ")[0]
+    return f"{shown} and others, {len(ids)} in all"
+
+
+def sole_participant(state: RunState, policy: RoundPolicy) -> int | None:
+    """The only client in a run of several; None if there are more, or none, or newcomers have rounds of their own."""
+    is_open = state.phase in (Phase.COLLECTING, Phase.AGGREGATING, Phase.EVALUATING)
+    if not is_open or len(state.members) != 1 or policy.clients <= 1 or policy.newcomers:
+        return None
+    (client,) = state.members
+    return client
+
+
+def never_joined(state: RunState, policy: RoundPolicy) -> frozenset[int]:
+    return frozenset(range(policy.clients)) - state.joined
+
+
+def when_the_run_begins(policy: RoundPolicy) -> str:
+    """For clients that wait."""
+    # no count: an event to every client for every join would be a million messages for a thousand clients
+    if policy.join_window is None:
+        return f"the run begins when all {policy.clients} clients have joined"
+    if policy.min_clients >= policy.clients or policy.join_window == timedelta(0):
+        return f"the run begins when {_clients(policy.min_clients)} joined"
+    window = human_seconds(policy.join_window.total_seconds())
+    return (
+        f"the run begins when all {policy.clients} clients have joined, or {window} after the last one with at least "
+        f"{policy.min_clients}"
+    )
+
+
+def _clients(count: int) -> str:
+    return "1 client has" if count == 1 else f"{count} clients have"

@@ -1,0 +1,89 @@
+"""`feddbp experiment pack`: finished cells in a small form, from which reports are made and experiments continue."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from experiment_samples import fail, finish, planned
+
+from feddbp_common.artifacts import METRICS_NAME, PACKED_METRICS_NAME
+from feddbp_common.errors import ConfigurationError
+from feddbp_lab.commands import experiment
+from feddbp_lab.experiments.report.build import write_report
+from feddbp_lab.experiments.run.cell_dir import CellState, DamagedCellError, Failure
+from feddbp_lab.experiments.run.output_dir import OutputDir
+from feddbp_lab.experiments.run.packing import pack
+
+
+def grid(directory: Path, *, done: int) -> tuple[OutputDir, list[str]]:
+    """An experiment of six cells, of which the first are done."""
+    output, expanded = planned(directory)
+    cells = list(expanded.cells.values())
+    for cell in cells[:done]:
+        finish(output, cell, lambda cell, rounds: 0.1 * rounds + 0.05 * len(cell.run.method), core_seconds=60)
+        output.cell_dir(cell.id).prepare(cell.run)
+    return output, [cell.id for cell in cells]
+
+
+def test_a_report_of_packed_cells_is_the_report_of_the_cells(tmp_path: Path) -> None:
+    source, _ = grid(tmp_path / "source", done=6)
+    target = OutputDir(tmp_path / "packed")
+    assert len(pack(source, target)) == 6
+    pages = [write_report(output) for output in (source, target)]
+    for name in ("small.md", "small.csv", "small-clients.csv"):
+        texts = [page.with_name(name).read_text() for page in pages]
+        assert texts[0] == texts[1], name
+
+
+def test_only_finished_cells_are_packed_and_only_once(tmp_path: Path) -> None:
+    source, ids = grid(tmp_path / "source", done=2)
+    _, expanded = planned(tmp_path / "source")
+    fail(source, list(expanded.cells.values())[2], Failure(cause="training diverged"))
+    target = OutputDir(tmp_path / "packed")
+    assert pack(source, target) == ids[:2]
+    first = {path: path.read_bytes() for path in target.path.rglob("*") if path.is_file()}
+    assert pack(source, target) == []
+    assert first == {path: path.read_bytes() for path in target.path.rglob("*") if path.is_file()}
+    states = [target.cell_dir(cell_id).state for cell_id in ids]
+    assert states == [CellState.DONE] * 2 + [CellState.WAITING] * 4  # a runner begins with the third
+    files = sorted(path.name for path in target.cell_dir(ids[0]).path.iterdir())
+    assert files == ["config.json", "cost.json", "metrics.jsonl.gz", "summary.json"]
+
+
+def test_the_same_results_are_packed_to_the_same_bytes(tmp_path: Path) -> None:
+    packed = []
+    for name in ("one", "other"):
+        source, ids = grid(tmp_path / name, done=1)
+        target = OutputDir(tmp_path / f"{name}-packed")
+        pack(source, target)
+        packed.append((target.cell_dir(ids[0]).path / PACKED_METRICS_NAME).read_bytes())
+    assert packed[0] == packed[1]
+
+
+def test_packed_cells_can_be_packed_again(tmp_path: Path) -> None:
+    source, ids = grid(tmp_path / "source", done=2)
+    packed, elsewhere = OutputDir(tmp_path / "packed"), OutputDir(tmp_path / "elsewhere")
+    pack(source, packed)
+    assert pack(packed, elsewhere) == ids[:2]
+    metrics = [output.cell_dir(ids[0]).path / PACKED_METRICS_NAME for output in (packed, elsewhere)]
+    assert metrics[0].read_bytes() == metrics[1].read_bytes()
+    assert not (elsewhere.cell_dir(ids[0]).path / METRICS_NAME).exists()
+
+
+def test_a_damaged_file_of_packed_metrics_is_named(tmp_path: Path) -> None:
+    source, ids = grid(tmp_path / "source", done=1)
+    target = OutputDir(tmp_path / "packed")
+    pack(source, target)
+    path = target.cell_dir(ids[0]).path / PACKED_METRICS_NAME
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(DamagedCellError, match=PACKED_METRICS_NAME):
+        target.cell_dir(ids[0]).results()
+
+
+def test_the_command_says_how_many_cells_it_added(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    grid(tmp_path / "source", done=1)
+    assert experiment.command(["pack", str(tmp_path / "source"), str(tmp_path / "packed")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'packed'}: 1 cell added\n"
+    with pytest.raises(ConfigurationError, match="name another one for the packed cells"):
+        experiment.command(["pack", str(tmp_path / "source"), str(tmp_path / "source")])

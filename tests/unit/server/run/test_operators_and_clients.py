@@ -1,0 +1,118 @@
+"""Operators drop, block and allow clients while a run goes on."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from coordinator_runs import (
+    CLIENTS,
+    Daemon,
+    Server,
+    activities,
+    join_all,
+    join_request,
+    next_event,
+    refusal_of,
+    trained_upload,
+)
+from run_machine import ids
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.artifacts import AUDIT_NAME
+from feddbp_common.wire import Payload
+from feddbp_server.rpc.status_reply import status_of
+from feddbp_server.run.state_machine import Phase
+from feddbp_server.store import MemoryStore, SqliteStore, Store
+
+TWO_OF_THREE: dict[str, Any] = {"min_clients": 2, "clients": CLIENTS, "join_window": timedelta(days=1)}
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    return MemoryStore() if request.param == "memory" else SqliteStore(tmp_path)
+
+
+async def test_a_round_goes_on_without_a_dropped_client_which_may_join_again(store: Store, tmp_path: Path) -> None:
+    async with Server(store, tmp_path, **TWO_OF_THREE) as server:
+        first, second, third = await join_all(server)
+        events = server.coordinator.follow(third.session)
+        assert (await next_event(events)).HasField("round_opened")
+        await first.work(0)
+        await second.work(0)
+        await server.coordinator.drop(2, "stuck")
+        await server.until_round(1)
+        with pytest.raises(StopAsyncIteration):
+            await anext(events)
+        assert (
+            await refusal_of(third.send(0, trained_upload(2, 0, Payload())))
+        ).reason == pb.REFUSAL_REASON_STALE_SESSION
+        await Daemon.join(server, 2)
+        assert 2 in server.engine.state.members
+
+
+async def test_a_blocked_client_is_shut_out_until_it_is_allowed_again(tmp_path: Path) -> None:
+    async with Server(SqliteStore(tmp_path), tmp_path, **TWO_OF_THREE) as server:
+        first, second, third = await join_all(server)
+        await third.work(0)
+        await server.coordinator.block(2, "certificate stolen")
+        assert server.engine.state.uploaded == ids()
+        assert activities(server)[2] == pb.CLIENT_ACTIVITY_BLOCKED
+        assert list(status_of(server.view).blocked) == [2]
+        again = server.coordinator.join(join_request(server.coordinator, 2, previous=third.secret))
+        assert (await refusal_of(again)).reason == pb.REFUSAL_REASON_BLOCKED
+        await first.work(0)
+    async with Server(SqliteStore(tmp_path), tmp_path, **TWO_OF_THREE) as restarted:
+        assert restarted.engine.state.blocked == ids(2)
+        await second.moved_to(restarted).work(0)
+        await restarted.until_round(1)
+        assert not await restarted.thread.run(lambda store: store.upload(2, 0))
+        await restarted.coordinator.allow(2)
+        await Daemon.join(restarted, 2)
+        assert restarted.engine.state.members == ids(0, 1, 2)
+    entries = [json.loads(line) for line in (tmp_path / AUDIT_NAME).read_text().splitlines()]
+    operated = [entry for entry in entries if entry["what"].endswith("_by_operator")]
+    assert [(entry["what"], entry["client"]) for entry in operated] == [
+        ("blocked_by_operator", 2),
+        ("allowed_by_operator", 2),
+    ]
+    assert operated[0]["reason"] == "certificate stolen"
+
+
+async def test_a_client_that_never_joined_can_be_blocked(tmp_path: Path) -> None:
+    window = timedelta(days=1)
+    async with Server(MemoryStore(), tmp_path, min_clients=1, clients=CLIENTS, join_window=window) as server:
+        await Daemon.join(server, 0)
+        await Daemon.join(server, 1)
+        assert not server.engine.state.began_with
+        assert list(status_of(server.view).missing) == [2]
+        await server.coordinator.block(2, "")
+        assert server.phase is Phase.COLLECTING
+
+
+async def test_an_id_outside_of_the_run_is_refused(tmp_path: Path) -> None:
+    async with Server(MemoryStore(), tmp_path) as server:
+        for call in (server.coordinator.drop(9, ""), server.coordinator.block(9, ""), server.coordinator.allow(9)):
+            assert (await refusal_of(call)).reason == pb.REFUSAL_REASON_UNKNOWN_CLIENT
+
+
+async def test_the_status_names_who_never_joined_and_who_trains_alone(tmp_path: Path) -> None:
+    rules: dict[str, Any] = {"min_clients": 1, "clients": CLIENTS, "join_window": timedelta(0)}
+    async with Server(MemoryStore(), tmp_path, **rules) as server:
+        await Daemon.join(server, 1)
+        status = status_of(server.view)
+        assert (list(status.never_joined), status.training_alone, status.total_clients) == ([0, 2], True, CLIENTS)
+        await Daemon.join(server, 0)
+        assert not status_of(server.view).training_alone
+
+
+async def test_the_window_begins_anew_when_a_server_is_restarted(tmp_path: Path) -> None:
+    rules: dict[str, Any] = {"min_clients": 1, "clients": CLIENTS}
+    async with Server(SqliteStore(tmp_path), tmp_path, **rules, join_window=timedelta(days=1)) as server:
+        await Daemon.join(server, 0)
+    async with Server(SqliteStore(tmp_path), tmp_path, **rules, join_window=timedelta(seconds=0.05)) as restarted:
+        await restarted.until(lambda run: run.state.phase is Phase.COLLECTING)
+        assert restarted.engine.state.began_with == 1
