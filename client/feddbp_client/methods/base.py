@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -112,6 +112,9 @@ class LocalMethod(nn.Module, ABC, Generic[SettingsT]):
         """The optimiser's parameter groups; by default one group of all parameters."""
         trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
         return [{"params": trained, "lr": learning_rate}]
+
+    def set_label_counts(self, counts: Sequence[int]) -> None:
+        """Called once before training, with the number of the client's training samples of every class."""
 
     def begin_epoch(self, epoch: int, epochs: int) -> None:
         """Called before each local epoch, for methods that gather statistics while they train."""

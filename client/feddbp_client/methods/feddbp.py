@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import ClassVar, cast
 
 import numpy as np
@@ -21,6 +22,18 @@ from feddbp_common.methods.fusion import Marks, fuse, mark_top_channels
 from feddbp_common.wire import FisherScores, Payload, PrototypeSet, TopChannels
 from feddbp_common.wire.payload import ChannelArray, FloatArray
 from feddbp_common.wire.rounding import round_apart
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForwardPass:
+    """What the own network makes of a batch."""
+
+    hidden: Tensor
+    """The backbone's feature, [B, width]."""
+    z: Tensor
+    """The features of all branches, [B, branches, width]."""
+    logits: Tensor
+    """[B, branches, classes]."""
 
 
 class FedDBP(LocalMethod[FedDBPSettings]):
@@ -58,7 +71,7 @@ class FedDBP(LocalMethod[FedDBPSettings]):
         self._prototypes = ClassTable.from_prototypes(received, classes=self.task.classes, device=self.device)
 
     def objective(self, images: Tensor, labels: Tensor) -> Objective:
-        return Objective.weighted(self._terms(images, labels), self._weights)
+        return Objective.weighted(self._terms(self._pass(images), labels), self._weights)
 
     def collect(self, images: Images, labels: Tensor, *, batch_size: int) -> Payload:
         with evaluation(self):
@@ -104,17 +117,20 @@ class FedDBP(LocalMethod[FedDBPSettings]):
             "l_d": share * settings.lambda_3,
         }
 
-    def _terms(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """The loss terms that apply: none of an ablated branch, none of prototypes before some are received."""
+    def _pass(self, images: Tensor) -> ForwardPass:
         hidden = self.backbone(images)
         z = self._features(hidden)
-        ce_shared, ce_decision = _first_and_last(self._cross_entropies(z, labels))
+        return ForwardPass(hidden=hidden, z=z, logits=self._logits(z))
+
+    def _terms(self, passed: ForwardPass, labels: Tensor) -> dict[str, Tensor]:
+        """The loss terms that apply: none of an ablated branch, none of prototypes before some are received."""
+        ce_shared, ce_decision = _first_and_last(self._cross_entropies(passed.logits, labels))
         terms = {"ce_shared": ce_shared}
         if not self.settings.without_decision:
             terms["ce_decision"] = ce_decision
         if self._prototypes is not None:
-            if self.settings.prototype_gradient == "branches":
-                z = self._features(hidden.detach())
+            detached = self.settings.prototype_gradient == "branches"
+            z = self._features(passed.hidden.detach()) if detached else passed.z
             terms |= self._prototype_terms(z, labels, self._prototypes)
         return terms
 
@@ -137,12 +153,11 @@ class FedDBP(LocalMethod[FedDBPSettings]):
             z = torch.stack([layer(rows) for layer, rows in zip(last_layers, z.unbind(1), strict=True)], dim=1)
         return z
 
-    def _cross_entropies(self, z: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-        """The cross-entropy of each branch."""
-        losses = self.cross_entropy(
-            self._logits(z).flatten(0, 1), labels.repeat_interleave(z.shape[1]), reduction="none"
-        )
-        return tuple(losses.view(z.shape[:2]).mean(dim=0))
+    def _cross_entropies(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        """The cross-entropy of each branch, of logits of [B, branches, classes]."""
+        rows = labels.repeat_interleave(logits.shape[1])
+        losses = self.cross_entropy(logits.flatten(0, 1), rows, reduction="none")
+        return tuple(losses.view(logits.shape[:2]).mean(dim=0))
 
     def _logits(self, z: Tensor) -> Tensor:
         """[B, branches, classes]; a head that branches share gets the features of all at once."""

@@ -1,11 +1,13 @@
-"""FedDBP beside a guide: a small network common to all clients, trained by cross-entropy alone and averaged."""
+"""FedDBP beside a guide: a small network common to all clients, averaged, from which the own network learns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, Final
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from feddbp_client.methods.base import Objective, Task
@@ -16,18 +18,27 @@ from feddbp_client.training.class_statistics import Images
 from feddbp_common.methods.feddbp import FedDBPSettings
 from feddbp_common.wire import Payload
 
+_UNSEEN_SAMPLES: Final = 0.1
+"""Samples of a class that a client has none of, as its prior counts them: unlikely, but not impossible."""
+
 
 def feddbp(*, backbone: nn.Module, make_head: Callable[[], nn.Module], settings: FedDBPSettings, task: Task) -> FedDBP:
     """The client's half of FedDBP, with a guide if the run has one."""
-    kind = GuidedFedDBP if settings.guided else FedDBP
+    kind: type[FedDBP] = FedDBP
+    if settings.guided:
+        kind = GuidedFedDBP if settings.exchanges_prototypes else GuidedAlone
     return kind(backbone=backbone, make_head=make_head, settings=settings, task=task)
 
 
 class GuidedFedDBP(FedDBP):
-    """Two networks with a loss each, and a decision by both.
+    """Two networks with a loss each, and a decision by both; the own network also imitates the guide.
 
     The losses are separate: with one loss of the sum of their logits, the faster network leaves the other little to
     learn, and the guide, which carries what clients learn from each other, stays weak.
+
+    The guide's logits leave out how often the client has which class (`guide_prior`): the client's log frequencies are
+    added to them wherever they are compared with labels. So clients with different classes train the same function of
+    an image, and averaging their weights does not undo what each has learnt about its own mixture of classes.
     """
 
     inference_rules: ClassVar[tuple[str, ...]] = (*FedDBP.inference_rules, "guide", "both")
@@ -37,6 +48,13 @@ class GuidedFedDBP(FedDBP):
     ) -> None:
         super().__init__(backbone=backbone, make_head=make_head, settings=settings, task=task)
         self.guide = GuideModel(task)
+        self.log_prior: Tensor
+        self.register_buffer("log_prior", torch.zeros(task.classes))
+
+    def set_label_counts(self, counts: Sequence[int]) -> None:
+        if self.settings.guide_prior == "client":
+            samples = torch.tensor(counts, dtype=torch.float64).clamp_min(_UNSEEN_SAMPLES)
+            self.log_prior.copy_((samples / samples.sum()).log())
 
     def receive(self, payload: Payload, *, completed_rounds: int) -> None:
         super().receive(payload, completed_rounds=completed_rounds)
@@ -44,18 +62,45 @@ class GuidedFedDBP(FedDBP):
             self.guide.load(payload.tensors)
 
     def objective(self, images: Tensor, labels: Tensor) -> Objective:
-        own = super().objective(images, labels)
-        ce_guide = self.cross_entropy(self._guide_logits(images), labels)
-        return Objective(total=own.total + ce_guide, terms={**own.terms, "ce_guide": ce_guide.detach()})
+        guide = self._guide_logits(images)
+        passed = self._pass(images)
+        terms = {**self._terms(passed, labels), "ce_guide": self.cross_entropy(guide, labels)}
+        if self.settings.distillation:
+            terms["distillation"] = distillation(passed.logits, guide.detach(), self.settings.temperature)
+        return Objective.weighted(terms, {**self._weights, "distillation": self.settings.distillation})
 
     def collect(self, images: Images, labels: Tensor, *, batch_size: int) -> Payload:
         return replace(super().collect(images, labels, batch_size=batch_size), tensors=self.guide.tensors())
 
     def scores(self, images: Tensor) -> Mapping[str, Scores]:
         own, guide = super().scores(images), self._guide_logits(images)
-        both = own["head"].values.log_softmax(dim=1) + guide.log_softmax(dim=1)
+        weight = self.settings.guide_weight
+        both = own["head"].values.log_softmax(dim=1) + weight * guide.log_softmax(dim=1)
         return {**own, "guide": Scores.of_logits(guide), "both": Scores.of_logits(both)}
 
     def _guide_logits(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.guide.head(self.guide.body(images))
+        logits: Tensor = self.guide.head(self.guide.body(images)) + self.log_prior
         return logits
+
+
+class GuidedAlone(GuidedFedDBP):
+    """A guide without prototypes: nothing is aligned with them, so they are neither collected nor exchanged."""
+
+    inference_rules: ClassVar[tuple[str, ...]] = ("head", "guide", "both")
+
+    def collect(self, images: Images, labels: Tensor, *, batch_size: int) -> Payload:
+        return Payload(tensors=self.guide.tensors())
+
+    def scores(self, images: Tensor) -> Mapping[str, Scores]:
+        found = super().scores(images)
+        return {rule: found[rule] for rule in self.inference_rules}
+
+
+def distillation(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """KL divergence of every branch's softmax from the teacher's, both softened, summed over branches.
+
+    The square of the temperature keeps its gradient as large as that of cross-entropy.
+    """
+    target = (teacher / temperature).softmax(dim=1).unsqueeze(1).expand_as(logits)
+    softened = (logits / temperature).log_softmax(dim=2)
+    return temperature**2 * F.kl_div(softened, target, reduction="sum") / len(logits)

@@ -91,6 +91,7 @@ class LocalTrainer:
     ) -> None:
         self._compute = compute or Compute()
         self._compute.prepare(method)
+        method.set_label_counts(data.label_counts.tolist())
         self.method = method.to(CPU if self._compute.shared else self.device)
         self._config = config
         self._client_id = client_id

@@ -61,6 +61,26 @@ class FedDBPSettings(MethodSettings):
         description="every client also trains the run's --guide, whose weights are averaged over clients; both decide",
         json_schema_extra=added_in("0.2.0"),
     )
+    guide_prior: Literal["client", "none"] = Field(
+        "client",
+        description="what is added to the guide's logits: the log frequencies of the client's classes, or nothing",
+        json_schema_extra=added_in("0.2.0"),
+    )
+    guide_weight: float = Field(
+        1.0,
+        gt=0,
+        description="weight of the guide against the own network where both decide",
+        json_schema_extra=added_in("0.2.0"),
+    )
+    distillation: float = Field(
+        0.0,
+        ge=0,
+        description="weight of the own network's divergence from the guide",
+        json_schema_extra=added_in("0.2.0"),
+    )
+    temperature: float = Field(
+        2.0, gt=0, description="temperature of distillation", json_schema_extra=added_in("0.2.0")
+    )
     prototype_gradient: Literal["all", "branches"] = Field(
         "all",
         description="what L_s and L_d train: everything, or the branches alone",
@@ -79,16 +99,25 @@ class FedDBPSettings(MethodSettings):
             raise ConfigurationError("without_share and without_decision leave no branch; use only one")
         return self
 
+    @property
+    def exchanges_prototypes(self) -> bool:
+        """Whether anything uses them: beside a guide, with both weights at zero, nothing does."""
+        return not (self.guided and self.lambda_2 == 0 and self.lambda_3 == 0)
+
     @model_validator(mode="after")
     def _has_the_rule(self) -> Self:
         if self.inference in ("guide", "both") and not self.guided:
             raise ConfigurationError(f"inference {self.inference} needs guided")
+        if self.inference.startswith("prototype") and not self.exchanges_prototypes:
+            raise ConfigurationError(f"inference {self.inference} needs prototypes; give lambda_2 or lambda_3 a weight")
         return self
 
 
 def _upload_rules(settings: FedDBPSettings, shape: ExchangeShape) -> PayloadRules:
     if settings.k_top > shape.feature_dim:
         raise ConfigurationError(f"k_top is {settings.k_top}, but a prototype has {shape.feature_dim} channels")
+    if not settings.exchanges_prototypes:
+        return PayloadRules(tensors=guide_rules(shape, required=True))
     return PayloadRules(
         prototypes=PrototypeRule(classes=shape.classes, width=shape.feature_dim, counts=True),
         fisher_scores=not shape.top_channels_only and not shape.fusion_at_client,
@@ -98,6 +127,8 @@ def _upload_rules(settings: FedDBPSettings, shape: ExchangeShape) -> PayloadRule
 
 
 def _download_rules(settings: FedDBPSettings, shape: ExchangeShape) -> PayloadRules:
+    if not settings.exchanges_prototypes:
+        return PayloadRules(tensors=guide_rules(shape, required=False))
     return PayloadRules(
         prototypes=PrototypeRule(classes=shape.classes, width=shape.feature_dim),
         prototypes_required=False,
@@ -106,15 +137,18 @@ def _download_rules(settings: FedDBPSettings, shape: ExchangeShape) -> PayloadRu
 
 
 def _upload_bytes(settings: FedDBPSettings, shape: ExchangeShape, image: ImageShape) -> int:
-    rows = prototype_rows(settings, shape, image)
+    guide, rows = _guide_bytes(settings, shape, image), prototype_rows(settings, shape, image)
+    if not settings.exchanges_prototypes:
+        return guide
     if shape.fusion_at_client:
-        return rows + _guide_bytes(settings, shape, image)
+        return rows + guide
     scores = _INDEX_BYTES * shape.classes * settings.k_top if shape.top_channels_only else rows
-    return rows + scores + _guide_bytes(settings, shape, image)
+    return rows + scores + guide
 
 
 def _download_bytes(settings: FedDBPSettings, shape: ExchangeShape, image: ImageShape) -> int:
-    return prototype_rows(settings, shape, image) + _guide_bytes(settings, shape, image)
+    rows = prototype_rows(settings, shape, image) if settings.exchanges_prototypes else 0
+    return rows + _guide_bytes(settings, shape, image)
 
 
 def _guide_bytes(settings: FedDBPSettings, shape: ExchangeShape, image: ImageShape) -> int:

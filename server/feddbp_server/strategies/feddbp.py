@@ -33,6 +33,8 @@ class FedDBPStrategy(PrototypeAveraging[FedDBPSettings]):
         return shapes
 
     def aggregate(self, known: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
+        if not self.settings.guided:
+            return super().aggregate(known, uploads, round_number=round_number)
         guides = tensor_average(self.facts)
 
         def with_guides() -> Iterator[Upload]:
@@ -40,8 +42,12 @@ class FedDBPStrategy(PrototypeAveraging[FedDBPSettings]):
                 guides.add(upload.payload.tensors, weight=upload.samples, of=f"client {upload.client_id}")
                 yield upload
 
-        learnt = super().aggregate(known, with_guides() if self.settings.guided else uploads, round_number=round_number)
-        return replace(learnt, tensors=guides.result())
+        if self.settings.exchanges_prototypes:
+            learnt = super().aggregate(known, with_guides(), round_number=round_number)
+            return replace(learnt, tensors=guides.result())
+        for _ in with_guides():
+            pass
+        return Payload(tensors=guides.result())
 
     def reply(self, known: Payload, own_upload: Payload | None) -> Payload:
         shared = known.prototypes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from shared_model_clients import IMAGE, sharing_trainer, tiny_batch
 from small_federations import CLASSES, WIDTH, download_rules, over_the_wire, run_in_process, small_strategy, upload_of
 from small_federations import upload_rules as rules_for_uploads
 
+from feddbp_client.methods.guided_feddbp import distillation
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.methods.feddbp import FedDBPSettings
 from feddbp_common.methods.guide_network import GUIDES
@@ -43,6 +45,69 @@ def test_neither_network_has_a_gradient_of_the_others_loss() -> None:
     alone = gradients(guided, guide_loss)
     assert all(torch.equal(alone[name], both[name]) for name in both if name.startswith("guide."))
     assert float(objective.terms["ce_guide"]) == pytest.approx(float(guide_loss.detach()))
+
+
+def test_distillation_teaches_the_own_network_and_not_the_guide() -> None:
+    without, distilling = client(), client(distillation=0.5, temperature=3.0)
+    images, labels = tiny_batch()
+    objectives = [method.objective(images, labels) for method in (without, distilling)]
+    term = distilling.objective(images, labels).terms["distillation"]
+    totals = [objective.total.item() for objective in objectives]
+    assert totals[1] == pytest.approx(totals[0] + 0.5 * term.item(), rel=1e-5)
+    before, after = (
+        gradients(method, objective.total) for method, objective in zip((without, distilling), objectives, strict=True)
+    )
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed
+    assert not any(name.startswith("guide.") for name in changed)
+
+
+def test_distillation_is_the_softened_divergence_summed_over_branches() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits, teacher = torch.randn(6, 2, CLASSES, generator=generator), torch.randn(6, CLASSES, generator=generator)
+    expected = 0.0
+    for row, target in zip(logits.tolist(), teacher.tolist(), strict=True):
+        p = _softmax(target, 2.0)
+        for branch in row:
+            q = _softmax(branch, 2.0)
+            expected += 4 * sum(a * (math.log(a) - math.log(b)) for a, b in zip(p, q, strict=True)) / 6
+    assert float(distillation(logits, teacher, 2.0)) == pytest.approx(expected, rel=1e-5)
+    assert float(distillation(teacher.unsqueeze(1), teacher, 2.0)) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_guide_is_trained_and_asked_with_the_clients_class_frequencies() -> None:
+    method = client()
+    method.set_label_counts([6, 3, 1, 0, 0])
+    prior = torch.tensor([6, 3, 1, 0.1, 0.1]) / 10.2
+    torch.testing.assert_close(method.log_prior, prior.log())
+    images, labels = tiny_batch()
+    raw = method.guide.head(method.guide.body(images))
+    expected = torch.nn.functional.cross_entropy(raw + prior.log(), labels)
+    assert float(method.objective(images, labels).terms["ce_guide"]) == pytest.approx(float(expected.detach()))
+    torch.testing.assert_close(method.scores(images)["guide"].values, raw + prior.log())
+    assert "log_prior" in method.state_dict()  # a restored client predicts without its data
+
+
+def test_without_the_prior_the_guide_is_left_as_it_is() -> None:
+    method = client(guide_prior="none")
+    method.set_label_counts([6, 3, 1, 0, 0])
+    assert not method.log_prior.any()
+
+
+def test_without_weights_of_prototypes_only_the_guide_is_exchanged() -> None:
+    alone = {**GUIDED, "lambda_2": 0.0, "lambda_3": 0.0}
+    method = client(**alone)
+    sent = method.collect(*tiny_batch(), batch_size=8)
+    assert sent.prototypes is None
+    assert sent.fisher is None
+    over_the_wire(sent, rules_for_uploads("feddbp", **alone))
+    known = small_strategy("feddbp", **alone).aggregate(Payload(), [upload_of(0, sent, [2])], round_number=0)
+    assert known.prototypes is None
+    assert known.tensors.keys() == sent.tensors.keys()
+    assert method.inference_rules == ("head", "guide", "both")
+    assert set(method.predict(tiny_batch()[0])) == {"head", "guide", "both"}
+    with pytest.raises(ConfigurationError, match="inference prototype needs prototypes"):
+        FedDBPSettings(guided=True, lambda_2=0.0, lambda_3=0.0, inference="prototype")
 
 
 def test_an_upload_has_prototypes_scores_and_the_guide_and_passes_the_rules() -> None:
@@ -78,19 +143,25 @@ def test_a_received_guide_replaces_the_own_one() -> None:
     assert other.task.feature_dim == WIDTH
 
 
-def test_both_networks_decide_by_the_product_of_their_probabilities() -> None:
-    method = client().eval()
+@pytest.mark.parametrize("weight", [1.0, 2.0])
+def test_both_networks_decide_by_the_weighted_product_of_their_probabilities(weight: float) -> None:
+    method = client(guide_weight=weight).eval()
     images, _ = tiny_batch()
     with torch.no_grad():
         scores = method.scores(images)
         head, guide = (scores[rule].values.softmax(dim=1) for rule in ("head", "guide"))
-    torch.testing.assert_close(scores["both"].values.exp(), head * guide)
+    torch.testing.assert_close(scores["both"].values.exp(), head * guide**weight)
     assert method.inference == "both"
 
 
 def test_a_rule_of_the_guide_needs_one() -> None:
     with pytest.raises(ConfigurationError, match="inference both needs guided"):
         FedDBPSettings(inference="both")
+
+
+def _softmax(logits: list[float], temperature: float) -> list[float]:
+    exponentials = [math.exp(logit / temperature) for logit in logits]
+    return [value / sum(exponentials) for value in exponentials]
 
 
 def test_a_federation_learns_and_survives_restarts_to_the_bit(tmp_path: Path) -> None:
