@@ -38,6 +38,7 @@ from feddbp_server.run.coordinator import Coordinator
 from feddbp_server.run.engine import RunEngine
 from feddbp_server.run.state_machine import Phase
 from feddbp_server.store import SqliteStore, StoreError, StoreWriter
+from feddbp_server.stored_options import options_json
 
 if TYPE_CHECKING:
     from feddbp_server.metrics import Monitor
@@ -86,7 +87,7 @@ class Server:
             loop.add_signal_handler(number, self._stop, number)
         try:
             try:
-                await self.engine.start()
+                await self.engine.start(reopen=self._config.listen.reopen, options_json=options_json(self._config))
                 await self._listen()
             except OSError as error:
                 file = error.filename2 or error.filename or self._config.listen.state_dir

@@ -12,6 +12,7 @@ from feddbp_common.config.identity import visible
 from feddbp_common.logs import configure_logging
 from feddbp_server.config import ServerConfig
 from feddbp_server.process import prepare_process
+from feddbp_server.stored_options import stored_options
 
 PROG = "feddbp-server"
 
@@ -24,7 +25,7 @@ def _serve(argv: Sequence[str]) -> int:
     parser = settings_parser(
         PROG, "Runs the rounds of a federation and aggregates the uploads of its clients.", ServerConfig
     )
-    config = settings_from(ServerConfig, parser.parse_args(argv))
+    config = settings_from(ServerConfig, parser.parse_args(argv), stored=stored_options)
     if config.listen.dry_run:
         print(json.dumps(visible(config), indent=2))
         return 0

@@ -42,7 +42,11 @@ class ListenConfig(FrozenModel):
         None, description="file with lines of NAME TOKEN; tokens replace client certificates"
     )
     insecure: bool = Field(False, description="listen without TLS on an address other machines can reach")
-    state_dir: Path = Field(Path("feddbp-state/server"), description="database, metrics.jsonl and summary.json")
+    state_dir: Path = Field(
+        Path("feddbp-state/server"),
+        description="database, metrics.jsonl and summary.json; alone it resumes the run in it",
+    )
+    reopen: bool = Field(False, description="continue a run that was stopped or has failed; see also --rounds")
     linger: Duration = Field(
         timedelta(seconds=30),
         ge=timedelta(0),

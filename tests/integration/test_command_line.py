@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from light_runs import Crowd, start_server, status_when
 from processes import Command, Federation
 
 
@@ -57,11 +58,14 @@ def test_a_port_that_is_in_use_is_one_line_of_our_own(as_json: bool, running_fed
     assert (json.loads(line)["message"] if as_json else line.removeprefix("feddbp-server: ")) == message
 
 
-def test_a_state_directory_of_another_run(running_federation: Federation) -> None:
-    running_federation.server("--rounds", 3).kill()
-    options = ("--state-dir", running_federation.state_dir, "--rounds", 4)
+async def test_a_state_directory_of_another_run(running_federation: Federation) -> None:
+    server = await start_server(running_federation, "--clients", 2, "--seed", 3)
+    async with Crowd(running_federation.address, [0]):
+        await status_when(running_federation.address, lambda status: len(status.clients) == 1, "a join")
+    server.kill()
+    options = ("--state-dir", running_federation.state_dir, "--clients", 2, "--seed", 4)
     server = running_federation.start("feddbp_server.cli", *options, name="server")
-    expect_one_line(server, 2, "rounds is 3 there and 4 here")
+    expect_one_line(server, 2, "seed is 3 there and 4 here")
 
 
 @pytest.mark.parametrize(

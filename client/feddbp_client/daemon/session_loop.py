@@ -57,6 +57,8 @@ class ClientDaemon:
         self._slots = slots
         self._backoff = Backoff(patience=options.patience, clock=time.monotonic)
         self._session = ""
+        self._run = pb.RunConfig()
+        """As the server described it when the worker was made."""
         self._worker: RoundWorker | None = None
         self._calls_ended = asyncio.Event()
         self._has_reached_server = False
@@ -118,7 +120,8 @@ class ClientDaemon:
     async def _worker_for_current_run(self) -> RoundWorker:
         described = await self._connection.get_run()
         self._has_reached_server = True
-        if self._worker is None or self._worker.client.run_id != described.run_id:
+        same_run = self._worker is not None and self._worker.client.run_id == described.run_id
+        if self._worker is None or not same_run or described.config != self._run:  # a run may have been extended
             await self._close_worker()
             _check_features(described)
             config = checked_config(described)
@@ -142,6 +145,7 @@ class ClientDaemon:
             slot = self._slots.on(self._options.local.compute.device)
             self._worker = RoundWorker(client, directory, self._connection, training_slot=slot)
             self._worker.resume()
+            self._run = described.config
             self._session = ""
         return self._worker
 

@@ -15,6 +15,7 @@ from typing import NoReturn, TypeVar
 from pydantic import BaseModel
 
 from feddbp_common.config.diagnostics import did_you_mean
+from feddbp_common.config.nested import Tree
 from feddbp_common.config.sources import add_flags, resolve
 from feddbp_common.config.variables import CONFIG_VARIABLE, ENV_PREFIX, check_variables
 from feddbp_common.errors import ConfigurationError, ExitCode, FedDBPError
@@ -58,13 +59,21 @@ def add_settings(parser: argparse.ArgumentParser, model: type[BaseModel]) -> Non
     parser.add_argument("--config", type=Path, default=None, metavar="FILE", help="read options from a TOML file")
 
 
-def settings_from(model: type[ModelT], flags: argparse.Namespace) -> ModelT:
+def settings_from(
+    model: type[ModelT], flags: argparse.Namespace, *, stored: Callable[[Tree], Tree] = lambda _: {}
+) -> ModelT:
+    """Resolves a command's options; `stored` fills in those that are not given, see `resolve`."""
     check_variables(model, os.environ)
     if flags.config is not None:
-        return resolve(model, flags, env_prefix=ENV_PREFIX, file=flags.config)
+        return resolve(model, flags, env_prefix=ENV_PREFIX, file=flags.config, stored=stored)
     file = os.environ.get(CONFIG_VARIABLE)
     return resolve(
-        model, flags, env_prefix=ENV_PREFIX, file=Path(file) if file else None, file_variable=CONFIG_VARIABLE
+        model,
+        flags,
+        env_prefix=ENV_PREFIX,
+        file=Path(file) if file else None,
+        file_variable=CONFIG_VARIABLE,
+        stored=stored,
     )
 
 

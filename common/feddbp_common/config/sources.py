@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
@@ -21,7 +21,7 @@ from pydantic import BaseModel, ByteSize
 from pydantic.fields import FieldInfo
 
 from feddbp_common.config.diagnostics import did_you_mean, suggestion, validate_model
-from feddbp_common.config.nested import Location, get, leaves, put
+from feddbp_common.config.nested import Location, Tree, get, leaves, put
 from feddbp_common.config.types import field_extra, format_duration
 from feddbp_common.errors import ConfigurationError
 
@@ -114,8 +114,12 @@ def resolve(
     file: Path | None = None,
     file_variable: str | None = None,
     environ: Mapping[str, str] = os.environ,
+    stored: Callable[[Tree], Tree] = lambda _: {},
 ) -> ModelT:
     """Merges all sources and validates the result.
+
+    `stored` is called with the options that are given, and returns those that an earlier process has stored; given ones
+    win over them.
 
     `file_variable` is the variable that named the file, if no flag did. All commands read such a file, so tables of
     other commands are ignored in it.
@@ -135,6 +139,10 @@ def resolve(
             _merge_value(option, text.split(";") if option.is_assignment else text, variable, merged, sources)
         if hasattr(flags, option.destination):
             _merge_value(option, getattr(flags, option.destination), option.flag, merged, sources)
+    by_location = {option.location: option for option in options}
+    for location, value in leaves(stored(merged), whole=by_location):
+        if location not in sources:
+            put(merged, location, value)
     return validate_model(model, merged, options=options, sources=sources)
 
 

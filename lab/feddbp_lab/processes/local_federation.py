@@ -94,6 +94,10 @@ class FederationOptions:
             rounds=RoundsConfig(min_clients=self.run.clients, round_deadline=timedelta(0)),
         )
 
+    def server_arguments(self) -> list[str]:
+        # the seed is always given: without any setting of a run the server resumes the one in its directory
+        return [*arguments_for(self.server_config()), f"--seed={self.run.seed}"]
+
     def client_config(self, ids: list[int], address: str) -> ClientConfig:
         return ClientConfig(
             identity=IdentityConfig(
@@ -136,9 +140,7 @@ class LocalFederation:
         # a resumed run has the file of its last start, with a port that is no longer its own
         self._endpoint_path.unlink(missing_ok=True)
         try:
-            self._server = self._start(
-                "the server", SERVER_MODULE, arguments_for(self.options.server_config()), log="server"
-            )
+            self._server = self._start("the server", SERVER_MODULE, self.options.server_arguments(), log="server")
             self.address = await self._wait_for_endpoint(self._server)
             for number, ids in enumerate(self.options.ids_by_process()):
                 arguments = arguments_for(self.options.client_config(ids, self.address))

@@ -173,6 +173,10 @@ class MetricsLog:
     def has_summary(self) -> bool:
         return self._summary.exists()
 
+    def remove_summary(self) -> None:
+        if self._summary.is_file():
+            self._summary.unlink()
+
     def write_summary(self, summary: dict[str, Any]) -> None:
         replace_text(self._summary, json.dumps(summary, indent=2) + "\n")
 

@@ -18,6 +18,7 @@ from feddbp_server.run.sessions import Sessions
 from feddbp_server.run.snapshot import RunSnapshot
 from feddbp_server.run.state_machine import RunState
 from feddbp_server.store import ClientRecord, ReportRecord, StoreError
+from feddbp_server.store.stored_run import open_read_only
 
 _CLIENTS: Final = "SELECT client_id, epoch, session_sha256, data, capabilities FROM client ORDER BY client_id"
 _REPORTS: Final = "SELECT client_id, round, metrics FROM report ORDER BY round, client_id"
@@ -32,17 +33,11 @@ def summarise_unfinished(state_dir: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        with closing(_open_read_only(path)) as database:
+        with closing(open_read_only(path)) as database:
             row = database.execute("SELECT run_id, config, progress FROM run").fetchone()
             return None if row is None else _summary(database, *row)
     except sqlite3.Error as error:
         raise StoreError(f"{path} cannot be read: {error}") from error
-
-
-def _open_read_only(path: Path) -> sqlite3.Connection:
-    # without a log there is nothing to recover: immutable, so that reading leaves no files behind
-    is_clean = not path.with_name(f"{path.name}-wal").exists()
-    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' if is_clean else ''}", uri=True)
 
 
 def _summary(database: sqlite3.Connection, run_id: str, config: str, progress: str | None) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from feddbp_server.reporting.round_lines import ClosedRound, RoundLines
 from feddbp_server.reporting.summary import RunOutcome, write_summary
 from feddbp_server.run.client_events import run_ended
 from feddbp_server.run.durations import AGGREGATION_BOUNDS, Durations, PhaseTimes
+from feddbp_server.run.extension import open_run
 from feddbp_server.run.limits import Limits
 from feddbp_server.run.participants import Waiting, sole_participant
 from feddbp_server.run.sessions import Sessions
@@ -125,10 +126,16 @@ class RunEngine:
 
     # --- start ---
 
-    async def start(self) -> None:
-        """Begins a run, or resumes the one in the store."""
+    async def start(self, *, reopen: bool = False, options_json: str = "{}") -> None:
+        """Begins a run, or resumes or extends the one in the store, which also keeps the server's options."""
         proposed = f"{self.config.fingerprint}-{secrets.token_hex(4)}"
-        self.run_id = await self.store.run(lambda store: store.open_run(proposed, self.config.canonical_json()))
+
+        def open_in_store(store: Store) -> str:
+            run_id = open_run(store, self.config, proposed=proposed, reopen=reopen)
+            store.save_options(options_json)
+            return run_id
+
+        self.run_id = await self.store.run(open_in_store)
         fault_point("server.start.opened")
         if self.run_id == proposed:
             self.metrics_log.restore([])
@@ -137,7 +144,9 @@ class RunEngine:
                 self.snapshots.forget()
         else:
             await self._restore()
-        if self.state.phase.is_final and not self.metrics_log.has_summary:
+        if not self.state.phase.is_final:
+            self.metrics_log.remove_summary()  # of the run before it was extended
+        elif not self.metrics_log.has_summary:
             await self._write_summary()
         self.phase_times.enter(self.state.phase)
         await self.apply(Tick())
@@ -164,7 +173,13 @@ class RunEngine:
             last_join=self.clock(),
         )
         if self.state.phase.is_final:
-            log.warning("the run in this state directory is over; another one needs another --state-dir")
+            log.warning(
+                "the run in this state directory %s after %d rounds: %s; more --rounds extend it, another run needs "
+                "another --state-dir",
+                self.state.phase.value,
+                self.state.round,
+                self.state.reason,
+            )
         else:
             self.event_log.rounds.resumed(self.state.selected)
             self.history.opened(number)

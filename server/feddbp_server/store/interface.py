@@ -66,9 +66,23 @@ class Store(ABC):
     def open_run(self, run_id: str, config_json: str) -> str:
         """Begins a run under this id unless there is one already; returns the id in force.
 
+        A run that no client has joined gives way to another one: a start that failed does not occupy the store.
+
         Raises:
             RunMismatchError: the store holds another run; the message names the differences.
         """
+
+    @abstractmethod
+    def stored_config(self) -> str | None:
+        """The configuration of the run that the store holds; None if no client has joined one."""
+
+    @abstractmethod
+    def replace_config(self, config_json: str) -> None:
+        """Gives the run another configuration, under the same id."""
+
+    @abstractmethod
+    def save_options(self, options_json: str) -> None:
+        """Keeps the server's options, with which it may be started again."""
 
     @abstractmethod
     def transaction(self) -> AbstractContextManager[None]:
@@ -120,6 +134,10 @@ class Store(ABC):
         """Deletes every upload of an earlier round whose client has a newer one."""
 
     @abstractmethod
+    def forget_from(self, round_number: int) -> None:
+        """Deletes the uploads and reports of a round and of later ones."""
+
+    @abstractmethod
     def tidy(self) -> None:
         """Housekeeping outside of any transaction, when no job is waiting."""
 
@@ -144,7 +162,7 @@ class Store(ABC):
 def refuse_other_run(*, stored: str, given: str) -> NoReturn:
     differences = "; ".join(_differences(json.loads(stored), json.loads(given)))
     raise RunMismatchError(
-        f"the state directory holds another run ({differences}); give the same options, or another --state-dir"
+        f"the state directory holds another run ({differences}); give --state-dir alone to resume it, or another one"
     )
 
 

@@ -29,9 +29,21 @@ class MemoryStore(Store):
     def open_run(self, run_id: str, config_json: str) -> str:
         if self._run is None:
             self._run = (run_id, config_json)
-        elif self._run[1] != config_json:
+        elif self._run[1] != config_json and self._clients:
             refuse_other_run(stored=self._run[1], given=config_json)
+        elif self._run[1] != config_json:
+            self._run, self._snapshot = (run_id, config_json), None
         return self._run[0]
+
+    def stored_config(self) -> str | None:
+        return self._run[1] if self._run is not None and self._clients else None
+
+    def replace_config(self, config_json: str) -> None:
+        assert self._run is not None
+        self._run = (self._run[0], config_json)
+
+    def save_options(self, options_json: str) -> None:
+        pass
 
     def transaction(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -76,6 +88,10 @@ class MemoryStore(Store):
         for number, owner in list(self._uploads):
             if number < before_round and number < newest[owner]:
                 del self._uploads[number, owner]
+
+    def forget_from(self, round_number: int) -> None:
+        self._uploads = {key: kept for key, kept in self._uploads.items() if key[0] < round_number}
+        self._reports = {key: kept for key, kept in self._reports.items() if key[0] < round_number}
 
     def tidy(self) -> None:
         pass

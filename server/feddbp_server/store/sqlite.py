@@ -25,6 +25,7 @@ from feddbp_server.store.interface import (
     refuse_other_run,
 )
 from feddbp_server.store.migrations import FORMAT, describe_newer, upgrade
+from feddbp_server.store.stored_run import OPTIONS_TABLE
 
 _APPLICATION_ID: Final = 0x46444250  # "FDBP": tells our file from any other SQLite database
 _ROOM: Final = 4 << 20
@@ -105,17 +106,35 @@ class SqliteStore(Store):
 
     def open_run(self, run_id: str, config_json: str) -> str:
         row = self._db.execute("SELECT run_id, config FROM run").fetchone()
-        if row is not None and row[1] != config_json:
+        if row is not None and row[1] != config_json and self._has_clients():
             refuse_other_run(stored=row[1], given=config_json)
         with self.transaction():
             # only now: a start that is refused leaves the database to the version that wrote it
             upgrade(self._db, self._pragma("user_version"))
+            # later than the format, which does not change: earlier versions need not know it
+            self._db.execute(f"CREATE TABLE IF NOT EXISTS {OPTIONS_TABLE} (id INTEGER PRIMARY KEY, options TEXT)")
             self._restore_bodies()
+            if row is not None and row[1] != config_json:
+                self._db.execute("DELETE FROM run")
+                row = None
             if row is None:
                 self._db.execute("INSERT INTO run VALUES (0, ?, ?, NULL, ?)", (run_id, config_json, VERSION))
                 return run_id
             self._db.execute("UPDATE run SET software_version = ?", (VERSION,))
         return str(row[0])
+
+    def stored_config(self) -> str | None:
+        row = self._db.execute("SELECT config FROM run").fetchone()
+        return str(row[0]) if row is not None and self._has_clients() else None
+
+    def _has_clients(self) -> bool:
+        return self._db.execute("SELECT 1 FROM client LIMIT 1").fetchone() is not None
+
+    def replace_config(self, config_json: str) -> None:
+        self._db.execute("UPDATE run SET config = ?", (config_json,))
+
+    def save_options(self, options_json: str) -> None:
+        self._db.execute(f"INSERT OR REPLACE INTO {OPTIONS_TABLE} VALUES (0, ?)", (options_json,))  # noqa: S608 - fixed
 
     def _restore_bodies(self) -> None:
         rows = self._db.execute(
@@ -236,14 +255,25 @@ class SqliteStore(Store):
             return blob.read(-1 if limit is None else limit)
 
     def forget_upload(self, client_id: int, round_number: int) -> None:
-        self._db.execute("DELETE FROM upload WHERE client_id = ? AND round = ?", (client_id, round_number))
+        self._delete_uploads("client_id = ? AND round = ?", (client_id, round_number))
 
     def forget_superseded_uploads(self, before_round: int) -> None:
+        self._delete_uploads(
+            "round < ?1 AND EXISTS (SELECT 1 FROM upload AS newer"
+            " WHERE newer.client_id = upload.client_id AND newer.round > upload.round)",
+            (before_round,),
+        )
+
+    def forget_from(self, round_number: int) -> None:
+        with self.transaction():
+            self._delete_uploads("round >= ?", (round_number,))
+            self._db.execute("DELETE FROM report WHERE round >= ?", (round_number,))
+
+    def _delete_uploads(self, condition: str, parameters: tuple[int, ...]) -> None:
         with self.transaction():
             deleted = self._db.execute(
-                "DELETE FROM upload WHERE round < ?1 AND EXISTS (SELECT 1 FROM upload AS newer"
-                " WHERE newer.client_id = upload.client_id AND newer.round > upload.round) RETURNING start, length",
-                (before_round,),
+                f"DELETE FROM upload WHERE {condition} RETURNING start, length",  # noqa: S608 - fixed conditions
+                parameters,
             ).fetchall()
             for start, length in deleted:
                 if start is not None:

@@ -135,18 +135,18 @@ async def test_a_finished_run_stays_finished_and_its_summary_is_written_again(
 
 async def test_another_configuration_on_the_same_directory_is_refused(tmp_path: Path) -> None:
     store = MemoryStore()
-    async with Server(store, tmp_path):
-        pass
-    other = CONFIG.model_copy(update={"rounds": 7})
-    with pytest.raises(RunMismatchError, match="rounds is 2 there and 7 here"):
+    async with Server(store, tmp_path) as server:
+        await Daemon.join(server, 0)
+    other = CONFIG.model_copy(update={"seed": 7})
+    with pytest.raises(RunMismatchError, match="seed is 0 there and 7 here"):
         async with Server(store, tmp_path, config=other):
             pass
 
 
 async def test_participation_is_part_of_the_configuration(tmp_path: Path) -> None:
     store = MemoryStore()
-    async with Server(store, tmp_path, config=CONFIG.model_copy(update={"participation": 0.5})):
-        pass
+    async with Server(store, tmp_path, config=CONFIG.model_copy(update={"participation": 0.5})) as server:
+        await Daemon.join(server, 0)
     with pytest.raises(RunMismatchError, match=r"participation is 0\.5 there and 1\.0 here"):
         async with Server(store, tmp_path):
             pass

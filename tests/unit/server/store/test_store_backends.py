@@ -47,6 +47,7 @@ class TestAnyStore:
 
     def test_another_run_is_refused_and_every_difference_named(self, store: Store) -> None:
         store.open_run("first", CONFIG)
+        store.save_client(client_record(0))
         other = {"method": "feddbp", "rounds": 5, "data": {"alpha": 0.5, "dataset": "digits"}, "seed": 1}
         with pytest.raises(RunMismatchError) as refusal:
             store.open_run("first", json.dumps(other))
@@ -62,10 +63,38 @@ class TestAnyStore:
 
     def test_a_refused_run_changes_nothing(self, begun: Store) -> None:
         begun.save_snapshot("here")
+        begun.save_client(client_record(0))
         with pytest.raises(RunMismatchError):
             begun.open_run("other", json.dumps({"method": "local"}))
         assert begun.open_run("other", CONFIG) == RUN_ID
         assert begun.snapshot() == "here"
+
+    def test_a_run_without_clients_gives_way_to_another(self, begun: Store) -> None:
+        begun.save_snapshot("here")
+        assert begun.stored_config() is None
+        assert begun.open_run("other", json.dumps({"method": "local"})) == "other"
+        assert begun.snapshot() is None
+
+    def test_a_run_can_be_given_another_configuration(self, begun: Store) -> None:
+        begun.save_client(client_record(0))
+        begun.replace_config(json.dumps({"method": "local"}))
+        assert begun.stored_config() == json.dumps({"method": "local"})
+        assert begun.open_run("other", json.dumps({"method": "local"})) == RUN_ID
+
+    def test_results_from_a_round_on_can_be_forgotten(self, begun: Store) -> None:
+        for number in range(3):
+            begun.save_upload(upload_record(1, number), b"body")
+            begun.save_report(report_record(1, number))
+        begun.forget_from(1)
+        assert [report.round for report in begun.reports()] == [0]
+        assert begun.last_upload_before(1, 9) == upload_record(1, 0)
+
+    def test_one_upload_can_be_forgotten(self, begun: Store) -> None:
+        for client_id in (1, 2):
+            begun.save_upload(upload_record(client_id, 0), b"body")
+        begun.forget_upload(1, 0)
+        begun.forget_upload(1, 0)
+        assert begun.uploads(0) == [upload_record(2, 0)]
 
     # --- snapshots ---
 

@@ -1,0 +1,106 @@
+"""Opens a run in the store, and extends or reopens one: with more rounds, or after it was stopped or has failed."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from typing import Final
+
+from feddbp_common.config.run import RunConfig
+from feddbp_common.errors import ConfigurationError
+from feddbp_server.run.snapshot import RunSnapshot
+from feddbp_server.run.state_machine import Phase, RunState
+from feddbp_server.store import Store
+
+log = logging.getLogger("feddbp.server")
+
+_OVER_WHOLE_RUN: Final = {"fedkd": "its compression", "fedproc": "the weight of its losses"}
+"""What methods change from the first round to the last."""
+
+
+def open_run(store: Store, config: RunConfig, *, proposed: str, reopen: bool) -> str:
+    """Begins a run, resumes the one in the store, or extends it; returns its id. One job of the store.
+
+    Raises:
+        RunMismatchError: the store holds another run.
+        ConfigurationError: the run cannot be extended in this way.
+    """
+    stored, given = store.stored_config(), config.canonical_json()
+    if stored is None or not _differs_in_rounds_alone(stored, given):
+        return store.open_run(proposed, given)
+    text = store.snapshot()
+    snapshot = RunSnapshot.from_json(text) if text else RunSnapshot(state=RunState(), seconds=0.0)
+    rounds_before = int(json.loads(stored)["rounds"])
+    if not _is_extension(snapshot.state, rounds_before, config.rounds, reopen=reopen):
+        return store.open_run(proposed, given)
+    _check_extension(snapshot.state, rounds_before, config)
+    run_id = store.open_run(proposed, stored)
+    state = extended(snapshot.state)
+    store.replace_config(given)
+    if state is not snapshot.state:
+        # of the final evaluation, and of a round that was open when the run ended: clients deliver it again
+        store.forget_from(state.round)
+        for record in store.clients():  # their daemons have ended: no id waits for a lease
+            store.save_client(record._replace(session_sha256=b""))
+    store.save_snapshot(replace(snapshot, state=state).to_json())
+    _log_extension(snapshot.state, rounds_before, config)
+    return run_id
+
+
+def extended(state: RunState) -> RunState:
+    """The state in which a run goes on: one that is over, or in its final evaluation, waits for clients again."""
+    if state.phase.is_final:
+        return _waiting(state)
+    if state.phase is Phase.EVALUATING:
+        return _waiting(state)
+    if state.held_phase is Phase.EVALUATING:
+        return replace(_waiting(state), phase=Phase.PAUSED, held_phase=Phase.WAITING)
+    return state
+
+
+def _waiting(state: RunState) -> RunState:
+    # clients have received the end: they have to be started again, and none is a member before it joins
+    return RunState(round=state.round, began_with=state.began_with, blocked=state.blocked)
+
+
+def _differs_in_rounds_alone(stored: str, given: str) -> bool:
+    before, after = json.loads(stored), json.loads(given)
+    return bool({**before, "rounds": after["rounds"]} == after)
+
+
+def _is_extension(state: RunState, rounds_before: int, rounds: int, *, reopen: bool) -> bool:
+    if rounds == rounds_before:
+        return reopen and state.phase in (Phase.STOPPED, Phase.FAILED)
+    # fewer rounds than a run was to have are another run, unless it has ended before
+    return rounds > rounds_before or state.phase.is_final
+
+
+def _check_extension(state: RunState, rounds_before: int, config: RunConfig) -> None:
+    if config.rounds <= state.round:
+        raise ConfigurationError(
+            f"--rounds is {config.rounds}, but the run in the state directory has completed {state.round} rounds; "
+            f"give more than that to extend it"
+        )
+    last_rounds = max(config.finetune_rounds, config.newcomer_rounds)
+    if last_rounds and rounds_before != config.rounds and state.round > rounds_before - last_rounds:
+        raise ConfigurationError(
+            f"the run is in its last {last_rounds} rounds, which finetune_rounds or newcomer_rounds set apart; "
+            "it can be extended only before them"
+        )
+
+
+def _log_extension(state: RunState, rounds_before: int, config: RunConfig) -> None:
+    was = f"the run {state.phase.value} after {state.round} of {rounds_before} rounds"
+    log.info("%s; it goes on to %d rounds", was, config.rounds)
+    over_run = [
+        *(["the learning rate (--schedule cosine)"] if config.training.schedule == "cosine" else []),
+        *([_OVER_WHOLE_RUN[config.method]] if config.method in _OVER_WHOLE_RUN else []),
+    ]
+    if over_run and rounds_before != config.rounds:
+        log.warning(
+            "%s changes over the whole run: from round %d on it is that of a run of %d rounds",
+            " and ".join(over_run),
+            state.round + 1,
+            config.rounds,
+        )

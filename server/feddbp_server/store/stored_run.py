@@ -1,0 +1,48 @@
+"""The run in a state directory as it is stored, read without a lock while a server may be using it."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from feddbp_common.artifacts import DATABASE_NAME
+from feddbp_server.store.interface import StoreError
+
+OPTIONS_TABLE: Final = "server_options"
+
+
+class StoredRun(NamedTuple):
+    """A run that clients have joined."""
+
+    config_json: str
+    options_json: str
+    """Of the server that served it last; `{}` if that was a version that did not store them."""
+
+
+def read_stored_run(state_dir: Path) -> StoredRun | None:
+    """Returns the run of a state directory; None if there is none, or no client has joined it."""
+    path = state_dir / DATABASE_NAME
+    if not path.is_file():
+        return None
+    try:
+        with closing(open_read_only(path)) as database:
+            row = database.execute("SELECT config FROM run WHERE EXISTS (SELECT 1 FROM client)").fetchone()
+            return None if row is None else StoredRun(str(row[0]), _options(database))
+    except sqlite3.Error as error:
+        raise StoreError(f"{path} cannot be read: {error}; restore it from a backup or move it away") from error
+
+
+def open_read_only(path: Path) -> sqlite3.Connection:
+    # without a log there is nothing to recover: immutable, so that reading leaves no files behind
+    is_clean = not path.with_name(f"{path.name}-wal").exists()
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' if is_clean else ''}", uri=True)
+
+
+def _options(database: sqlite3.Connection) -> str:
+    with suppress(sqlite3.OperationalError):  # the table is missing in runs of earlier versions
+        row = database.execute(f"SELECT options FROM {OPTIONS_TABLE}").fetchone()  # noqa: S608 - a fixed name
+        if row is not None:
+            return str(row[0])
+    return "{}"
