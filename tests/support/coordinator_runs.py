@@ -76,6 +76,7 @@ def metrics(client_id: int, number: int) -> pb.RoundMetrics:
         accuracies=[pb.Accuracy(rule="prototype", correct=client_id + number)],
         inference="prototype",
         test_samples=10,
+        losses=[pb.LossTerm(name="total", value=1.0)],
         seconds=pb.Seconds(evaluate=0.5),
         bytes_up=100,
         bytes_down=10,

@@ -63,12 +63,13 @@ def run_status(*clients: pb.ClientStatus, **fields: Any) -> pb.RunStatus:
 
 def results(*, clients: int = 3, rounds: int = 4, outcome: str = "finished") -> RunResults:
     lines = [_line(number, at) for at in range(rounds + 1) for number in range(clients)]
-    curve = [_point(at) for at in range(rounds + 1)]
+    curve = [{**_point(at), "clients": clients} for at in range(rounds + 1)]
     return RunResults(
         metrics=lines,
         summary={
             "method": "feddbp",
             "dataset": "digits",
+            "clients": clients,
             "seed": 0,
             "outcome": outcome,
             "reason": "all rounds are done" if outcome == "finished" else "too few clients",

@@ -46,9 +46,15 @@ class FederationResult:
 
     @property
     def accuracy(self) -> float | None:
-        """After the last round, over the test samples of all clients; None if no client evaluated."""
+        """After the last round, over the test samples of `accuracy_clients` clients; None if none evaluated."""
         last = self.summary["accuracy"]["last"]
         return None if last is None else float(last["weighted"])
+
+    @property
+    def accuracy_clients(self) -> int:
+        """Clients that `accuracy` is over: those with test samples that have trained and evaluated."""
+        last = self.summary["accuracy"]["last"]
+        return 0 if last is None else int(last["clients"])
 
     @property
     def clients(self) -> list[int]:

@@ -32,6 +32,10 @@ class ClientStatus:
     accuracy: float | None
     """On its own test samples; None before its first training."""
     accuracy_round: int | None
+    trained_rounds: int
+    """Rounds in which it trained; 0 if the server is older than 0.2.0."""
+    first_round: int | None
+    """In which it first trained, counted from 0."""
     train_seconds: float | None
     bytes_up: int
     bytes_down: int
@@ -56,6 +60,8 @@ class ClientStatus:
             epochs=client.progress.epochs,
             accuracy=trained_accuracy(client),
             accuracy_round=client.metrics_round if measured else None,
+            trained_rounds=client.trained_rounds,
+            first_round=client.first_round if client.HasField("first_round") else None,
             train_seconds=client.metrics.seconds.train if measured else None,
             bytes_up=client.bytes_up,
             bytes_down=client.bytes_down,
@@ -112,7 +118,9 @@ class RunStatus:
     reason: str
     """Why the run failed, was stopped, or is held up."""
     mean_accuracy: float | None
-    """Over all test samples; None before the first training."""
+    """Over all test samples, in the newest evaluation of every client; None before the first training."""
+    accuracy_clients: int | None
+    """Clients that `mean_accuracy` is over; None if the server is older than 0.2.0."""
     bytes_up: int
     bytes_down: int
     clients: list[ClientStatus]
@@ -139,6 +147,7 @@ class RunStatus:
             seconds_left=status.time_left.ToTimedelta().total_seconds() if status.HasField("time_left") else None,
             reason=status.reason,
             mean_accuracy=mean_accuracy(status),
+            accuracy_clients=status.accuracy_clients if status.HasField("accuracy_clients") else None,
             bytes_up=status.bytes_up,
             bytes_down=status.bytes_down,
             clients=[ClientStatus.from_message(client) for client in status.clients],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from feddbp_common.evaluation import share_of_clients
 from feddbp_common.methods import method_named
 from feddbp_lab.results.run_results import RunResults
 
@@ -59,9 +60,10 @@ def draw_curves(results: RunResults, path: Path) -> None:
 
 def _draw_accuracy(axes: Axes, results: RunResults) -> None:
     summary = results.summary
-    mean = {point["round"]: point["weighted"] for point in summary["curve"]}
+    # before the first training, an inference rule may lack its prototypes
+    mean = {point["round"]: point["weighted"] for point in summary["curve"] if point["round"] > 0}
     # drawn first to be first in the legend, and by zorder above the others
-    _plot(axes, mean, color="black", linewidth=2.0, label="mean by samples", zorder=5, marker=_marker(mean))
+    _plot(axes, mean, color="black", linewidth=2.0, label=_mean_label(summary), zorder=5, marker=_marker(mean))
     for number, client in enumerate(summary["per_client"]):
         style = _client_style(number, client, summary["per_client"])
         _plot(axes, results.accuracies(client["client"]), linewidth=0.9, alpha=0.8, **style)
@@ -69,10 +71,15 @@ def _draw_accuracy(axes: Axes, results: RunResults) -> None:
     axes.set(title=title, xlabel="completed rounds", ylabel="accuracy (%)")
 
 
+def _mean_label(summary: dict[str, Any]) -> str:
+    last = summary["accuracy"]["last"]
+    if last is None:
+        return "mean"
+    return f"mean over {share_of_clients(last['clients'], summary['clients'])}"
+
+
 def _plot(axes: Axes, accuracies: dict[int, float], **style: Any) -> None:
-    """Draws from the first training on: before it, an inference rule may lack its prototypes."""
-    trained = {number: 100 * accuracy for number, accuracy in accuracies.items() if number > 0}
-    axes.plot(list(trained), list(trained.values()), markersize=3, **style)
+    axes.plot(list(accuracies), [100 * accuracy for accuracy in accuracies.values()], markersize=3, **style)
 
 
 def _client_style(number: int, client: dict[str, Any], clients: list[dict[str, Any]]) -> dict[str, Any]:

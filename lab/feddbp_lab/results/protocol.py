@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from feddbp_common.config.nested import get
+from feddbp_common.evaluation import accuracy_over_clients
 
 
 class Basis(StrEnum):
@@ -41,21 +42,41 @@ class Reported:
     accuracy: float | None
     """Between 0 and 1, over the test samples of its clients; None if no client evaluated."""
     basis: Basis
+    clients: int
+    """Over how many clients the accuracy is."""
+    expected_clients: int
+    """The clients the result is of: newcomers alone in a run that has some, otherwise all."""
 
     @classmethod
     def of(cls, summary: Mapping[str, Any]) -> Reported:
-        basis = basis_of(summary["config"])
+        config = summary["config"]
+        basis, expected = basis_of(config), expected_clients(summary)
         if basis is Basis.LAST:
-            return cls(accuracy=_last_of_newcomers(summary), basis=basis)
+            accuracy, clients = _last_of_newcomers(summary)
+            return cls(accuracy=accuracy, basis=basis, clients=clients, expected_clients=expected)
         point = summary["accuracy"]["chosen" if basis is Basis.VALIDATION else "best"]
-        return cls(accuracy=float(point["weighted"]) if point else None, basis=basis)
+        return cls(
+            accuracy=float(point["weighted"]) if point else None,
+            basis=basis,
+            clients=point["clients"] if point else 0,
+            expected_clients=expected,
+        )
+
+    def __str__(self) -> str:
+        return accuracy_over_clients(self.accuracy, self.clients, self.expected_clients)
 
 
-def _last_of_newcomers(summary: Mapping[str, Any]) -> float | None:
+def expected_clients(summary: Mapping[str, Any]) -> int:
+    """How many clients the result of a run is of."""
+    return int(summary["config"].get("newcomers", 0) or summary["clients"])
+
+
+def _last_of_newcomers(summary: Mapping[str, Any]) -> tuple[float | None, int]:
     newcomers = [
         client
         for client in summary["per_client"]
         if counts_in_result(summary["config"], client["client"]) and client["accuracy"] is not None
     ]
     samples = sum(client["test_samples"] for client in newcomers)
-    return sum(client["accuracy"] * client["test_samples"] for client in newcomers) / samples if samples else None
+    correct = sum(client["accuracy"] * client["test_samples"] for client in newcomers)
+    return (correct / samples if samples else None), len(newcomers)

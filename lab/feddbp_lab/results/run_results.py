@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,12 +40,14 @@ class RunResults:
         return cls(summary=summary, metrics=_metrics(text[: text.rfind(b"\n") + 1]))
 
     def accuracies(self, client: int) -> dict[int, float]:
-        """A client's accuracy by the number of completed rounds."""
-        lines = sorted(
-            (line for line in self.metrics if line["client"] == client and line["test_samples"]),
-            key=lambda line: int(line["round"]),
-        )
-        return {line["round"]: line["accuracy"] for line in lines}
+        """A client's accuracy by the number of completed rounds, since its first training."""
+        lines = self._lines_of(client)
+        first = next((line["round"] for line in lines if line["losses"]), 0)
+        return {line["round"]: line["accuracy"] for line in lines if line["test_samples"] and line["round"] > first}
+
+    def trained_rounds(self, client: int) -> list[int]:
+        """The rounds in which a client trained, counted from 1."""
+        return [line["round"] + 1 for line in self._lines_of(client) if line["losses"]]
 
     def mean_losses(self) -> dict[str, dict[int, float]]:
         """The mean over clients of every loss term, by the round in which it was minimised, counted from 1."""
@@ -58,6 +60,32 @@ class RunResults:
             name: {number: sum(found) / len(found) for number, found in sorted(rounds.items())}
             for name, rounds in values.items()
         }
+
+    def _lines_of(self, client: int) -> list[dict[str, Any]]:
+        return sorted((line for line in self.metrics if line["client"] == client), key=lambda line: int(line["round"]))
+
+
+@dataclass(frozen=True)
+class EvaluationLine:
+    """A line of `metrics.jsonl`, as an evaluation of `feddbp_common.evaluation`."""
+
+    line: Mapping[str, Any]
+
+    @property
+    def client_id(self) -> int:
+        return int(self.line["client"])
+
+    @property
+    def round(self) -> int:
+        return int(self.line["round"])
+
+    @property
+    def test_samples(self) -> int:
+        return int(self.line["test_samples"])
+
+    @property
+    def has_trained(self) -> bool:
+        return bool(self.line.get("losses"))
 
 
 class MetricsTail:

@@ -16,6 +16,7 @@ from feddbp_lab.terminal.status_words import activity_text, trained_accuracy
 
 _ABSENT: Final = (pb.CLIENT_ACTIVITY_AWAY, pb.CLIENT_ACTIVITY_LEFT, pb.CLIENT_ACTIVITY_BLOCKED)
 _ANY_WIDTH: Final = 1_000_000
+_SHOWN_LATE: Final = 5
 _WITH_CARDS: Final = 180
 """Columns of a terminal from which a device is shown with the name of its card."""
 
@@ -113,6 +114,17 @@ def clients_table(status: pb.RunStatus, moment: Moment, *, width: int) -> Table:
     for client in status.clients:
         table.add_row(*(column.cell(client, status, moment) for column in columns))
     return table
+
+
+def late_joiners(status: pb.RunStatus) -> Text | None:
+    """Clients that have not trained since the first round, and since when they do; None if there are none."""
+    late = [
+        f"client {client.client_id} since round {client.first_round + 1}"
+        for client in status.clients
+        if client.first_round
+    ]
+    shown = [*late[:_SHOWN_LATE], *([f"{len(late) - _SHOWN_LATE} more"] if len(late) > _SHOWN_LATE else [])]
+    return Text(f"trained later: {', '.join(shown)}", style="dim") if late else None
 
 
 def ago(seconds: float) -> str:

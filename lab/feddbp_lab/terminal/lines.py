@@ -10,7 +10,8 @@ from types import TracebackType
 from typing import Any, Self, TextIO
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_common.humanize import human_bytes, human_seconds, percent
+from feddbp_common.evaluation import accuracy_over_clients
+from feddbp_common.humanize import human_bytes, human_seconds
 from feddbp_lab.results.run_results import MetricsTail, weighted_accuracy
 
 
@@ -60,8 +61,11 @@ class PlainDisplay:
         during, after = self._reports.pop(number - 1), self._reports[number]
         up, down = (human_bytes(sum(report[key] for report in during)) for key in ("bytes_up", "bytes_down"))
         seconds = self._completed_at[number] - self._completed_at[number - 1]
+        over, widest = (
+            accuracy_over_clients(accuracy, len(after), self.clients) for accuracy in (weighted_accuracy(after), 1.0)
+        )
         return (
-            f"round {number:>{len(str(rounds))}}/{rounds}  accuracy {percent(weighted_accuracy(after)):>7}"
+            f"round {number:>{len(str(rounds))}}/{rounds}  accuracy {over:>{len(widest)}}"
             f"  up {up:>8}  down {down:>8}  {human_seconds(seconds):>7}"
         )
 

@@ -11,8 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from feddbp_common.artifacts import CURVES_NAME, METRICS_NAME, SERVER_LOCK_NAME, SUMMARY_NAME
+from feddbp_common.evaluation import RoundAccuracy, accuracy_over_clients
 from feddbp_common.file_lock import is_locked
-from feddbp_common.humanize import NO_VALUE, human_bytes, human_seconds, percent
+from feddbp_common.humanize import NO_VALUE, human_bytes, human_seconds, id_ranges, percent
 from feddbp_common.methods import method_named
 from feddbp_lab.results.run_results import RunResults
 from feddbp_lab.terminal.format import plain_table
@@ -35,8 +36,8 @@ def run_table(
 
 def _clients_table(results: RunResults) -> Table:
     summary = results.summary
-    rounds = summary["completed_rounds"]
-    span = f"after 1 → {rounds} rounds" if rounds > 1 else "after 1 round"
+    rounds = {client["client"]: results.trained_rounds(client["client"]) for client in summary["per_client"]}
+    all_alike = len({tuple(of_client) for of_client in rounds.values()}) <= 1
     table = plain_table(
         title=f"{method_named(summary['method']).title} on {summary['dataset']}, seed {summary['seed']}"
     )
@@ -44,25 +45,42 @@ def _clients_table(results: RunResults) -> Table:
     table.add_column("architecture", no_wrap=True, overflow="ellipsis")
     table.add_column("classes", justify="right")
     table.add_column("samples", justify="right")
-    table.add_column(f"accuracy {span}", justify="right", no_wrap=True)
+    if not all_alike:
+        table.add_column("rounds", justify="right", overflow="ellipsis")
+    table.add_column(_accuracy_title(summary["completed_rounds"], all_alike=all_alike), justify="right", no_wrap=True)
     for client in summary["per_client"]:
         table.add_row(
             str(client["client"]),
             client["architecture"] or NO_VALUE,
             str(client["classes_held"]),
             str(client["train_samples"]),
+            *([] if all_alike else [_rounds_text(rounds[client["client"]])]),
             _first_and_last(results.accuracies(client["client"])),
         )
     return table
 
 
+def _accuracy_title(rounds: int, *, all_alike: bool) -> str:
+    if not all_alike:
+        return "accuracy, first → last"
+    return f"accuracy after 1 → {rounds} rounds" if rounds > 1 else "accuracy after 1 round"
+
+
+def _rounds_text(rounds: Sequence[int]) -> str:
+    """The rounds a client trained in: 4-10, or their number if there are gaps."""
+    if not rounds:
+        return NO_VALUE
+    has_gaps = len(rounds) < rounds[-1] - rounds[0] + 1
+    return f"{len(rounds)} of {id_ranges(range(rounds[0], rounds[-1] + 1))}" if has_gaps else id_ranges(rounds)
+
+
 def _first_and_last(accuracies: dict[int, float]) -> Text:
-    """After the first training and the last: before training, an inference rule may lack its prototypes."""
-    trained = [accuracy for number, accuracy in accuracies.items() if number > 0]
-    if not trained:
+    """After the client's first training and its last."""
+    found = list(accuracies.values())
+    if not found:
         return Text(NO_VALUE)
-    last = Text(f"{percent(trained[-1]):>7}", style="bold")
-    return last if len(trained) == 1 else Text.assemble((percent(trained[0]), "dim"), (" → ", "dim"), last)
+    last = Text(f"{percent(found[-1]):>7}", style="bold")
+    return last if len(found) == 1 else Text.assemble((percent(found[0]), "dim"), (" → ", "dim"), last)
 
 
 def _totals(results: RunResults, directory: Path, files: Sequence[str]) -> Table:
@@ -74,10 +92,10 @@ def _totals(results: RunResults, directory: Path, files: Sequence[str]) -> Table
         totals.add_row("outcome", Text(f"{summary['outcome']}: {summary['reason']}", style="bold red"))
     elif summary["outcome"] != "finished":
         totals.add_row("so far", Text(_progress(summary, directory), style="bold yellow"))
-    totals.add_row("mean accuracy", _accuracy(summary["accuracy"]["last"]))
-    totals.add_row("best", _accuracy(summary["accuracy"]["best"]))
+    totals.add_row("accuracy", _accuracy(summary, "last"))
+    totals.add_row("best", _accuracy(summary, "best"))
     if "chosen" in summary["accuracy"]:
-        totals.add_row("by validation", _accuracy(summary["accuracy"]["chosen"]))
+        totals.add_row("by validation", _accuracy(summary, "chosen"))
     totals.add_row("traffic", f"{human_bytes(summary['bytes_up'])} up, {human_bytes(summary['bytes_down'])} down")
     totals.add_row("time", human_seconds(summary["seconds"]))
     if summary["prototypes_sha256"]:
@@ -93,11 +111,15 @@ def _progress(summary: dict[str, Any], directory: Path) -> str:
     return text if is_locked(directory / SERVER_LOCK_NAME) else f"{text}; its server is not running"
 
 
-def _accuracy(point: dict[str, Any] | None) -> Text:
+def _accuracy(summary: dict[str, Any], which: str) -> Text:
+    point = summary["accuracy"][which]
     if point is None or point["round"] == 0:  # before training, an inference rule may lack its prototypes
         return Text(NO_VALUE)
+    found = RoundAccuracy.from_dict(point)
+    over = accuracy_over_clients(found.weighted, found.clients, summary["clients"], evaluated=found.evaluated)
+    accuracy, separator, clients = over.partition(" over ")
     return Text.assemble(
-        (percent(point["weighted"]), "bold green"),
-        f" by samples, {percent(point['unweighted'])} by clients (± {100 * point['std_over_clients']:.1f})",
-        (f", after {point['round']} round{'' if point['round'] == 1 else 's'}", "dim"),
+        (accuracy, "bold green"),
+        f"{separator}{clients}, by client {percent(found.unweighted)} ± {100 * found.deviation:.1f}",
+        (f", after {found.round} round{'' if found.round == 1 else 's'}", "dim"),
     )

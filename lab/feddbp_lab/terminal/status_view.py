@@ -14,7 +14,7 @@ from rich.text import Text
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.errors import FedDBPError
 from feddbp_common.humanize import client_names, human_seconds, id_ranges
-from feddbp_lab.terminal.clients_table import Moment, ago, clients_table
+from feddbp_lab.terminal.clients_table import Moment, ago, clients_table, late_joiners
 from feddbp_lab.terminal.status_words import phase_text, totals_text
 
 _SHOWN_INCIDENTS: Final = 5
@@ -81,6 +81,9 @@ class StatusView:
             yield Text()
             moment = Moment(now=self.now, received=self.now if self.received is None else self.received)
             yield clients_table(status, moment, width=options.max_width)
+            late = late_joiners(status)
+            if late is not None:
+                yield late
         problems = [*_absent(status), *_refusals(status), *_incidents(status, self.now)]
         if problems:
             yield Text()

@@ -7,6 +7,7 @@ from typing import Final
 from rich.text import Text
 
 from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.evaluation import accuracy_over_clients
 from feddbp_common.humanize import human_bytes, percent
 
 _PHASES: Final = {
@@ -53,16 +54,31 @@ def _part_done(client: pb.ClientStatus) -> float | None:
 def trained_accuracy(client: pb.ClientStatus) -> float | None:
     """A client's newest accuracy; None before its first training, when an inference rule may lack its prototypes."""
     metrics = client.metrics
-    if client.metrics_round == 0 or not metrics.test_samples:
+    # servers before 0.2.0 do not tell
+    is_trained = client.is_trained if client.HasField("is_trained") else client.metrics_round > 0
+    if not is_trained or not metrics.test_samples:
         return None
     correct = next((entry.correct for entry in metrics.accuracies if entry.rule == metrics.inference), 0)
     return correct / metrics.test_samples
 
 
 def mean_accuracy(status: pb.RunStatus) -> float | None:
-    """The run's accuracy; None until every client that has reported did so after training."""
+    """The run's accuracy, by the definition in `feddbp_common.evaluation`; None before the first training."""
+    if not status.HasField("mean_accuracy"):
+        return None
+    if status.HasField("accuracy_clients"):
+        return status.mean_accuracy
+    # a server before 0.2.0 counts evaluations before the first training
     rounds = [client.metrics_round for client in status.clients if client.HasField("metrics")]
-    return status.mean_accuracy if min(rounds, default=0) > 0 and status.HasField("mean_accuracy") else None
+    return status.mean_accuracy if min(rounds, default=0) > 0 else None
+
+
+def accuracy_text(status: pb.RunStatus) -> str:
+    """The run's accuracy, and over how many clients it is."""
+    accuracy = mean_accuracy(status)
+    if not status.HasField("accuracy_clients"):
+        return percent(accuracy)
+    return accuracy_over_clients(accuracy, status.accuracy_clients, status.total_clients)
 
 
 def phase_text(status: pb.RunStatus) -> Text:
@@ -83,7 +99,7 @@ def phase_text(status: pb.RunStatus) -> Text:
 def totals_text(status: pb.RunStatus) -> Text:
     return Text.assemble(
         ("mean accuracy ", "dim"),
-        (percent(mean_accuracy(status)), "bold"),
+        (accuracy_text(status), "bold"),
         ("   up ", "dim"),
         human_bytes(status.bytes_up),
         ("   down ", "dim"),

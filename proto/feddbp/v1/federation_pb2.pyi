@@ -1746,6 +1746,7 @@ class RunStatus(_message.Message):
     NEVER_JOINED_FIELD_NUMBER: _builtins.int
     TRAINING_ALONE_FIELD_NUMBER: _builtins.int
     BLOCKED_FIELD_NUMBER: _builtins.int
+    ACCURACY_CLIENTS_FIELD_NUMBER: _builtins.int
     HEALTH_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """Id of the run."""
@@ -1762,7 +1763,9 @@ class RunStatus(_message.Message):
     reason: _builtins.str
     """Why the run failed, was stopped, or cannot continue at the moment."""
     mean_accuracy: _builtins.float
-    """Accuracy over all test samples in the latest round that is closed or that all its clients have reported on."""
+    """Accuracy over all test samples, in the latest evaluation of every client after its first training; absent before
+    the first of them.
+    """
     bytes_up: _builtins.int
     """Bytes of all uploads since the start of the run, payload and framing, as reported by the clients."""
     bytes_down: _builtins.int
@@ -1775,6 +1778,8 @@ class RunStatus(_message.Message):
     """Number of clients of the run, with ids 0 to total_clients - 1; 0 before 0.2.0."""
     training_alone: _builtins.bool
     """Whether only one of several clients takes part."""
+    accuracy_clients: _builtins.int
+    """Clients that mean_accuracy is over; absent before 0.2.0."""
     @_builtins.property
     def clients(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientStatus]:
         """All clients that have ever joined, by id."""
@@ -1831,14 +1836,20 @@ class RunStatus(_message.Message):
         never_joined: _abc.Iterable[_builtins.int] | None = ...,
         training_alone: _builtins.bool = ...,
         blocked: _abc.Iterable[_builtins.int] | None = ...,
+        accuracy_clients: _builtins.int | None = ...,
         health: Global___ServerHealth | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_mean_accuracy", b"_mean_accuracy", "health", b"health", "mean_accuracy", b"mean_accuracy", "time_left", b"time_left"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_accuracy_clients", b"_accuracy_clients", "_mean_accuracy", b"_mean_accuracy", "accuracy_clients", b"accuracy_clients", "health", b"health", "mean_accuracy", b"mean_accuracy", "time_left", b"time_left"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_mean_accuracy", b"_mean_accuracy", "blocked", b"blocked", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "clients", b"clients", "health", b"health", "held_phase", b"held_phase", "incidents", b"incidents", "mean_accuracy", b"mean_accuracy", "method", b"method", "min_clients", b"min_clients", "missing", b"missing", "never_joined", b"never_joined", "phase", b"phase", "reason", b"reason", "refusals", b"refusals", "round", b"round", "rounds", b"rounds", "run_id", b"run_id", "software_version", b"software_version", "time_left", b"time_left", "total_clients", b"total_clients", "training_alone", b"training_alone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accuracy_clients", b"_accuracy_clients", "_mean_accuracy", b"_mean_accuracy", "accuracy_clients", b"accuracy_clients", "blocked", b"blocked", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "clients", b"clients", "health", b"health", "held_phase", b"held_phase", "incidents", b"incidents", "mean_accuracy", b"mean_accuracy", "method", b"method", "min_clients", b"min_clients", "missing", b"missing", "never_joined", b"never_joined", "phase", b"phase", "reason", b"reason", "refusals", b"refusals", "round", b"round", "rounds", b"rounds", "run_id", b"run_id", "software_version", b"software_version", "time_left", b"time_left", "total_clients", b"total_clients", "training_alone", b"training_alone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__accuracy_clients: _TypeAlias = _typing.Literal["accuracy_clients"]  # noqa: Y015
+    _WhichOneofArgType__accuracy_clients: _TypeAlias = _typing.Literal["_accuracy_clients", b"_accuracy_clients"]  # noqa: Y015
     _WhichOneofReturnType__mean_accuracy: _TypeAlias = _typing.Literal["mean_accuracy"]  # noqa: Y015
     _WhichOneofArgType__mean_accuracy: _TypeAlias = _typing.Literal["_mean_accuracy", b"_mean_accuracy"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__accuracy_clients) -> _WhichOneofReturnType__accuracy_clients | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__mean_accuracy) -> _WhichOneofReturnType__mean_accuracy | None: ...
 
 Global___RunStatus: _TypeAlias = RunStatus  # noqa: Y015
@@ -1898,6 +1909,9 @@ class ClientStatus(_message.Message):
     BYTES_UP_FIELD_NUMBER: _builtins.int
     BYTES_DOWN_FIELD_NUMBER: _builtins.int
     PEER_FIELD_NUMBER: _builtins.int
+    IS_TRAINED_FIELD_NUMBER: _builtins.int
+    TRAINED_ROUNDS_FIELD_NUMBER: _builtins.int
+    FIRST_ROUND_FIELD_NUMBER: _builtins.int
     client_id: _builtins.int
     """Client id."""
     activity: Global___ClientActivity.ValueType
@@ -1916,6 +1930,14 @@ class ClientStatus(_message.Message):
     """Bytes of its downloads since the start of the run, as reported by the client."""
     peer: _builtins.str
     """Address from which it last joined or followed, such as ipv4:10.0.0.7:41872; empty before that."""
+    is_trained: _builtins.bool
+    """Whether the latest results are of a model that the client has trained, so that they count in mean_accuracy; absent
+    before 0.2.0.
+    """
+    trained_rounds: _builtins.int
+    """Number of rounds in which it trained."""
+    first_round: _builtins.int
+    """Round in which it first trained; absent before that."""
     @_builtins.property
     def capabilities(self) -> Global___Capabilities:
         """Model, device and version."""
@@ -1948,12 +1970,22 @@ class ClientStatus(_message.Message):
         bytes_up: _builtins.int = ...,
         bytes_down: _builtins.int = ...,
         peer: _builtins.str = ...,
+        is_trained: _builtins.bool | None = ...,
+        trained_rounds: _builtins.int = ...,
+        first_round: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "last_seen", b"last_seen", "metrics", b"metrics", "progress", b"progress"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_first_round", b"_first_round", "_is_trained", b"_is_trained", "capabilities", b"capabilities", "first_round", b"first_round", "is_trained", b"is_trained", "last_seen", b"last_seen", "metrics", b"metrics", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "capabilities", b"capabilities", "classes_held", b"classes_held", "client_id", b"client_id", "last_seen", b"last_seen", "metrics", b"metrics", "metrics_round", b"metrics_round", "peer", b"peer", "progress", b"progress", "test_samples", b"test_samples", "train_samples", b"train_samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_round", b"_first_round", "_is_trained", b"_is_trained", "activity", b"activity", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "capabilities", b"capabilities", "classes_held", b"classes_held", "client_id", b"client_id", "first_round", b"first_round", "is_trained", b"is_trained", "last_seen", b"last_seen", "metrics", b"metrics", "metrics_round", b"metrics_round", "peer", b"peer", "progress", b"progress", "test_samples", b"test_samples", "train_samples", b"train_samples", "trained_rounds", b"trained_rounds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__first_round: _TypeAlias = _typing.Literal["first_round"]  # noqa: Y015
+    _WhichOneofArgType__first_round: _TypeAlias = _typing.Literal["_first_round", b"_first_round"]  # noqa: Y015
+    _WhichOneofReturnType__is_trained: _TypeAlias = _typing.Literal["is_trained"]  # noqa: Y015
+    _WhichOneofArgType__is_trained: _TypeAlias = _typing.Literal["_is_trained", b"_is_trained"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__first_round) -> _WhichOneofReturnType__first_round | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__is_trained) -> _WhichOneofReturnType__is_trained | None: ...
 
 Global___ClientStatus: _TypeAlias = ClientStatus  # noqa: Y015
 

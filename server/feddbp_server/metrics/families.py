@@ -53,12 +53,17 @@ def run_families(run: RunView) -> Iterator[Metric]:
     yield GaugeMetricFamily("feddbp_clients_missing", "Clients the phase still waits for.", len(state.missing))
     accuracy = GaugeMetricFamily(
         "feddbp_mean_accuracy",
-        "Accuracy over all test samples in the newest round all its clients have reported on, or that is over, 0 to 1.",
+        "Accuracy over all test samples, in the newest evaluation of every client after its first training, 0 to 1.",
     )
-    newest = run.mean_accuracy()
+    newest = run.accuracy()
     if newest is not None:
-        accuracy.add_metric([], newest)
+        accuracy.add_metric([], newest.accuracy)
     yield accuracy
+    yield GaugeMetricFamily(
+        "feddbp_mean_accuracy_clients",
+        "Clients that feddbp_mean_accuracy is over.",
+        0 if newest is None else newest.clients,
+    )
     yield CounterMetricFamily(
         "feddbp_bytes_up", "Bytes of uploads since the run began, as clients report them.", run.traffic.up
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.artifacts import METRICS_NAME, SUMMARY_NAME
 from feddbp_common.atomic_files import replace_lines, replace_text
+from feddbp_common.evaluation import CountedEvaluations, CurrentAccuracy, SampleCounts
 from feddbp_server.reporting.event_log import append_line
 from feddbp_server.store import ReportRecord, Store
 
@@ -29,6 +30,15 @@ class Report:
     def from_record(cls, record: ReportRecord) -> Report:
         metrics = pb.RoundMetrics.FromString(record.metrics)
         return cls(client_id=record.client_id, round=record.round, metrics=metrics)
+
+    @property
+    def test_samples(self) -> int:
+        return self.metrics.test_samples
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether the client trained in the round, after the evaluation."""
+        return bool(self.metrics.losses)
 
     @property
     def correct(self) -> int:
@@ -48,6 +58,15 @@ class Report:
     @property
     def accuracy(self) -> float:
         return self.correct / self.metrics.test_samples if self.metrics.test_samples else 0.0
+
+    @property
+    def counts(self) -> SampleCounts:
+        return SampleCounts(
+            correct=self.correct,
+            samples=self.test_samples,
+            validation_correct=self.validation_correct,
+            validation_samples=self.metrics.validation_samples,
+        )
 
     def as_line(self) -> dict[str, Any]:
         metrics, samples = self.metrics, max(self.metrics.test_samples, 1)
@@ -99,12 +118,42 @@ class Traffic:
         self.down += metrics.bytes_down
 
 
-@dataclass
-class _Tally:
-    """Sums over a round's reports so far; integers, so that the order of reports does not matter."""
+class _Accuracy:
+    """Sums over the evaluations that count; integers, so that the order of reports does not matter."""
 
-    correct: int = 0
-    samples: int = 0
+    def __init__(self) -> None:
+        self.counted = CountedEvaluations[Report]()
+        self._correct = 0
+        self._samples = 0
+        self._by_round: Counter[int] = Counter()
+        """How many of the evaluations that count are of each round."""
+
+    def add(self, report: Report) -> None:
+        before = self.counted.by_client.get(report.client_id)
+        self.counted.add(report)
+        if self.counted.by_client.get(report.client_id) is before:
+            return
+        self._count(report, 1)
+        if before is not None:
+            self._count(before, -1)
+
+    def after(self, completed_rounds: int | None) -> CurrentAccuracy | None:
+        """None before the first evaluation that counts; by default after the newest round."""
+        if not self._samples:
+            return None
+        newest = max(self._by_round) if completed_rounds is None else completed_rounds
+        return CurrentAccuracy(
+            accuracy=self._correct / self._samples,
+            clients=len(self.counted.by_client),
+            evaluated=self._by_round[newest],
+        )
+
+    def _count(self, report: Report, sign: int) -> None:
+        self._correct += sign * report.correct
+        self._samples += sign * report.test_samples
+        self._by_round[report.round] += sign
+        if not self._by_round[report.round]:
+            del self._by_round[report.round]
 
 
 class MetricsLog:
@@ -118,7 +167,9 @@ class MetricsLog:
         self._metrics = directory / METRICS_NAME
         self._summary = directory / SUMMARY_NAME
         self._newest: dict[int, Report] = {}
-        self._tallies: dict[int, _Tally] = defaultdict(_Tally)
+        self._accuracy = _Accuracy()
+        self._trained_rounds: Counter[int] = Counter()
+        """By client, in how many rounds it trained."""
         self._traffic: dict[int, Traffic] = defaultdict(Traffic)
         self.traffic = Traffic()
         """Of all clients."""
@@ -154,12 +205,21 @@ class MetricsLog:
     def traffic_of(self, client_id: int) -> Traffic:
         return self._traffic.get(client_id) or Traffic()
 
-    def accuracy_of(self, round_number: int) -> float | None:
-        """Sample-weighted accuracy over the reports on a round so far; none without reports."""
-        tally = self._tallies.get(round_number)
-        if tally is None:
-            return None
-        return tally.correct / tally.samples if tally.samples else 0.0
+    def accuracy(self, *, completed_rounds: int | None = None) -> CurrentAccuracy | None:
+        """Of the run, as far as its clients have evaluated; None before the first evaluation after training."""
+        return self._accuracy.after(completed_rounds)
+
+    def counts(self, report: Report) -> bool:
+        """Whether a client's newest report is in the run's accuracy."""
+        return self._accuracy.counted.by_client.get(report.client_id) is report
+
+    def first_round_of(self, client_id: int) -> int | None:
+        """The round in which a client first trained."""
+        return self._accuracy.counted.first_round(client_id)
+
+    def trained_rounds_of(self, client_id: int) -> int:
+        """In how many rounds a client trained."""
+        return self._trained_rounds[client_id]
 
     def reporters_of(self, round_number: int) -> frozenset[int]:
         """Clients whose newest report is on this round."""
@@ -187,9 +247,8 @@ class MetricsLog:
         known = self._newest.get(report.client_id)
         if known is None or known.round <= report.round:
             self._newest[report.client_id] = report
-        tally = self._tallies[report.round]
-        tally.correct += report.correct
-        tally.samples += report.metrics.test_samples
+        self._accuracy.add(report)
+        self._trained_rounds[report.client_id] += report.has_trained
         self.traffic.add(report.metrics)
         self._traffic[report.client_id].add(report.metrics)
         return report

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
-from feddbp_common.humanize import client_names, human_seconds, percent, round_name
+from feddbp_common.evaluation import CurrentAccuracy, accuracy_over_clients, share_of_clients
+from feddbp_common.humanize import client_names, human_seconds, round_name
 
 _TIMED_ROUNDS: Final = 5
 """Rounds from whose median duration the time left is estimated; the first one of a client takes longer."""
@@ -20,12 +21,11 @@ _TIMED_ROUNDS: Final = 5
 
 @dataclass(frozen=True, kw_only=True)
 class ClosedRound:
-    """What the line of a round says; `accuracy` is over the clients that evaluated at its beginning."""
+    """What the line of a round says; `accuracy` is after the rounds before it: clients evaluate, then train."""
 
     number: int
     uploaded: frozenset[int]
-    accuracy: float | None
-    evaluated: int
+    accuracy: CurrentAccuracy | None
 
 
 class RoundLines:
@@ -57,9 +57,9 @@ class RoundLines:
 
     def closed(self, closed: ClosedRound) -> str:
         parts = [f"{self.name(closed.number)}: {self._participants(closed)}{self._duration()}"]
-        if closed.number > 0 and closed.accuracy is not None:
-            after = f"after round {closed.number}"
-            parts.append(f"accuracy {percent(closed.accuracy)} {after}, over {self._share(closed.evaluated)}")
+        if (found := closed.accuracy) is not None:
+            over = accuracy_over_clients(found.accuracy, found.clients, self._clients, evaluated=found.evaluated)
+            parts.append(f"accuracy after round {closed.number}: {over}")
         left = self._rounds - closed.number - 1
         if left and self._durations:
             parts.append(f"about {human_seconds(left * median(self._durations))} left")
@@ -68,10 +68,7 @@ class RoundLines:
     def _participants(self, closed: ClosedRound) -> str:
         missing = self.missing(closed)
         without = f", without {client_names(missing)}" if missing else ""
-        return f"{self._share(len(closed.uploaded))} uploaded{without}"
-
-    def _share(self, count: int) -> str:
-        return f"{count} of {self._clients} clients"
+        return f"{share_of_clients(len(closed.uploaded), self._clients)} uploaded{without}"
 
     def _duration(self) -> str:
         if self._opened_at is None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from statistics import fmean, pstdev
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from feddbp_common.config.identity import canonical
 from feddbp_common.config.run import RunConfig
-from feddbp_common.evaluation import best_round
+from feddbp_common.evaluation import RoundAccuracy, accuracy_over_clients, best_round, counted_by_round
 from feddbp_common.fault_injection import fault_point
 from feddbp_common.humanize import client_names
 from feddbp_server.reporting.metrics_log import MetricsLog, Report, reports_in
@@ -22,81 +21,56 @@ from feddbp_server.store import Jobs
 log = logging.getLogger("feddbp.server")
 
 
-@dataclass(frozen=True, kw_only=True)
-class RoundAccuracy:
-    """Accuracy over clients after a number of completed rounds."""
-
-    round: int
-    weighted: float
-    """All correct over all test samples."""
-    unweighted: float
-    """Mean of the clients' own accuracies."""
-    deviation: float
-    """Standard deviation of the clients' own accuracies."""
-    clients: int
-    validation: float | None = None
-    """All correct over all validation samples; None in a run that holds out none."""
-
-    def as_dict(self) -> dict[str, Any]:
-        held_out = {} if self.validation is None else {"validation": self.validation}
-        return {
-            "round": self.round,
-            "weighted": self.weighted,
-            "unweighted": self.unweighted,
-            "std_over_clients": self.deviation,
-            "clients": self.clients,
-            **held_out,
-        }
-
-
 @dataclass
-class _RoundTally:
-    correct: int = 0
-    samples: int = 0
-    validation_correct: int = 0
-    validation_samples: int = 0
-    accuracies: list[float] = field(default_factory=list)
+class _ClientTotals:
+    """What all reports of a client say together."""
+
+    accuracy: float | None = None
+    """The one that counts in the run's; None if none does."""
+    accuracy_round: int | None = None
+    trained_rounds: int = 0
+    first_round: int | None = None
+    last_round: int | None = None
 
     def add(self, report: Report) -> None:
-        self.correct += report.correct
-        self.samples += report.metrics.test_samples
-        self.validation_correct += report.validation_correct
-        self.validation_samples += report.metrics.validation_samples
-        self.accuracies.append(report.accuracy)
-
-    def over_clients(self, number: int) -> RoundAccuracy:
-        return RoundAccuracy(
-            round=number,
-            weighted=self.correct / self.samples if self.samples else 0.0,
-            unweighted=fmean(self.accuracies),
-            deviation=pstdev(self.accuracies),
-            clients=len(self.accuracies),
-            validation=self.validation_correct / self.validation_samples if self.validation_samples else None,
-        )
+        if report.has_trained:
+            self.trained_rounds += 1
+            self.first_round = report.round if self.first_round is None else self.first_round
+            self.last_round = report.round
 
 
 class Tally:
-    """Sums over all reports of a run. Their order does not matter: mean and deviation are computed exactly."""
+    """Sums over all reports of a run, which are added in the order of rounds."""
 
     def __init__(self) -> None:
         self.bytes_up = 0
         self.bytes_down = 0
-        self._rounds: dict[int, _RoundTally] = defaultdict(_RoundTally)
-        self._newest: dict[int, tuple[int, float]] = {}
-        """By client: the round of its newest report, and its accuracy in it."""
+        self.curve: list[RoundAccuracy] = []
+        self._clients: dict[int, _ClientTotals] = defaultdict(_ClientTotals)
 
-    def add(self, report: Report) -> None:
+    @classmethod
+    def over(cls, reports: Iterable[Report]) -> Tally:
+        """Reads the reports once and keeps none but each client's newest."""
+        tally = cls()
+        for number, counted in counted_by_round(map(tally._add, reports)):
+            tally._close_round(number, counted.values())
+        return tally
+
+    def client(self, client_id: int) -> _ClientTotals:
+        return self._clients[client_id]
+
+    def _add(self, report: Report) -> Report:
         self.bytes_up += report.metrics.bytes_up
         self.bytes_down += report.metrics.bytes_down
-        self._rounds[report.round].add(report)
-        newest = report.round, report.accuracy
-        self._newest[report.client_id] = max(newest, self._newest.get(report.client_id, newest))
+        self._clients[report.client_id].add(report)
+        return report
 
-    def curve(self) -> list[RoundAccuracy]:
-        return [self._rounds[number].over_clients(number) for number in sorted(self._rounds)]
-
-    def newest_accuracy(self, client_id: int) -> float | None:
-        return self._newest[client_id][1] if client_id in self._newest else None
+    def _close_round(self, number: int, counted: Collection[Report]) -> None:
+        evaluated = [report for report in counted if report.round == number]
+        self.curve.append(RoundAccuracy.over(number, [report.counts for report in counted], evaluated=len(evaluated)))
+        for report in evaluated:
+            client = self._clients[report.client_id]
+            client.accuracy, client.accuracy_round = report.accuracy, number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,9 +94,7 @@ async def write_summary(outcome: RunOutcome, store: Jobs, metrics_log: MetricsLo
     summary = await store.run(lambda store: summarise(outcome, reports_in(store)))
     await store.run(lambda store: metrics_log.complete(reports_in(store)))
     metrics_log.write_summary(summary)
-    last = summary["accuracy"]["last"]
-    accuracy = f"accuracy {100 * last['weighted']:.1f} % after {last['round']} rounds; " if last else ""
-    log.info("%sthe summary is %s", accuracy, metrics_log.summary_path)
+    log.info("%sthe summary is %s", _result_text(summary), metrics_log.summary_path)
     participants = summary["participants"]
     if participants["trained_alone"]:
         log.warning("one client trained alone: no other of the %d clients ever joined", outcome.config.clients)
@@ -132,11 +104,9 @@ async def write_summary(outcome: RunOutcome, store: Jobs, metrics_log: MetricsLo
 
 
 def summarise(outcome: RunOutcome, reports: Iterable[Report]) -> dict[str, Any]:
-    """Reads the reports once and keeps none: a long run has more of them than fit in memory."""
-    config, tally = outcome.config, Tally()
-    for report in reports:
-        tally.add(report)
-    curve = tally.curve()
+    """Reads the reports once: a long run has more of them than fit in memory."""
+    config, tally = outcome.config, Tally.over(reports)
+    curve = tally.curve
     return {
         "method": config.method,
         "dataset": config.data.dataset,
@@ -174,6 +144,15 @@ def _participants(outcome: RunOutcome) -> dict[str, Any]:
     }
 
 
+def _result_text(summary: dict[str, Any]) -> str:
+    last = summary["accuracy"]["last"]
+    if not last or not last["round"]:
+        return ""
+    point = RoundAccuracy.from_dict(last)
+    text = accuracy_over_clients(point.weighted, point.clients, summary["clients"], evaluated=point.evaluated)
+    return f"accuracy {text}, after {point.round} round{'' if point.round == 1 else 's'}; "
+
+
 def _validation(point: RoundAccuracy) -> float:
     return point.validation or 0.0
 
@@ -183,6 +162,7 @@ def _as_dict(point: RoundAccuracy | None) -> dict[str, Any] | None:
 
 
 def _client_entry(session: Session, tally: Tally) -> dict[str, Any]:
+    totals = tally.client(session.client_id)
     return {
         "client": session.client_id,
         "architecture": session.capabilities.architecture,
@@ -190,5 +170,9 @@ def _client_entry(session: Session, tally: Tally) -> dict[str, Any]:
         "classes_held": sum(count > 0 for count in session.data.label_counts),
         "train_samples": sum(session.data.label_counts),
         "test_samples": session.data.test_samples,
-        "accuracy": tally.newest_accuracy(session.client_id),
+        "accuracy": totals.accuracy,
+        "accuracy_round": totals.accuracy_round,
+        "trained_rounds": totals.trained_rounds,
+        "first_round": totals.first_round,
+        "last_round": totals.last_round,
     }

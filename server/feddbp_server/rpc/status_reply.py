@@ -32,7 +32,7 @@ ACTIVITY_NAMES: Final = {
 
 
 def status_of(run: RunView) -> pb.RunStatus:
-    state, policy = run.state, run.policy
+    state, policy, accuracy = run.state, run.policy, run.accuracy()
     status = pb.RunStatus(
         run_id=run.run_id,
         software_version=VERSION,
@@ -44,7 +44,8 @@ def status_of(run: RunView) -> pb.RunStatus:
         clients=[_client_status(session, run) for session in run.sessions()],
         missing=sorted(run.missing),
         reason=state.reason or run.storage_trouble,
-        mean_accuracy=run.mean_accuracy(),
+        mean_accuracy=None if accuracy is None else accuracy.accuracy,
+        accuracy_clients=0 if accuracy is None else accuracy.clients,
         bytes_up=run.traffic.up,
         bytes_down=run.traffic.down,
         refusals=run.refusals,
@@ -86,10 +87,13 @@ def _client_status(session: Session, run: RunView) -> pb.ClientStatus:
         bytes_up=traffic.up,
         bytes_down=traffic.down,
         peer=session.peer,
+        trained_rounds=run.trained_rounds_of(session.client_id),
+        first_round=run.first_round_of(session.client_id),
     )
     status.last_seen.FromNanoseconds(int((time.time() - run.seconds_unseen(session)) * 1e9))
     newest = run.newest_report_of(session.client_id)
     if newest is not None:
         status.metrics.CopyFrom(newest.metrics)
         status.metrics_round = newest.round
+        status.is_trained = run.is_trained(newest)
     return status

@@ -308,8 +308,7 @@ class RunEngine:
         return ClosedRound(
             number=number,
             uploaded=self.state.uploaded,
-            accuracy=self.metrics_log.accuracy_of(number),
-            evaluated=len(self.metrics_log.reporters_of(number)),
+            accuracy=self.metrics_log.accuracy(completed_rounds=number),
         )
 
     async def _aggregate(self, number: int) -> GlobalState:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.evaluation import CurrentAccuracy
 from feddbp_server.reporting.event_log import Incident
 from feddbp_server.reporting.metrics_log import Report, Traffic
 from feddbp_server.run.durations import Durations, PhaseTimes
@@ -104,14 +105,21 @@ class RunView:
     def newest_report_of(self, client_id: int) -> Report | None:
         return self._engine.metrics_log.newest_of(client_id)
 
-    def mean_accuracy(self) -> float | None:
-        """Over all test samples, in the newest round that all its clients have reported on, or that is over."""
-        state, accuracy_of = self._engine.state, self._engine.metrics_log.accuracy_of
-        taking_part = state.selected | state.observers
-        is_complete = state.phase.is_final or (bool(taking_part) and taking_part <= state.reported)
-        of_complete = accuracy_of(state.round if is_complete else state.round - 1)
-        # in the very first round, a few reports are better than none
-        return accuracy_of(state.round) if of_complete is None else of_complete
+    def accuracy(self) -> CurrentAccuracy | None:
+        """Over the newest evaluation of every client; None before the first after training."""
+        return self._engine.metrics_log.accuracy()
+
+    def is_trained(self, report: Report) -> bool:
+        """Whether a client's newest report is on a model that it has trained."""
+        return self._engine.metrics_log.counts(report)
+
+    def first_round_of(self, client_id: int) -> int | None:
+        """The round in which a client first trained."""
+        return self._engine.metrics_log.first_round_of(client_id)
+
+    def trained_rounds_of(self, client_id: int) -> int:
+        """In how many rounds a client trained."""
+        return self._engine.metrics_log.trained_rounds_of(client_id)
 
     @property
     def traffic(self) -> Traffic:

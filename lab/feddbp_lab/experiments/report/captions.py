@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from feddbp_common.config.catalog import DATASETS
-from feddbp_common.evaluation import RARE_CLASS_SAMPLES
+from feddbp_common.evaluation import RARE_CLASS_SAMPLES, share_of_clients
 from feddbp_lab.experiments.plan import Plan
 from feddbp_lab.experiments.report.grid import ResultGrid
 from feddbp_lab.experiments.report.intervals import CONFIDENCE
@@ -119,6 +119,11 @@ def warnings_of(plan: Plan, outcomes: Outcomes) -> str:
             f"Cells on {DATASETS[name].title} were run with different amounts of data and cannot be compared."
             for name, counts in outcomes.images.items()
             if len(counts) > 1
+        ),
+        *(
+            f"{cell_id} is over {share_of_clients(result.clients, result.expected_clients)} only."
+            for cell_id, result in outcomes.done.items()
+            if result.clients < result.expected_clients
         ),
     ]
     return " ".join(filter(None, sentences))

@@ -9,11 +9,12 @@ from statistics import fmean, stdev
 from typing import Any
 
 from feddbp_common.config.nested import dotted
-from feddbp_common.evaluation import best_round
+from feddbp_common.evaluation import best_round, counted_by_round
 from feddbp_lab.experiments.plan import Plan, Point
 from feddbp_lab.experiments.run.cell_dir import CellDir, CellState, DamagedCellError, Failure
 from feddbp_lab.experiments.run.output_dir import OutputDir
-from feddbp_lab.results.protocol import Basis, basis_of, counts_in_result
+from feddbp_lab.results.protocol import Basis, basis_of, counts_in_result, expected_clients
+from feddbp_lab.results.run_results import EvaluationLine
 
 Curve = dict[int, float]
 """Accuracy in per cent over all clients' test samples, by completed rounds."""
@@ -151,6 +152,8 @@ class CellResult:
     inference: str
     """The method's own inference rule, by which it is compared."""
     basis: Basis
+    expected_clients: int
+    """The clients it is of, whether they evaluated or not."""
     rules: dict[str, RuleResult]
     """By inference rule."""
     rare: ClientCounts
@@ -182,11 +185,17 @@ class CellResult:
             images=_images(summary, lines),
             inference=inference,
             basis=basis,
+            expected_clients=expected_clients(summary),
             rules=rules,
             rare=ClientCounts.rare_in([line for line in counted if line["round"] == reported]),
             core_minutes=core_minutes,
             megabytes=_megabytes(summary, lines),
         )
+
+    @property
+    def clients(self) -> int:
+        """Over how many clients the result is."""
+        return self.rules[self.inference].reported.clients
 
     def of_rule(self, rule: str | None) -> RuleResult | None:
         """The results of a rule, by default the method's own; None if the method does not have it."""
@@ -204,11 +213,12 @@ class RuleResult:
 
     @classmethod
     def of(cls, rule: str, lines: Iterable[_Line], basis: Basis) -> RuleResult:
-        by_round: dict[int, list[_Line]] = defaultdict(list)
-        for line in lines:
-            if rule in line["accuracies"]:
-                by_round[line["round"]].append(line)
-        rounds = [RoundResult.of(number, rule, by_round[number]) for number in sorted(by_round)]
+        with_rule = (EvaluationLine(line) for line in lines if rule in line["accuracies"])
+        ordered = sorted(with_rule, key=lambda evaluation: evaluation.round)
+        rounds = [
+            RoundResult.of(number, rule, [evaluation.line for evaluation in counted.values()])
+            for number, counted in counted_by_round(ordered)
+        ]
         reported = rounds[-1] if basis is Basis.LAST else best_round(rounds, lambda found: found.score(basis))
         assert reported is not None  # the rule is in a line
         return cls(

@@ -90,7 +90,10 @@ class CellProgress:
     completed_rounds: int
     rounds: int
     accuracy: float | None
-    """Over all clients' test samples after the completed rounds; None before the first evaluation."""
+    """Over the clients' test samples after the completed rounds; None before the first evaluation after training."""
+    clients: int
+    """Over how many clients it is: in some rounds newcomers alone evaluate, in others all but them."""
+    expected_clients: int
 
 
 @dataclass(frozen=True)
@@ -195,7 +198,13 @@ class CellDir:
         reports = Counter(line["round"] for line in lines)
         complete = max((number for number, count in reports.items() if count >= run.clients_in(number)), default=None)
         newest = [line for line in lines if line["round"] == complete]
-        return CellProgress(completed_rounds=complete or 0, rounds=run.rounds, accuracy=weighted_accuracy(newest))
+        return CellProgress(
+            completed_rounds=complete or 0,
+            rounds=run.rounds,
+            accuracy=weighted_accuracy(newest) if complete else None,
+            clients=len(newest),
+            expected_clients=run.clients,
+        )
 
     def _outcome(self) -> str:
         """The outcome in the server's summary; empty if it cannot be read."""

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from feddbp_common.humanize import percent
+from feddbp_common.evaluation import accuracy_over_clients
 from feddbp_lab.experiments.run.cell_dir import CellDir, CellState, DamagedCellError, Failure
 from feddbp_lab.experiments.run.output_dir import OutputDir
 from feddbp_lab.terminal.format import plain_table
@@ -85,7 +85,8 @@ def _counts_table(status: dict[str, Any]) -> Table:
 def _cell_lines(cell_id: str, cell: dict[str, Any]) -> Iterator[Text]:
     if "rounds" in cell:
         rounds = f"{cell['completed_rounds']} of {cell['rounds']} rounds"
-        yield Text(f"{cell['state']}  {cell_id}  {rounds}, {percent(cell['accuracy'])}")
+        over = accuracy_over_clients(cell["accuracy"], cell["clients"], cell["expected_clients"])
+        yield Text(f"{cell['state']}  {cell_id}  {rounds}, {over}")
     if "failure" in cell:
         yield Text.assemble(("failed", "bold red"), f"  {cell_id}\n        {cell['failure']['cause']}")
         for line in cell["failure"]["last_lines"][-3:]:

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_common.humanize import human_seconds, percent
+from feddbp_common.humanize import human_seconds
 from feddbp_lab.experiments.cell import Cell
 from feddbp_lab.experiments.run.cell_dir import Failure
 from feddbp_lab.results.protocol import Reported
@@ -224,4 +224,4 @@ class LiveCellDisplay(_DisplayBase):
 
 
 def _result(summary: dict[str, Any]) -> str:
-    return f"{percent(Reported.of(summary).accuracy)} in {human_seconds(summary['seconds'])}"
+    return f"{Reported.of(summary)} in {human_seconds(summary['seconds'])}"

@@ -115,10 +115,10 @@ def with_metrics(text: bytes) -> Callable[[Path], Any]:
         (without("metrics.jsonl"), "run has a summary.json, but no metrics.jsonl beside it"),
         (with_summary('{"method": "feddbp", '), "run are damaged: summary.json: Expecting property name"),
         (with_summary("[]"), "run are damaged: summary.json: not an object"),
-        (with_summary('{"method": "feddbp"}'), "run are damaged: 'completed_rounds' is missing"),
+        (with_summary('{"method": "feddbp"}'), "run are damaged: 'per_client' is missing"),
         (with_summary(json.dumps({**results().summary, "per_client": None})), "run are damaged: "),
         (with_metrics(b'{"client": 0'), "run are damaged: metrics.jsonl, line 1: Expecting"),
-        (with_metrics(b'{"client": 0}\n'), "run are damaged: 'test_samples' is missing"),
+        (with_metrics(b'{"client": 0}\n'), "run are damaged: 'round' is missing"),
         (with_metrics(b"\xff\xfe\x00\n"), "run are damaged: metrics.jsonl, line 1: "),
     ],
 )

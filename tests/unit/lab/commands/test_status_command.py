@@ -287,6 +287,15 @@ def test_versions_that_differ_are_shown_on_narrower_terminals_too() -> None:
     assert "0.1.0" in printed(StatusView(status=status, now=NOW), width=82)
 
 
+def test_clients_that_joined_late_are_named_below_the_table() -> None:
+    rows = [client(number, metrics_round=5, correct=25) for number in range(8)]
+    for row in rows[1:]:
+        row.first_round = row.client_id
+    text = printed(StatusView(status=run_status(*rows), now=NOW), width=200)
+    assert "trained later: client 1 since round 2, client 2 since round 3," in text
+    assert "client 5 since round 6, 2 more" in text
+
+
 @pytest.mark.parametrize("width", [40, 54, 60, 72, 80, 82, 93, 100, 110, 120, 130, 145, 160])
 def test_every_terminal_shows_a_client_in_one_line(width: int) -> None:
     rows = [client(number, epochs_done=2, metrics_round=1, correct=25) for number in (0, 1, 12)] + [

@@ -260,10 +260,14 @@ def test_the_status_shows_the_accuracy_in_the_chosen_round(out: Path, capsys: py
     (cell,) = expanded.cells.values()
     finish(output_dir, cell, lambda *_: 0.5)
     path = output_dir.cell_dir(cell.id).path / "summary.json"
-    points = {name: {"weighted": share} for name, share in (("best", 0.9), ("chosen", 0.8), ("last", 0.7))}
+    points = {
+        name: {"weighted": share, "clients": 2} for name, share in (("best", 0.9), ("chosen", 0.8), ("last", 0.7))
+    }
     for accuracy, expected in ((points, 0.8), (dict.fromkeys(points), None)):
         path.write_text(json.dumps({**json.loads(path.read_text()), "accuracy": accuracy}))
-        assert status(out, capsys)["cells"][cell.id] == {"state": "done", "accuracy": expected, "basis": "validation"}
+        over = {"clients": 2 if expected else 0, "expected_clients": 2}
+        shown = {"state": "done", "accuracy": expected, "basis": "validation", **over}
+        assert status(out, capsys)["cells"][cell.id] == shown
 
 
 def test_the_status_of_a_run_with_newcomers_shows_their_accuracy(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -275,7 +279,8 @@ def test_the_status_of_a_run_with_newcomers_shows_their_accuracy(out: Path, caps
     summary = json.loads(path.read_text())
     summary["per_client"][0]["accuracy"] = 0.1
     path.write_text(json.dumps(summary))
-    assert status(out, capsys)["cells"][cell.id] == {"state": "done", "accuracy": 0.5, "basis": "last"}
+    shown = {"state": "done", "accuracy": 0.5, "basis": "last", "clients": 1, "expected_clients": 1}
+    assert status(out, capsys)["cells"][cell.id] == shown
 
 
 def test_cells_that_are_no_longer_part_of_a_grid_are_counted(

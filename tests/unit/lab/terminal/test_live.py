@@ -54,6 +54,14 @@ def test_accuracy_before_any_training_is_not_shown() -> None:
     assert "mean accuracy 25.0 %" in drawn(after)
 
 
+def test_the_accuracy_says_over_how_many_clients_it_is() -> None:
+    status = run_status(client(0, metrics_round=1), mean_accuracy=0.25, accuracy_clients=1, total_clients=8)
+    assert "mean accuracy 25.0 % over 1 of 8 clients" in drawn(status)
+    untrained = client(0, metrics_round=4, correct=25)
+    untrained.is_trained = False
+    assert "50.0 %" not in drawn(run_status(untrained))
+
+
 def test_traffic_is_shown_in_decimal_units() -> None:
     assert "up 1.2 MB   down 640 kB" in drawn(run_status(client(0)))
 

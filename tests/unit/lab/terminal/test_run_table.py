@@ -22,8 +22,7 @@ def test_every_client_has_a_row_with_its_first_and_last_accuracy() -> None:
 def test_means_traffic_time_digest_and_files_fit_eighty_columns() -> None:
     text = printed(run_table(results(), Path("runs/one")))
     for expected in (
-        "88.5 % by samples",
-        "by clients (± 3.1)",
+        "accuracy  88.5 % over 3 of 3 clients, by client 88.5 % ± 3.1, after 4 rounds",
         "1.5 MB up, 800 B down",
         "42 s",
         "ab" * 32,
@@ -31,6 +30,21 @@ def test_means_traffic_time_digest_and_files_fit_eighty_columns() -> None:
     ):
         assert expected in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_late_joiners_row_tells_the_rounds_it_took_part_in() -> None:
+    made = results()
+    made.metrics[:] = [line for line in made.metrics if line["client"] != 2 or line["round"] >= 2]
+    made.metrics[:] = [line for line in made.metrics if (line["client"], line["round"]) != (1, 2)]
+    for line in made.metrics:
+        line["losses"] = {} if line["round"] == 4 else line["losses"]
+    rows = {
+        words[0]: words for line in printed(run_table(made, Path("runs/one"))).splitlines() if (words := line.split())
+    }
+    assert "accuracy, first → last" in " ".join(rows["client"])
+    assert [rows[client][4] for client in "012"] == ["1-4", "3", "3-4"]
+    assert rows["1"][4:7] == ["3", "of", "1-4"]
+    assert rows["2"][5:] == ["86.4", "%", "→", "89.3", "%"]
 
 
 def test_a_run_of_one_round_has_one_accuracy() -> None:

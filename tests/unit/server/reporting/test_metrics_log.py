@@ -11,8 +11,9 @@ import pytest
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.run import RunConfig
 from feddbp_common.config.training import TrainingConfig
+from feddbp_common.evaluation import CurrentAccuracy, RoundAccuracy
 from feddbp_server.reporting.metrics_log import MetricsLog, Report, Traffic
-from feddbp_server.reporting.summary import RoundAccuracy, RunOutcome, Tally, summarise
+from feddbp_server.reporting.summary import RunOutcome, Tally, summarise
 from feddbp_server.run.sessions import Session
 from feddbp_server.run.state_machine import Phase
 from feddbp_server.store import ReportRecord
@@ -119,9 +120,10 @@ def test_a_client_without_test_samples_is_no_division_by_zero(tmp_path: Path) ->
     results = MetricsLog(tmp_path)
     results.add(empty)
     assert lines(tmp_path)[0]["accuracies"] == {"head": 0.0, "prototype": 0.0}
-    assert results.accuracy_of(0) == 0.0
+    results.add(report(0, 1, 0, 0))
+    assert results.accuracy() is None
     (point,) = accuracy_by_round([empty])
-    assert (point.weighted, point.unweighted) == (0.0, 0.0)
+    assert (point.weighted, point.unweighted, point.clients) == (0.0, 0.0, 0)
 
 
 def test_on_a_restart_the_file_is_rewritten_from_the_store(tmp_path: Path) -> None:
@@ -153,7 +155,8 @@ def test_a_restart_gives_the_same_numbers_as_no_restart(tmp_path: Path) -> None:
         restarted.add(entry)
     assert (tmp_path / "a" / "metrics.jsonl").read_text() == (tmp_path / "b" / "metrics.jsonl").read_text()
     assert straight.traffic == restarted.traffic == Traffic(400, 28)
-    assert straight.accuracy_of(2) == restarted.accuracy_of(2) == 25 / 50
+    expected = CurrentAccuracy(accuracy=25 / 50, clients=2, evaluated=2)
+    assert straight.accuracy() == restarted.accuracy() == expected
     assert straight.reporters_of(2) == restarted.reporters_of(2) == {0, 1}
 
 
@@ -168,28 +171,42 @@ def test_the_newest_report_of_a_client_is_that_of_its_newest_round(tmp_path: Pat
     assert results.newest_of(0) == REPORTS[2]
 
 
-def test_the_accuracy_of_a_round_is_that_of_its_reports_so_far(tmp_path: Path) -> None:
+def test_the_accuracy_is_over_the_newest_evaluation_of_every_client_after_its_first_training(tmp_path: Path) -> None:
     results = MetricsLog(tmp_path)
-    assert results.accuracy_of(0) is None
-    results.add(REPORTS[0])
-    assert (results.accuracy_of(0), results.reporters_of(0)) == (0.1, frozenset({0}))
-    results.add(REPORTS[1])
-    assert (results.accuracy_of(0), results.reporters_of(0)) == ((1 + 30) / (10 + 40), frozenset({0, 1}))
-    assert (results.accuracy_of(1), results.reporters_of(1)) == (None, frozenset())
+    for entry in REPORTS[:2]:
+        results.add(entry)
+        assert results.accuracy() is None
+    results.add(REPORTS[2])
+    assert results.accuracy() == CurrentAccuracy(accuracy=8 / 10, clients=1, evaluated=1)
+    results.add(REPORTS[3])
+    assert results.accuracy() == CurrentAccuracy(accuracy=40 / 50, clients=2, evaluated=2)
+    results.add(REPORTS[4])
+    assert results.accuracy() == CurrentAccuracy(accuracy=(5 + 32) / 50, clients=2, evaluated=1)
+    assert results.accuracy(completed_rounds=1) == CurrentAccuracy(accuracy=(5 + 32) / 50, clients=2, evaluated=1)
+
+
+def test_a_late_joiner_counts_after_its_own_first_training(tmp_path: Path) -> None:
+    results = MetricsLog(tmp_path)
+    late, trained = report(2, 1, 0, 50), report(2, 2, 40, 50)
+    for entry in (*REPORTS[:4], late):
+        results.add(entry)
+    assert (results.first_round_of(0), results.first_round_of(2), results.trained_rounds_of(0)) == (0, 1, 2)
+    assert (results.counts(REPORTS[3]), results.counts(late)) == (True, False)
+    assert results.accuracy() == CurrentAccuracy(accuracy=40 / 50, clients=2, evaluated=2)
+    results.add(trained)
+    assert results.counts(trained)
+    assert results.accuracy() == CurrentAccuracy(accuracy=80 / 100, clients=3, evaluated=1)
 
 
 # --- accuracy over clients ---
 
 
 def accuracy_by_round(reports: Iterable[Report]) -> list[RoundAccuracy]:
-    tally = Tally()
-    for entry in reports:
-        tally.add(entry)
-    return tally.curve()
+    return Tally.over(reports).curve
 
 
 def test_weighted_unweighted_and_deviation_by_hand() -> None:
-    first, second, third = accuracy_by_round(reversed(REPORTS))
+    first, second, third = accuracy_by_round(REPORTS)
     assert (first.round, first.clients) == (0, 2)
     assert first.weighted == (1 + 30) / (10 + 40)
     assert first.unweighted == pytest.approx((0.1 + 0.75) / 2)
@@ -206,8 +223,8 @@ def test_the_deviation_is_that_of_all_clients_not_of_a_sample() -> None:
     assert point.deviation == pytest.approx(expected)
 
 
-def test_numbers_do_not_depend_on_the_order_of_reports() -> None:
-    shuffled = [REPORTS[index] for index in (3, 0, 5, 1, 4, 2)]
+def test_numbers_do_not_depend_on_the_order_of_reports_in_a_round() -> None:
+    shuffled = [REPORTS[index] for index in (1, 0, 2, 3, 5, 4)]
     assert accuracy_by_round(shuffled) == accuracy_by_round(REPORTS)
 
 
@@ -248,11 +265,15 @@ def validated(client_id: int, number: int, correct: int, validation_correct: int
 
 def test_the_round_is_chosen_on_validation_samples_and_judged_on_test_samples(tmp_path: Path) -> None:
     training = TrainingConfig(validation=0.2)
-    reports = [validated(0, 1, correct=9, validation_correct=2), validated(0, 2, correct=7, validation_correct=3)]
+    reports = [
+        validated(0, 0, correct=9, validation_correct=4),
+        validated(0, 1, correct=9, validation_correct=2),
+        validated(0, 2, correct=7, validation_correct=3),
+    ]
     made = summary(reports, [client(0)], config=RunConfig(rounds=2, clients=1, training=training))["accuracy"]
     assert (made["best"]["round"], made["chosen"]["round"]) == (1, 2)
     assert (made["chosen"]["weighted"], made["chosen"]["validation"]) == (0.7, 0.75)
-    MetricsLog(tmp_path).add(reports[1])
+    MetricsLog(tmp_path).add(reports[2])
     (line,) = lines(tmp_path)
     assert (line["validation_samples"], line["validation_accuracies"]) == (4, {"head": 0.0, "prototype": 0.75})
 
@@ -286,23 +307,49 @@ def test_the_summary_by_hand(tmp_path: Path) -> None:
             "train_samples": 5,
             "test_samples": 10,
             "accuracy": accuracy,
+            "accuracy_round": None if accuracy is None else 2,
+            "trained_rounds": 0 if accuracy is None else 3,
+            "first_round": None if accuracy is None else 0,
+            "last_round": None if accuracy is None else 2,
         }
         for number, accuracy in ((0, 0.5), (1, 0.5), (2, None))
     ]
     assert RunConfig.model_validate(read["config"]) == RunConfig(rounds=2, clients=2, seed=7)
 
 
-def test_of_rounds_equally_good_the_first_is_the_best() -> None:
-    made = summary([report(0, 0, 5, 10), report(0, 1, 5, 10)], [client(0)])
-    assert made["accuracy"]["best"]["round"] == 0
+def test_of_rounds_equally_good_the_first_after_training_is_the_best() -> None:
+    made = summary([report(0, number, 5, 10) for number in range(3)], [client(0)])
+    assert made["accuracy"]["best"]["round"] == 1
 
 
-def test_the_best_round_is_one_that_most_clients_took_part_in() -> None:
-    few = [report(0, 0, 10, 10)]
-    all_of_them = [report(number, 1, 4, 10) for number in range(2)]
-    fewer = [report(0, 2, 9, 10)]
-    made = summary([*few, *all_of_them, *fewer], [client(0), client(1)])
-    assert (made["accuracy"]["best"]["round"], made["accuracy"]["last"]["round"]) == (1, 2)
+def test_a_client_that_left_counts_with_its_newest_evaluation() -> None:
+    """One client with an easy test split reports on the last round, in which the others had no time to."""
+    everybody = [report(number, at, 4 + at, 10) for at in range(3) for number in range(3)]
+    made = summary([*everybody, report(0, 3, 10, 10)], [client(0)], config=RunConfig(rounds=9, clients=3))
+    last, best = made["accuracy"]["last"], made["accuracy"]["best"]
+    assert (last["round"], last["clients"], last["evaluated"]) == (3, 3, 1)
+    assert last["weighted"] == (10 + 6 + 6) / 30
+    assert best == last
+
+
+def test_the_best_round_is_never_worse_than_the_last() -> None:
+    few = [report(0, 0, 9, 10), report(0, 1, 10, 10)]
+    all_of_them = [report(number, 2, 4, 10) for number in range(2)]
+    made = summary([*few, *all_of_them, report(1, 3, 2, 10)], [client(0), client(1)])
+    best, last = made["accuracy"]["best"], made["accuracy"]["last"]
+    assert (best["round"], best["weighted"], best["clients"]) == (3, 0.3, 2)
+    assert last == best
+    assert [point["clients"] for point in made["curve"]] == [1, 1, 1, 2]
+
+
+def test_a_summary_tells_the_rounds_of_a_late_joiner() -> None:
+    reports = [*REPORTS, report(2, 1, 0, 10), report(2, 2, 9, 10)]
+    made = summary(sorted(reports, key=lambda entry: entry.round), [client(0), client(2)])
+    early, late = made["per_client"]
+    assert (early["first_round"], early["last_round"], early["trained_rounds"]) == (0, 2, 3)
+    assert (late["first_round"], late["last_round"], late["trained_rounds"]) == (1, 2, 2)
+    assert (late["accuracy"], late["accuracy_round"]) == (0.9, 2)
+    assert [point["clients"] for point in made["curve"]] == [2, 2, 3]
 
 
 def test_a_run_without_results_has_a_summary_too() -> None:

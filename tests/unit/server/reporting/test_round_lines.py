@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from run_machine import ids
 
+from feddbp_common.evaluation import CurrentAccuracy
 from feddbp_server.reporting.round_lines import ClosedRound, RoundLines
 
 
@@ -25,15 +26,8 @@ def lines(clock: Clock) -> RoundLines:
     return RoundLines(rounds=4, clients=3, clock=clock)
 
 
-def closed(
-    number: int, uploaded: frozenset[int], *, accuracy: float | None = None, evaluated: int | None = None
-) -> ClosedRound:
-    return ClosedRound(
-        number=number,
-        uploaded=uploaded,
-        accuracy=accuracy,
-        evaluated=len(uploaded) if evaluated is None else evaluated,
-    )
+def closed(number: int, uploaded: frozenset[int], accuracy: CurrentAccuracy | None = None) -> ClosedRound:
+    return ClosedRound(number=number, uploaded=uploaded, accuracy=accuracy)
 
 
 def test_rounds_are_counted_from_one_and_the_last_evaluation_is_none(lines: RoundLines) -> None:
@@ -44,18 +38,25 @@ def test_rounds_are_counted_from_one_and_the_last_evaluation_is_none(lines: Roun
 def test_a_closed_round_says_who_uploaded_how_long_it_took_and_what_is_left(lines: RoundLines, clock: Clock) -> None:
     lines.opened(0, ids(0, 1, 2))
     clock.now += 20
-    assert lines.closed(closed(0, ids(0, 1, 2), accuracy=0.1)) == (
+    assert lines.closed(closed(0, ids(0, 1, 2))) == (
         "round 1/4: 3 of 3 clients uploaded, in 20 s; about 1 min 00 s left"
     )
     lines.opened(1, ids(0, 1, 2))
     clock.now += 40
-    assert lines.closed(closed(1, ids(0, 2), accuracy=0.875, evaluated=3)) == (
+    accuracy = CurrentAccuracy(accuracy=0.875, clients=3, evaluated=3)
+    assert lines.closed(closed(1, ids(0, 2), accuracy)) == (
         "round 2/4: 2 of 3 clients uploaded, without client 1, in 40 s; "
-        "accuracy 87.5 % after round 1, over 3 of 3 clients; about 1 min 00 s left"
+        "accuracy after round 1: 87.5 % over 3 of 3 clients; about 1 min 00 s left"
     )
     lines.opened(2, ids(0, 1, 2))
     clock.now += 21
     assert lines.closed(closed(2, ids(0, 1, 2))).endswith("; about 21 s left")  # the median, not the mean
+
+
+def test_a_closed_round_says_how_many_of_its_accuracies_are_older(lines: RoundLines) -> None:
+    accuracy = CurrentAccuracy(accuracy=0.5, clients=3, evaluated=1)
+    text = "round 4/4: 1 of 3 clients uploaded; accuracy after round 3: 50.0 % over 3 of 3 clients"
+    assert lines.closed(closed(3, ids(0), accuracy)) == f"{text}, 2 of them in earlier rounds"
 
 
 def test_clients_that_left_a_round_are_missing_in_it(lines: RoundLines) -> None:

@@ -41,24 +41,22 @@ async def test_the_status_shows_phase_round_and_missing_clients(server: Server) 
         await stream.aclose()
 
 
-async def test_the_accuracy_that_is_shown_is_of_a_round_that_is_complete(server: Server) -> None:
-    def shown() -> float | None:
+async def test_the_accuracy_that_is_shown_says_over_how_many_clients_it_is(server: Server) -> None:
+    def shown() -> tuple[float | None, int]:
         status = status_of(server.view)
-        return status.mean_accuracy if status.HasField("mean_accuracy") else None
+        accuracy = round(status.mean_accuracy, 6) if status.HasField("mean_accuracy") else None
+        return accuracy, status.accuracy_clients
 
     daemons = await join_all(server)
-    assert shown() is None
-    await daemons[2].work(0)
-    assert shown() == pytest.approx(0.2)  # better than nothing
-    for daemon in daemons[:2]:
+    for daemon in daemons:
         await daemon.work(0)
-    assert shown() == pytest.approx(0.1)
+        assert shown() == (None, 0)  # evaluated before its first training
     await server.until_round(1)
-    await daemons[2].report(1)
-    assert shown() == pytest.approx(0.1)  # not what the quickest client has
-    for daemon in daemons[:2]:
+    for count, daemon in enumerate(daemons, 1):
         await daemon.report(1)
-    assert shown() == pytest.approx(0.2)
+        assert shown() == ((0.1, 0.15, 0.2)[count - 1], count)
+    client = status_of(server.view).clients[0]
+    assert (client.is_trained, client.first_round, client.trained_rounds) == (True, 0, 2)
 
 
 async def test_the_status_of_a_finished_run_says_how_it_ended(server: Server) -> None:
