@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from feddbp_client.data.images import DataError, in_memory
 from feddbp_client.data.progress import Progress
@@ -28,6 +28,10 @@ UINT8: Final = np.dtype(np.uint8)
 UINT16: Final = np.dtype(np.uint16)
 FLOAT32: Final = np.dtype(np.float32)
 
+MAX_PIXELS: Final = 1 << 26
+"""Of one picture, 8192 x 8192: decoded it takes a few bytes for each, however few its file has."""
+_FORMATS: Final = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""Pillow has readers of many more, some of which start other programs; it goes by content, not by a file's name."""
 _FORMATS_OF_16_BITS: Final = ("PNG", "PPM")
 """Their files have at most 16 bits per pixel, also where Pillow opens them with 32."""
 _UINT16_PER_UINT8: Final = 257
@@ -44,7 +48,7 @@ def depth_of(picture: Image.Image) -> np.dtype[Any]:
 
 def read_header(path: str, *, origin: str) -> tuple[tuple[int, int], np.dtype[Any], bool]:
     """Width and height, the type of pixels, and whether Pillow reads only half of their bits; decodes nothing."""
-    with _as_data_error(origin), Image.open(path) as picture:
+    with _as_data_error(origin), _opened(path) as picture:
         depth = depth_of(picture)
         # Pillow has no colours of 16 bits: it takes their high byte, and says so in the raw mode of the file's tiles.
         halved = depth == UINT8 and picture.format in ("PNG", "TIFF") and ";16" in str(picture.tile[:1])
@@ -188,6 +192,19 @@ def _as_data_error(origin: str) -> Iterator[None]:
         raise DataError(f"{origin}: not a readable image: {error or type(error).__name__}") from error
 
 
+def _opened(file: str | Path | io.BytesIO) -> Image.Image:
+    """Reads the header of a picture, and refuses it before anything is decoded."""
+    try:
+        picture = Image.open(file, formats=_FORMATS)
+    except UnidentifiedImageError:
+        raise ValueError(f"it is none of {', '.join(_FORMATS)}") from None
+    width, height = picture.size
+    if width * height > MAX_PIXELS:
+        picture.close()
+        raise ValueError(f"it has {width}x{height} pixels, at most {MAX_PIXELS:,} are read; scale it down")
+    return picture
+
+
 @contextmanager
 def _upright(picture: Picture) -> Iterator[tuple[Image.Image, np.dtype[Any]]]:
     """The picture, turned as it is to be seen, and the type of its pixels.
@@ -200,7 +217,7 @@ def _upright(picture: Picture) -> Iterator[tuple[Image.Image, np.dtype[Any]]]:
     if isinstance(picture, np.ndarray):
         opened = _from_pixels(picture)
     else:
-        opened = Image.open(io.BytesIO(picture) if isinstance(picture, bytes) else picture)
+        opened = _opened(io.BytesIO(picture) if isinstance(picture, bytes) else picture)
     with opened:
         depth = depth_of(opened)
         ImageOps.exif_transpose(opened, in_place=True)
