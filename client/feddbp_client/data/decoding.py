@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import os
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from feddbp_client.data.images import DataError, in_memory
 from feddbp_client.data.progress import Progress
@@ -120,6 +121,12 @@ def resized(images: ImageRows, size: int) -> npt.NDArray[Any]:
     pixels = in_memory(images)
     if pixels.shape[1:3] == (size, size):
         return pixels
+    needed, memory = len(pixels) * size * size * pixels.shape[3] * pixels.dtype.itemsize, _machine_memory()
+    if needed > memory // 2:  # the run's configuration asks for it, and that is another's
+        raise DataError(
+            f"{len(pixels):,} images scaled to {size}x{size} take {needed / 1e9:.1f} GB, and this machine has "
+            f"{memory / 1e9:.1f} GB; a smaller --image-size of the run takes less"
+        )
     out = np.empty((len(pixels), size, size, pixels.shape[3]), dtype=pixels.dtype)
     progress = Progress("scaled", len(pixels))
     for index, image in enumerate(pixels):
@@ -129,6 +136,10 @@ def resized(images: ImageRows, size: int) -> npt.NDArray[Any]:
             out[index] = _typed(_stretched_values(image.astype(np.float32), size, size), pixels.dtype)
         progress.advance()
     return out
+
+
+def _machine_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _rgb(picture: Picture, origin: str) -> Image.Image:
@@ -192,7 +203,7 @@ def _as_data_error(origin: str) -> Iterator[None]:
         raise DataError(f"{origin}: not a readable image: {error or type(error).__name__}") from error
 
 
-def _opened(file: str | Path | io.BytesIO) -> Image.Image:
+def _opened(file: str | Path | io.BytesIO) -> ImageFile.ImageFile:
     """Reads the header of a picture, and refuses it before anything is decoded."""
     try:
         picture = Image.open(file, formats=_FORMATS)

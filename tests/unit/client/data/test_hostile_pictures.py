@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from feddbp_client.data.decoding import MAX_PIXELS, decode, fitted, read_header
+from feddbp_client.data.decoding import MAX_PIXELS, decode, fitted, read_header, resized
 from feddbp_client.data.images import DataError
 
 READERS: dict[str, Callable[[Path], object]] = {
@@ -77,6 +77,12 @@ def test_the_largest_picture_passes_the_check(tmp_path: Path) -> None:
     path = tmp_path / "large.png"
     path.write_bytes(bomb(MAX_PIXELS // 64, 64))
     assert read_header(str(path), origin="large.png")[0] == (MAX_PIXELS // 64, 64)
+
+
+def test_images_are_not_scaled_beyond_the_memory_of_the_machine() -> None:
+    small = np.zeros((1_000_000, 1, 1, 3), dtype=np.uint8)
+    with pytest.raises(DataError, match=r"1,000,000 images scaled to 1024x1024 take 3145\.7 GB, and this machine has"):
+        resized(small, 1024)
 
 
 @pytest.mark.parametrize("kind", ["BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP", "MPO"])
