@@ -91,6 +91,11 @@ class RoundsConfig(FrozenModel):
     max_extensions: int = Field(
         3, ge=0, description="times a round without enough uploads is extended before the run fails"
     )
+    max_missed: int = Field(
+        3,
+        ge=0,
+        description="rounds a client may miss in a row before rounds wait for it no longer; 0 always waits",
+    )
     lease: Duration | None = Field(
         None,
         gt=timedelta(0),
@@ -171,6 +176,7 @@ class ServerConfig(FrozenModel):
             deadline=self.rounds.round_deadline or None,
             participation=self.run.participation,
             max_extensions=self.rounds.max_extensions,
+            max_missed=self.rounds.max_missed,
             seed=self.run.seed,
             newcomers=frozenset(range(self.run.clients - self.run.newcomers, self.run.clients)),
             newcomer_rounds=self.run.newcomer_rounds,

@@ -1517,16 +1517,20 @@ class Failure(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CAUSE_FIELD_NUMBER: _builtins.int
+    SKIPS_ROUND_FIELD_NUMBER: _builtins.int
     cause: _builtins.str
     """The cause, in one line."""
+    skips_round: _builtins.bool
+    """The client skips the round and stays for the next one: nothing more of it is to be expected in this round."""
     def __init__(
         self,
         *,
         cause: _builtins.str = ...,
+        skips_round: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "skips_round", b"skips_round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -27,6 +27,7 @@ from feddbp_server.run.participants import Waiting
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.sessions import Session
 from feddbp_server.run.state_machine import (
+    ClientsSetAside,
     CloseRound,
     DeadlineExtended,
     Effect,
@@ -262,11 +263,18 @@ class EventLog:
         )
 
     def failed(self, session: Session, round_number: int, cause: str) -> None:
+        self._could_not("failed", "failed in", session, round_number, cause)
+
+    def skipped(self, session: Session, round_number: int, cause: str) -> None:
+        self._could_not("skipped", "skips", session, round_number, cause)
+
+    def _could_not(self, what: str, verb: str, session: Session, round_number: int, cause: str) -> None:
+        """A client has not completed a round, for the cause that it gives."""
         shown = one_line(cause, self._limits.text_characters) or "no cause given"
-        if self.audit.record_client_event("failed", client=session.client_id, round=round_number, cause=shown):
+        if self.audit.record_client_event(what, client=session.client_id, round=round_number, cause=shown):
             where = self.rounds.name(round_number)
-            log.warning("%s failed in %s: %s", self.shown(session.client_id), where, shown)
-            self.incident(session.client_id, f"failed in {where}: {shown}")
+            log.warning("%s %s %s: %s", self.shown(session.client_id), verb, where, shown)
+            self.incident(session.client_id, f"{verb} {where}: {shown}")
 
     def refused(self, call: str, refusal: RefusedError, *, peer: str) -> None:
         """A flood of refusals is only counted: it must not displace other incidents."""
@@ -315,7 +323,7 @@ class EventLog:
         for what, of_clients in found.items():
             for client, text in of_clients.items():
                 if self.audit.record_client_event(what, client=client, round=number, reason=text):
-                    log.warning("the upload of client %d to %s was %s", client, where, text)
+                    log.warning("the upload of %s to %s was %s", self.shown(client), where, text)
                     self.incident(client, f"upload to {where} was {text}")
 
     def lingering(self, unaware: frozenset[int], seconds: float) -> None:
@@ -346,6 +354,11 @@ class EventLog:
                 log.warning("dropped until they join again: %s", self.shown(*clients))
                 self.audit.record("dropped", clients=sorted(clients))
                 self.incident(None, f"dropped until they join again: {self.shown(*clients)}")
+            case ClientsSetAside(clients):
+                names = self.shown(*clients)
+                log.warning("set aside until they upload again, after too many missed rounds: %s", names)
+                self.audit.record("set_aside", clients=sorted(clients))
+                self.incident(None, f"set aside until they upload again, after too many missed rounds: {names}")
             case RoundAbandoned(number):
                 name = self.rounds.name(number)
                 log.warning(

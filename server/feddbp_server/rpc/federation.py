@@ -96,7 +96,7 @@ class FederationService(pb_grpc.FederationServicer):
                 case "metrics":
                     await self._coordinator.report_metrics(session, request.round, request.metrics)
                 case "failure":
-                    self._coordinator.report_failure(session, request.round, request.failure.cause)
+                    await self._coordinator.report_failure(session, request.round, request.failure)
                 case None:
                     raise RefusedError(pb.REFUSAL_REASON_INVALID_REQUEST, "the report says nothing", field="report")
             return pb.ReportResponse()

@@ -32,6 +32,7 @@ from feddbp_server.run.state_machine import (
     Phase,
     Reported,
     ResumeRequested,
+    Skipped,
     StopRequested,
 )
 from feddbp_server.run.validation import (
@@ -195,9 +196,16 @@ class Coordinator:
             self._engine.history.reported(report)
         await self._engine.apply(Reported(record.client_id, record.round))
 
-    def report_failure(self, session: Session, round_number: int, cause: str) -> None:
-        check_reported_round(round_number, self._engine.state)
-        self._engine.event_log.failed(session, round_number, cause)
+    async def report_failure(self, session: Session, round_number: int, failure: pb.Failure) -> None:
+        engine = self._engine
+        check_reported_round(round_number, engine.state)
+        if not failure.skips_round:
+            engine.event_log.failed(session, round_number, failure.cause)
+            return
+        is_expected = round_number == engine.state.round and session.client_id in engine.state.silent
+        await engine.run_shielded(engine.apply(Skipped(session.client_id, round_number)))
+        if is_expected:
+            engine.event_log.skipped(session, round_number, failure.cause)
 
     async def leave(self, session: Session, reason: str) -> None:
         await self._engine.run_shielded(self._commit_leave(session, reason))

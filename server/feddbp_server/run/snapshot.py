@@ -32,6 +32,9 @@ class RunSnapshot:
                 "began_with": state.began_with,
                 **({"blocked": sorted(state.blocked)} if state.blocked else {}),
                 "left_out": sorted(state.left_out),
+                "skipped": sorted(state.skipped),
+                "set_aside": sorted(state.set_aside),
+                "missed": sorted(state.missed.items()),
                 "seconds": self.seconds,
             }
         )
@@ -51,6 +54,9 @@ class RunSnapshot:
             began_with=stored.get("began_with", _began_with(stored)),
             blocked=frozenset(stored.get("blocked", ())),
             left_out=frozenset(stored.get("left_out", ())),
+            skipped=frozenset(stored.get("skipped", ())),
+            set_aside=frozenset(stored.get("set_aside", ())),
+            missed=dict(stored.get("missed", ())),
         )
         # snapshots of early versions have no seconds: such a run is timed from here
         return cls(state=state, seconds=stored.get("seconds", 0.0))

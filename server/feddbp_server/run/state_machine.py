@@ -13,12 +13,16 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from feddbp_common.seeding import derive_seed
+
+_RETRY_ROUNDS: Final = 10
+"""A client that was set aside is waited for in one of so many rounds: it may have recovered, and be the slowest."""
 
 
 class Phase(StrEnum):
@@ -60,6 +64,12 @@ class RoundPolicy:
     """Clients of the run, with ids 0 to n - 1."""
     join_window: timedelta | None = timedelta(0)
     """How long a run waits for missing clients after the last one has joined; None waits until all have."""
+    max_missed: int = 3
+    """Rounds that a client may miss in a row before rounds no longer wait for it; 0 always waits."""
+
+    def is_set_aside(self, missed: int) -> bool:
+        """Whether rounds do not wait for a client that has missed this many in a row; now and then one does."""
+        return bool(self.max_missed) and missed >= self.max_missed and missed % _RETRY_ROUNDS != 0
 
     def taking_part(self, members: frozenset[int], number: int) -> frozenset[int]:
         """The members that train or evaluate in a round."""
@@ -113,6 +123,12 @@ class RunState:
     """Members that only evaluate and report in this phase. Clients that join later wait for the next round."""
     uploaded: frozenset[int] = frozenset()
     reported: frozenset[int] = frozenset()
+    skipped: frozenset[int] = frozenset()
+    """Clients that have said that they cannot complete the round."""
+    set_aside: frozenset[int] = frozenset()
+    """Clients that may upload, but have missed so many rounds that this one does not wait for them."""
+    missed: Mapping[int, int] = field(default_factory=dict)
+    """Rounds that clients have missed in a row; a client that has missed none is not in it."""
     deadline: float | None = None
     extensions: int = 0
     held_phase: Phase | None = None
@@ -136,7 +152,30 @@ class RunState:
         """Clients the phase waits for: selected ones that have not uploaded, observers that have not reported."""
         if self.phase.is_final:
             return frozenset()
-        return (self.selected - self.uploaded) | (self.observers - self.reported)
+        return self.silent - self.set_aside
+
+    @property
+    def silent(self) -> frozenset[int]:
+        """Clients that take part in the phase and have neither completed it nor said that they cannot."""
+        return ((self.selected - self.uploaded) | (self.observers - self.reported)) - self.skipped
+
+    def uploads_needed(self, policy: RoundPolicy) -> int:
+        return max(1, min(policy.min_clients, len(self.selected)))
+
+    def waiting_outside(self, policy: RoundPolicy) -> frozenset[int]:
+        """Members that joined after the round was opened, and could take part in it."""
+        could = policy.taking_part(self.members & self.connected, self.round)
+        return could - self.selected - self.observers
+
+    def with_misses(self, clients: frozenset[int] | None = None) -> RunState:
+        """Counts a missed round for these clients, or at its end for all that took part in it and are silent."""
+        if clients is not None:
+            return replace(
+                self, missed={**self.missed, **{client: self.missed.get(client, 0) + 1 for client in clients}}
+            )
+        heard = (self.selected | self.observers) - self.silent
+        missed = {client: rounds for client, rounds in self.missed.items() if client not in heard}
+        return replace(self, missed=missed).with_misses(self.silent)
 
     def new_deadline(self, policy: RoundPolicy, now: float) -> float | None:
         """The deadline of a phase that begins, or is resumed, now; only phases that wait for clients have one."""
@@ -159,6 +198,9 @@ class RunState:
             self.began_with,
             self.blocked,
             self.left_out,
+            self.skipped,
+            self.set_aside,
+            self.missed,
         )
 
     @property
@@ -213,6 +255,14 @@ class Reported:
 
 
 @dataclass(frozen=True)
+class Skipped:
+    """A client cannot complete the round, and stays for the next one."""
+
+    client: int
+    round: int
+
+
+@dataclass(frozen=True)
 class Aggregated:
     round: int
     left_out: frozenset[int] = frozenset()
@@ -255,6 +305,7 @@ Event: TypeAlias = (
     | Allowed
     | Uploaded
     | Reported
+    | Skipped
     | Aggregated
     | Tick
     | PauseRequested
@@ -303,6 +354,13 @@ class MembersDropped:
 
 
 @dataclass(frozen=True)
+class ClientsSetAside:
+    """Clients that have missed so many rounds in a row that rounds no longer wait for them until they upload."""
+
+    clients: frozenset[int]
+
+
+@dataclass(frozen=True)
 class RoundAbandoned:
     """Every client selected for the round has left; it opens again when there are enough clients."""
 
@@ -326,6 +384,7 @@ Effect: TypeAlias = (
     | CloseRound
     | DeadlineExtended
     | MembersDropped
+    | ClientsSetAside
     | RoundAbandoned
     | FinalEvaluationOpened
     | RunEnded
@@ -359,12 +418,14 @@ def _record(state: RunState, event: Event, policy: RoundPolicy, now: float) -> S
             return replace(state, uploaded=state.uploaded | {client}), ()
         case Reported(client, number) if number == state.round:
             return replace(state, reported=state.reported | {client}), ()
+        case Skipped(client, number) if number == state.round and client in state.selected | state.observers:
+            return replace(state, skipped=state.skipped | {client}), ()
         case Aggregated(number, left_out) if number == state.round and Phase.AGGREGATING in (
             state.phase,
             state.held_phase,
         ):
             counted = replace(state, left_out=(state.left_out - state.uploaded) | left_out)
-            following, effects = _after_aggregation(counted, policy, now)
+            following, effects = _after_aggregation(counted.with_misses(), policy, now)
             return _hold(following) if state.phase is Phase.PAUSED else following, effects
         case Tick() if state.deadline is not None and now >= state.deadline:
             return _at_deadline(state, policy, now)
@@ -394,8 +455,12 @@ def _advance(state: RunState, effects: tuple[Effect, ...], policy: RoundPolicy, 
         # the remaining members may be enough
         return _advance(waiting, (*effects, RoundAbandoned(state.round)), policy, now)
     if state.phase is Phase.COLLECTING and not state.missing:
-        state, closing = _close_round(state)
-        return state, (*effects, *closing)
+        if len(state.uploaded) >= state.uploads_needed(policy):
+            state, closing = _close_round(state)
+            return state, (*effects, *closing)
+        if not (state.selected - state.uploaded - state.skipped):  # nobody is left who could still upload
+            state, decided = _without_enough_uploads(state, policy, now)
+            return state, (*effects, *decided)
     if state.phase is Phase.EVALUATING and not state.missing:
         state, ended = _end(state, Phase.FINISHED, "all rounds are done")
         return state, (*effects, *ended)
@@ -415,6 +480,8 @@ def select(members: frozenset[int], number: int, policy: RoundPolicy) -> frozens
 def _open_round(state: RunState, number: int, policy: RoundPolicy, now: float) -> Step:
     members = policy.taking_part(state.members, number)
     selected = select(members, number, policy)
+    set_aside = frozenset(client for client in members if policy.is_set_aside(state.missed.get(client, 0)))
+    newly = frozenset(client for client in set_aside if state.missed[client] == policy.max_missed)
     opened = replace(
         state,
         phase=Phase.COLLECTING,
@@ -424,13 +491,15 @@ def _open_round(state: RunState, number: int, policy: RoundPolicy, now: float) -
         uploaded=frozenset(),
         # a round that opens again keeps its reports: clients do not repeat them
         reported=state.reported if number == state.round else frozenset(),
+        skipped=state.skipped if number == state.round else frozenset(),
+        set_aside=set_aside,
         deadline=_deadline(policy, now),
         extensions=0,
         held_phase=None,
         began_with=state.began_with or len(state.members),
         arrived=frozenset(),
     )
-    return opened, (RoundOpened(number, selected),)
+    return opened, ((ClientsSetAside(newly),) if newly else ()) + (RoundOpened(number, selected),)
 
 
 def _close_round(state: RunState) -> Step:
@@ -445,7 +514,15 @@ def _after_aggregation(state: RunState, policy: RoundPolicy, now: float) -> Step
             return _open_round(state, completed, policy, now)
         none: frozenset[int] = frozenset()
         waiting = replace(
-            state, phase=Phase.WAITING, round=completed, selected=none, observers=none, uploaded=none, reported=none
+            state,
+            phase=Phase.WAITING,
+            round=completed,
+            selected=none,
+            observers=none,
+            uploaded=none,
+            reported=none,
+            skipped=none,
+            set_aside=none,
         )
         return waiting, ()
     evaluating = replace(
@@ -456,6 +533,8 @@ def _after_aggregation(state: RunState, policy: RoundPolicy, now: float) -> Step
         observers=state.members,
         uploaded=frozenset(),
         reported=frozenset(),
+        skipped=frozenset(),
+        set_aside=frozenset(),  # of the last evaluation, every result counts
         deadline=_deadline(policy, now),
         extensions=0,
     )
@@ -467,20 +546,44 @@ def _at_deadline(state: RunState, policy: RoundPolicy, now: float) -> Step:
         return _end(state, Phase.FINISHED, f"no final results from {_names(state.missing)}")
     if state.phase is not Phase.COLLECTING:
         return state, ()
-    needed = max(1, min(policy.min_clients, len(state.selected)))
-    if len(state.uploaded) >= needed:
-        dropped = state.missing - state.connected
-        closing, effects = _close_round(_drop(state, dropped) if dropped else state)
+    if len(state.uploaded) >= state.uploads_needed(policy):
+        dropped = state.silent - state.connected
+        closing, effects = _close_round(_drop(state.with_misses(dropped), dropped) if dropped else state)
         return closing, ((MembersDropped(dropped), *effects) if dropped else effects)
-    if state.extensions >= policy.max_extensions:
-        return _end(
-            state,
-            Phase.FAILED,
-            f"round {state.round + 1} needs {_counted(needed, 'upload')} and has {len(state.uploaded)} after "
-            f"{_counted(state.extensions, 'extension')}; missing: {_names(state.missing)}",
-        )
-    extended = replace(state, deadline=_deadline(policy, now), extensions=state.extensions + 1)
+    if state.extensions < policy.max_extensions:
+        return _extend(state, policy, now)
+    return _fail_without_uploads(state, policy)
+
+
+def _without_enough_uploads(state: RunState, policy: RoundPolicy, now: float) -> Step:
+    """Every client of the round has uploaded or skipped it: only those that wait outside can still help."""
+    if state.waiting_outside(policy) and state.extensions < policy.max_extensions:
+        return _extend(state, policy, now)
+    return _fail_without_uploads(state, policy)
+
+
+def _extend(state: RunState, policy: RoundPolicy, now: float) -> Step:
+    """Members that joined after the round was opened enter it: the round waits for silent clients no longer alone."""
+    extended = replace(
+        state,
+        selected=state.selected | state.waiting_outside(policy),
+        deadline=_deadline(policy, now),
+        extensions=state.extensions + 1,
+    )
     return extended, (DeadlineExtended(state.round, extended.extensions, state.missing),)
+
+
+def _fail_without_uploads(state: RunState, policy: RoundPolicy) -> Step:
+    silent = state.selected - state.uploaded - state.skipped
+    reasons = [f"missing: {_names(silent)}"] if silent or not state.skipped else []
+    if state.skipped:
+        reasons.append(f"not able to train: {_names(state.skipped)}")
+    return _end(
+        state,
+        Phase.FAILED,
+        f"round {state.round + 1} needs {_counted(state.uploads_needed(policy), 'upload')} and has "
+        f"{len(state.uploaded)} after {_counted(state.extensions, 'extension')}; {'; '.join(reasons)}",
+    )
 
 
 def _hold(state: RunState) -> RunState:
@@ -519,6 +622,7 @@ def _drop(state: RunState, clients: frozenset[int]) -> RunState:
         connected=state.connected - clients,
         selected=state.selected - (clients - state.uploaded),
         observers=state.observers - clients,
+        skipped=state.skipped - clients,
     )
 
 

@@ -402,7 +402,8 @@ async def test_reports_on_a_future_round_are_refused(server: Server) -> None:
 async def test_progress_and_failures_are_shown(server: Server) -> None:
     daemons = await join_all(server)
     server.coordinator.report_progress(daemons[1].session, pb.Progress(epochs_done=2, epochs=10))
-    server.coordinator.report_failure(daemons[2].session, 0, "out of memory " + "x" * 10_000)
+    failure = pb.Failure(cause="out of memory " + "x" * 10_000)
+    await server.coordinator.report_failure(daemons[2].session, 0, failure)
     status = status_of(server.view)
     assert (status.clients[1].progress.epochs_done, status.clients[1].progress.epochs) == (2, 10)
     (incident,) = status.incidents
