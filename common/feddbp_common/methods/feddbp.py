@@ -177,8 +177,18 @@ FEDDBP = Method(
             description="a tenth of the weights of L_s and L_d, which learns faster in short runs",
         ),
         "guided": Preset(
-            settings={"guided": True, "inference": "both"},
-            description="a small common network beside each client's own, averaged over clients; beyond the paper",
+            # docs/decisions/guided.md has the trials
+            settings={
+                "guided": True,
+                "inference": "both",
+                "guide_weight": 4.0,
+                "distillation": 1.0,
+                "without_share": True,
+                "lambda_2": 0.0,
+                "lambda_3": 0.0,
+            },
+            description="a small common network beside each client's own, averaged over clients, instead of prototypes; "
+            "beyond the paper",
         ),
         "random-anchors": Preset(
             settings={"anchors": "random"}, description="control: fixed random directions instead of prototypes"

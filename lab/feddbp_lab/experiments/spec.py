@@ -17,7 +17,7 @@ from feddbp_common.config.types import FrozenModel
 from feddbp_common.errors import ConfigurationError
 from feddbp_lab.experiments.report.paper import PAPER
 
-BUILT_IN: Final = ("table1", "table2", "table3", "fig2", "fig3", "study", "controls", "newcomer", "tuning")
+BUILT_IN: Final = ("table1", "table2", "table3", "fig2", "fig3", "study", "controls", "guided", "newcomer", "tuning")
 
 
 class ReportSpec(FrozenModel):
