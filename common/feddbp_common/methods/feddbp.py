@@ -183,11 +183,13 @@ FEDDBP = Method(
                 "inference": "both",
                 "guide_weight": 4.0,
                 "distillation": 1.0,
+                # one branch with one cross-entropy
                 "without_share": True,
+                "lambda_1": 0.0,
                 "lambda_2": 0.0,
                 "lambda_3": 0.0,
             },
-            description="a small common network beside each client's own, averaged over clients, instead of prototypes; "
+            description="instead of prototypes, a small network beside each client's own, averaged over clients; "
             "beyond the paper",
         ),
         "random-anchors": Preset(
