@@ -35,7 +35,7 @@ def data_configs(draw: st.DrawFn) -> DataConfig:
 feddbp_settings = st.builds(
     FedDBPSettings,
     lambda_1=st.floats(0, 1e300),
-    lambda_2=st.floats(0, 1e300),
+    lambda_2=positive,  # with both at zero a guide leaves no prototypes to predict by
     lambda_3=st.floats(0, 1e300),
     tau=positive,
     k_top=st.integers(0, 2),
@@ -50,6 +50,10 @@ feddbp_settings = st.builds(
     without_personalisation=st.booleans(),
     anchors=st.sampled_from(["global", "random", "shuffled"]),
     guided=st.booleans(),
+    guide_prior=st.sampled_from(["client", "none"]),
+    guide_weight=positive,
+    distillation=st.floats(0, 1e300),
+    temperature=positive,
     prototype_gradient=st.sampled_from(["all", "branches"]),
     warmup_rounds=st.integers(0, 10**6),
 )
@@ -124,6 +128,10 @@ def test_the_strategies_above_cover_every_setting() -> None:
         "without_personalisation",
         "anchors",
         "guided",
+        "guide_prior",
+        "guide_weight",
+        "distillation",
+        "temperature",
         "prototype_gradient",
         "warmup_rounds",
     }
