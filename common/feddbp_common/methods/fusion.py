@@ -17,10 +17,13 @@ def mark_top_channels(scores: FloatArray, k: int) -> Marks:
     if k == 0 or not len(scores):
         return np.zeros(scores.shape, dtype=bool)
     threshold = np.partition(scores, width - k, axis=1)[:, width - k, None]
+    marks: Marks = scores >= threshold
+    if np.count_nonzero(marks) == k * len(scores):
+        return marks
     above = scores > threshold
     ties = scores == threshold
     room = k - above.sum(axis=1, keepdims=True)
-    marks: Marks = above | (ties & (ties.cumsum(axis=1) <= room))
+    marks = above | (ties & (ties.cumsum(axis=1) <= room))
     return marks
 
 
@@ -29,9 +32,13 @@ def fuse(shared: PrototypeSet, own: PrototypeSet, keep: Marks, *, eta: float) ->
 
     `keep` has a row for each of the client's own classes. A class that is not among the global ones stays out.
     """
+    width = shared.vectors.shape[1]
     known = np.isin(own.class_ids, shared.class_ids)
-    rows = np.searchsorted(shared.class_ids, own.class_ids[known])
+    rows = np.searchsorted(shared.class_ids, own.class_ids)
+    # only the channels that are kept are computed: they are a few of hundreds
+    kept = np.flatnonzero(keep if known.all() else keep & known[:, np.newaxis])
+    row, channel = np.divmod(kept, width)
     vectors = shared.vectors.copy()
-    blend = eta * own.vectors[known] + (1.0 - eta) * vectors[rows]
-    vectors[rows] = np.where(keep[known], blend, vectors[rows])
+    values, place = vectors.reshape(-1), rows[row] * width + channel
+    values[place] = eta * own.vectors.reshape(-1)[kept] + (1.0 - eta) * values[place]
     return PrototypeSet(class_ids=shared.class_ids, vectors=vectors)
