@@ -32,10 +32,12 @@ class _AlternatingClient(LightClient):
         self._switched = connection
         self.seconds: dict[bool, list[float]] = {True: [], False: []}
 
-    async def upload(self, round_number: int, encoded: Encoded) -> pb.UploadReceipt:
+    async def upload(
+        self, round_number: int, encoded: Encoded, metrics: pb.RoundMetrics | None = None
+    ) -> pb.UploadReceipt:
         self._switched.waits = round_number % 2 == 0
         started = time.perf_counter()
-        receipt = await super().upload(round_number, encoded)
+        receipt = await super().upload(round_number, encoded, metrics)
         self.seconds[self._switched.waits].append(time.perf_counter() - started)
         return receipt
 

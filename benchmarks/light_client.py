@@ -23,7 +23,8 @@ from feddbp_client.daemon.connection import (
     Connection,
     Download,
     ServerUnavailableError,
-    upload_parts,
+    pushed_download,
+    upload_bytes,
 )
 from feddbp_client.daemon.event_stream import EventStream
 from feddbp_common.config.features import supported_features
@@ -62,6 +63,16 @@ def _synthetic_fisher(
     return None
 
 
+def light_metrics(*, bytes_down: int, bytes_up: int) -> pb.RoundMetrics:
+    return pb.RoundMetrics(
+        accuracies=[pb.Accuracy(rule="none", correct=0)],
+        inference="none",
+        test_samples=1,
+        bytes_down=bytes_down,
+        bytes_up=bytes_up,
+    )
+
+
 class LightClient:
     """A client of a run that does not train."""
 
@@ -71,6 +82,7 @@ class LightClient:
         self.rounds_done = 0
         self._connection = connection
         self._config: RunConfig | None = None
+        self._rules: PayloadRules | None = None
 
     async def join(self) -> RunConfig:
         described = await self._connection.get_run()
@@ -130,9 +142,17 @@ class LightClient:
                 await asyncio.sleep(delay)
 
     async def download(self, round_number: int) -> Download:
-        config = self._joined()
-        rules = config.method_spec.download_rules(config.settings, config.exchange_shape)
-        return await self._connection.download(self.session, round_number, rules)
+        return await self._connection.download(self.session, round_number, self._download_rules())
+
+    async def state_of(self, event: pb.RoundEvent, round_number: int) -> Download:
+        """The state that came with an event, or is downloaded."""
+        return pushed_download(event, self._download_rules()) or await self.download(round_number)
+
+    def _download_rules(self) -> PayloadRules:
+        if self._rules is None:
+            config = self._joined()
+            self._rules = config.method_spec.download_rules(config.settings, config.exchange_shape)
+        return self._rules
 
     def encoded_upload(self, round_number: int) -> Encoded:
         config = self._joined()
@@ -140,32 +160,36 @@ class LightClient:
         seed = derive_seed(config.seed, "light", self.client_id, round_number)
         return encode(synthetic_payload(rules, seed), real_type=config.wire_type)
 
-    async def upload(self, round_number: int, encoded: Encoded) -> pb.UploadReceipt:
-        return await self._connection.upload(self.session, round_number, encoded)
+    async def upload(
+        self, round_number: int, encoded: Encoded, metrics: pb.RoundMetrics | None = None
+    ) -> pb.UploadReceipt:
+        return await self._connection.upload(self.session, round_number, encoded, metrics)
+
+    async def upload_and_report(self, round_number: int, encoded: Encoded, *, bytes_down: int, bytes_up: int) -> None:
+        """In one call, if the server takes them together."""
+        if self._connection.reports_with_upload:
+            await self.upload(round_number, encoded, light_metrics(bytes_down=bytes_down, bytes_up=bytes_up))
+        else:
+            await self.report(round_number, bytes_down=bytes_down, bytes_up=bytes_up)
+            await self.upload(round_number, encoded)
 
     async def report(self, round_number: int, *, bytes_down: int, bytes_up: int) -> None:
-        metrics = pb.RoundMetrics(
-            accuracies=[pb.Accuracy(rule="none", correct=0)],
-            inference="none",
-            test_samples=1,
-            bytes_down=bytes_down,
-            bytes_up=bytes_up,
-        )
+        metrics = light_metrics(bytes_down=bytes_down, bytes_up=bytes_up)
         await self._connection.report(pb.ReportRequest(session=self.session, round=round_number, metrics=metrics))
 
     async def _act(self, event: pb.RoundEvent) -> pb.RunEnded | None:
         match event.WhichOneof("event"):
             case "round_opened":
-                await self._do_round(event.round_opened.round, train=event.round_opened.selected)
+                await self._do_round(event, event.round_opened.round, train=event.round_opened.selected)
             case "final_evaluation":
-                await self._do_round(event.final_evaluation.round, train=False)
+                await self._do_round(event, event.final_evaluation.round, train=False)
             case "run_ended":
                 return event.run_ended
         return None
 
-    async def _do_round(self, round_number: int, *, train: bool) -> None:
+    async def _do_round(self, event: pb.RoundEvent, round_number: int, *, train: bool) -> None:
         try:
-            await self._work(round_number, train=train)
+            await self._work(event, round_number, train=train)
         except CallRefusedError as error:
             if error.reason not in LATE_REASONS:
                 raise
@@ -173,15 +197,14 @@ class LightClient:
         else:
             self.rounds_done += 1
 
-    async def _work(self, round_number: int, *, train: bool) -> None:
-        received = await self.download(round_number)
-        bytes_up = 0
+    async def _work(self, event: pb.RoundEvent, round_number: int, *, train: bool) -> None:
+        received = (await self.state_of(event, round_number)).message_bytes
         if train:
             encoded = self.encoded_upload(round_number)
-            bytes_up = sum(part.ByteSize() for part in upload_parts(self.session, round_number, encoded))
-        await self.report(round_number, bytes_down=received.message_bytes, bytes_up=bytes_up)
-        if train:
-            await self.upload(round_number, encoded)
+            sent = upload_bytes(self.session, round_number, encoded)
+            await self.upload_and_report(round_number, encoded, bytes_down=received, bytes_up=sent)
+        else:
+            await self.report(round_number, bytes_down=received, bytes_up=0)
 
     def _joined(self) -> RunConfig:
         assert self._config is not None, "join first"

@@ -24,10 +24,11 @@ from benchmarks.servers import running_server
 from benchmarks.workload import CLASSES, split
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.compute.slots import TrainingSlots
-from feddbp_client.daemon.connection import Connection, Download
+from feddbp_client.daemon.connection import USED_FEATURES, Connection, Download
 from feddbp_client.daemon.session_loop import ClientDaemon, DaemonOptions
 from feddbp_client.training.setup import LocalClient, LocalOptions, build_client
 from feddbp_common.config.run import run_from_proto
+from feddbp_common.rpc.failures import PUSHED_STATE_FEATURE
 from feddbp_common.wire import Encoded, Payload, PayloadRules, encode
 
 CLIENTS = 20
@@ -98,7 +99,8 @@ class _Alternation:
 
 class _HeldConnection(Connection):
     def __init__(self, address: str, client_id: int, alternation: _Alternation) -> None:
-        super().__init__(address, client_id=client_id)
+        # the state is taken from downloads, see below
+        super().__init__(address, client_id=client_id, used_features=USED_FEATURES - {PUSHED_STATE_FEATURE})
         self._client_id = client_id
         self._alternation = alternation
 
@@ -116,9 +118,11 @@ class _HeldConnection(Connection):
         self._alternation.loop.received[round_number, self._client_id] = download.payload
         return download
 
-    async def upload(self, session: str, round_number: int, encoded: Encoded) -> pb.UploadReceipt:
+    async def upload(
+        self, session: str, round_number: int, encoded: Encoded, metrics: pb.RoundMetrics | None = None
+    ) -> pb.UploadReceipt:
         self._alternation.loop.uploaded[round_number, self._client_id] = encoded.manifest.sha256
-        return await super().upload(session, round_number, encoded)
+        return await super().upload(session, round_number, encoded, metrics)
 
 
 async def _pairs(address: str, directory: Path) -> list[tuple[float, float]]:

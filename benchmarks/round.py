@@ -119,16 +119,15 @@ class RoundClient(LightClient):
     async def do_round(self) -> None:
         encoded = self.encoded_upload(self.rounds_done)
         size = encoded.manifest.total_bytes
-        await self.report(self.rounds_done, bytes_down=self._bytes_down, bytes_up=size)
-        await self.upload(self.rounds_done, encoded)
+        await self.upload_and_report(self.rounds_done, encoded, bytes_down=self._bytes_down, bytes_up=size)
         self.rounds_done += 1
         await self._take_state()
 
     async def _take_state(self) -> None:
         async for event in self._events:
             if event.HasField("round_opened") and event.round_opened.round == self.rounds_done:
-                break
-        self._bytes_down = (await self.download(self.rounds_done)).message_bytes
+                self._bytes_down = (await self.state_of(event, self.rounds_done)).message_bytes
+                return
 
 
 async def _work(ours: str, bare: str, ids: range, certs: Path | None) -> None:

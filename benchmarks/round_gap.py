@@ -23,8 +23,10 @@ class _TimedClient(LightClient):
         super().__init__(client_id, connection)
         self._receipts = receipts
 
-    async def upload(self, round_number: int, encoded: Encoded) -> pb.UploadReceipt:
-        receipt = await super().upload(round_number, encoded)
+    async def upload(
+        self, round_number: int, encoded: Encoded, metrics: pb.RoundMetrics | None = None
+    ) -> pb.UploadReceipt:
+        receipt = await super().upload(round_number, encoded, metrics)
         self._receipts[round_number].append(time.perf_counter())
         return receipt
 

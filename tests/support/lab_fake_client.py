@@ -25,17 +25,17 @@ TEST_SAMPLES = 40
 class LearningClient(LightClient):
     """A light client that reports progress and rising accuracies."""
 
-    async def _do_round(self, round_number: int, *, train: bool) -> None:
-        received = await self.download(round_number)
+    async def _do_round(self, event: pb.RoundEvent, round_number: int, *, train: bool) -> None:
+        received = await self.state_of(event, round_number)
         metrics = _metrics(round_number, self.client_id, trained=train)
         metrics.bytes_down = received.message_bytes
         if train:
             await self._train(round_number)
             encoded = self.encoded_upload(round_number)
             metrics.bytes_up = sum(part.ByteSize() for part in upload_parts(self.session, round_number, encoded))
-        await self._connection.report(pb.ReportRequest(session=self.session, round=round_number, metrics=metrics))
-        if train:
-            await self.upload(round_number, encoded)
+            await self.upload(round_number, encoded, metrics)
+        else:
+            await self._connection.report(pb.ReportRequest(session=self.session, round=round_number, metrics=metrics))
 
     async def _train(self, round_number: int) -> None:
         for epoch in range(EPOCHS):

@@ -15,16 +15,24 @@ from processes import PATIENCE, Command, Federation, GaveUpError, Outcome, feder
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
-from feddbp_client.daemon.connection import CallTimeouts, Connection
+from feddbp_client.daemon.connection import USED_FEATURES, CallTimeouts, Connection
 from feddbp_common.fault_injection import VARIABLE
 from feddbp_common.rpc.credentials import OPERATOR, ClientCredentials, client_subject
+from feddbp_common.rpc.failures import ADMISSION_FEATURE
 
 # wide enough that an upload takes several chunks: some faults are inside a stream
 LIGHT_RUN = ("--clients", 3, "--rounds", 3, "--min-clients", 3, "--feature-dim", 8192, "--lease", "1s")
 
 
+EARLIER_FEATURES = frozenset({ADMISSION_FEATURE})
+"""What clients use before states came with events and reports with uploads."""
+
+
 class Crowd:
-    """Light clients that take part until the run ends, each over its own connection."""
+    """Light clients that take part until the run ends, each over its own connection.
+
+    Client 2 downloads and reports in calls of their own, as clients of earlier versions do.
+    """
 
     def __init__(
         self,
@@ -38,7 +46,11 @@ class Crowd:
     ) -> None:
         self._connections = {
             number: Connection(
-                (addresses or {}).get(number, address), client_id=number, credentials=access, timeouts=bounds
+                (addresses or {}).get(number, address),
+                client_id=number,
+                credentials=access,
+                timeouts=bounds,
+                used_features=EARLIER_FEATURES if number == 2 else USED_FEATURES,
             )
             for number in ids
         }

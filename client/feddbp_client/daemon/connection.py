@@ -30,7 +30,9 @@ from feddbp_common.rpc.diagnosis import find_mistake
 from feddbp_common.rpc.failures import (
     ADMISSION_FEATURE,
     ADMITTED_METADATA_KEY,
+    PUSHED_STATE_FEATURE,
     TRANSIENT_REASONS,
+    UPLOADED_REPORT_FEATURE,
     describe_failure,
     refusal_in,
 )
@@ -59,6 +61,9 @@ LATE_REASONS: Final = (
 """Refusals of a late client, which waits for the next round."""
 REJOIN_REASONS: Final = (pb.REFUSAL_REASON_STALE_SESSION, pb.REFUSAL_REASON_ID_IN_USE)
 """Refusals that joining again may resolve, at once or when a lease has expired."""
+
+USED_FEATURES: Final = frozenset({ADMISSION_FEATURE, PUSHED_STATE_FEATURE, UPLOADED_REPORT_FEATURE})
+"""Features of servers that this client uses."""
 
 _UNAVAILABLE_CODES: Final = (
     grpc.StatusCode.UNAVAILABLE,
@@ -140,8 +145,10 @@ class Connection:
         client_id: int = 0,
         credentials: ClientCredentials = ClientCredentials(),  # noqa: B008 - frozen
         timeouts: CallTimeouts = CallTimeouts(),  # noqa: B008 - frozen
+        used_features: frozenset[str] = USED_FEATURES,
     ) -> None:
         self.address = address
+        self._used_features = used_features
         self._subject = client_subject(client_id)
         self._credentials = credentials
         self._metadata = credentials.metadata()
@@ -173,7 +180,7 @@ class Connection:
                 pb.GetRunRequest(software_version=VERSION), timeout=self._answer_seconds, metadata=self._metadata
             )
         check_run(described)
-        self._server_features = frozenset(described.features)
+        self._server_features = self._used_features.intersection(described.features)
         return described
 
     async def join(self, request: pb.JoinRequest) -> pb.JoinResponse:
@@ -185,7 +192,8 @@ class Connection:
     async def follow(self, session: str) -> AsyncIterator[pb.RoundEvent]:
         """Yields the server's events. Keepalive detects a dead connection, a probe a hung server."""
         with self._translating_errors():
-            call = self._stub.Follow(pb.FollowRequest(session=session), metadata=self._metadata)
+            request = pb.FollowRequest(session=session, wants_state=PUSHED_STATE_FEATURE in self._server_features)
+            call = self._stub.Follow(request, metadata=self._metadata)
             try:
                 while (event := await self._next_event(call)) is not None:
                     check_event(event)
@@ -204,14 +212,16 @@ class Connection:
             with checking_download():
                 return await _receive(parts, rules)
 
-    async def upload(self, session: str, round_number: int, encoded: Encoded) -> pb.UploadReceipt:
-        """Sends the header, and the body once the server has admitted it.
+    async def upload(
+        self, session: str, round_number: int, encoded: Encoded, metrics: pb.RoundMetrics | None = None
+    ) -> pb.UploadReceipt:
+        """Sends the header, with the report on the round if it is given, and the body once the server has admitted it.
 
         A call that ends while its client is sending may lose its status in gRPC's core, and with it the reason of a
         refusal. A server before 0.2.0 does not admit: it gets everything at once.
         """
         awaits_admission = self.awaits_admission
-        parts = upload_parts(session, round_number, encoded, awaits_admission=awaits_admission)
+        parts = upload_parts(session, round_number, encoded, awaits_admission=awaits_admission, metrics=metrics)
         with self._translating_errors():
             call = self._stub.Upload(timeout=self._timeouts.transfer.total_seconds(), metadata=self._metadata)
             try:
@@ -243,6 +253,11 @@ class Connection:
     def awaits_admission(self) -> bool:
         """Whether uploads wait for the server to admit their header."""
         return ADMISSION_FEATURE in self._server_features
+
+    @property
+    def reports_with_upload(self) -> bool:
+        """Whether uploads may have the report on the round with them."""
+        return UPLOADED_REPORT_FEATURE in self._server_features
 
     @property
     def _answer_seconds(self) -> float:
@@ -307,10 +322,19 @@ def _ended_by_server(call: grpc.aio.StreamUnaryCall[pb.UploadPart, pb.UploadRece
 
 
 def upload_parts(
-    session: str, round_number: int, encoded: Encoded, *, awaits_admission: bool = False
+    session: str,
+    round_number: int,
+    encoded: Encoded,
+    *,
+    awaits_admission: bool = False,
+    metrics: pb.RoundMetrics | None = None,
 ) -> Iterator[pb.UploadPart]:
     header = pb.UploadHeader(
-        session=session, round=round_number, manifest=encoded.manifest, awaits_admission=awaits_admission
+        session=session,
+        round=round_number,
+        manifest=encoded.manifest,
+        awaits_admission=awaits_admission,
+        metrics=metrics,
     )
     yield pb.UploadPart(header=header)
     for piece in chunked(encoded.segments):
@@ -318,7 +342,7 @@ def upload_parts(
 
 
 def upload_bytes(session: str, round_number: int, encoded: Encoded, *, awaits_admission: bool = False) -> int:
-    """Serialised size of all `upload_parts`, computed without building them: it is reported before the upload."""
+    """Serialised size of all `upload_parts` without a report, computed without building them: it is in the report."""
     bare = pb.UploadHeader(session=session, round=round_number, awaits_admission=awaits_admission)
     header = bare.ByteSize() + _field_bytes(encoded.manifest.ByteSize())
     whole, rest = divmod(sum(len(segment) for segment in encoded.segments), CHUNK_BYTES)
@@ -344,14 +368,29 @@ async def _receive(parts: AsyncIterable[pb.DownloadPart], rules: PayloadRules) -
             manifest = part.manifest
             check_manifest(manifest, rules, max_bytes=MAX_DOWNLOAD_BYTES)
             assembler = BodyAssembler(manifest.total_bytes)
-            fault_point("client.download.receiving")
         elif part.HasField("chunk"):
             assembler.add(part.chunk.data)
         else:
             raise PayloadError("part", "a chunk was expected")
     if manifest is None:
         raise PayloadError("manifest", "the download is empty: the server sent no parts")
-    body = assembler.body()
+    return _checked(manifest, assembler.body(), rules, message_bytes=message_bytes)
+
+
+def pushed_download(event: pb.RoundEvent, rules: PayloadRules) -> Download | None:
+    """The state in an event, checked as one that was downloaded; None if there is none."""
+    if not event.HasField("state"):
+        return None
+    manifest, body = event.state.manifest, event.state.body
+    with checking_download("Follow"):
+        check_manifest(manifest, rules, max_bytes=MAX_DOWNLOAD_BYTES)
+        if len(body) != manifest.total_bytes:
+            raise PayloadError("body", f"has {len(body)} bytes where {manifest.total_bytes} were declared")
+        return _checked(manifest, body, rules, message_bytes=event.ByteSize())
+
+
+def _checked(manifest: pb.Manifest, body: bytes, rules: PayloadRules, *, message_bytes: int) -> Download:
+    fault_point("client.download.receiving")
     if digest_of(manifest, [body]) != manifest.sha256:
         raise PayloadError("sha256", "the download does not match its digest: it was damaged in transit")
     payload = decode(manifest, body)

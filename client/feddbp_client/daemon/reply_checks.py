@@ -101,11 +101,11 @@ def check_receipt(receipt: pb.UploadReceipt, round_number: int, sha256: bytes) -
 
 
 @contextmanager
-def checking_download() -> Iterator[None]:
+def checking_download(call: str = "Download") -> Iterator[None]:
     try:
         yield
     except PayloadError as error:
-        raise InvalidReplyError("Download", error.field, error.reason) from None
+        raise InvalidReplyError(call, error.field, error.reason) from None
 
 
 def _invalid_run(field: str, reason: str) -> InvalidReplyError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from feddbp.v1 import federation_pb2 as pb
@@ -15,6 +15,7 @@ from feddbp_client.daemon.connection import (
     Connection,
     Download,
     ServerUnavailableError,
+    pushed_download,
     upload_bytes,
 )
 from feddbp_client.daemon.progress_log import progress_logged, results_text
@@ -39,6 +40,8 @@ class Assignment:
 
     round: int
     train: bool
+    event: pb.RoundEvent | None = field(default=None, compare=False, repr=False)
+    """Which announced it, perhaps with the client's state."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,16 +106,10 @@ class RoundWorker:
         number = assignment.round
         try:
             completed = await self._completed(assignment)
-            await self._connection.report(
-                pb.ReportRequest(session=self._session, round=number, metrics=completed.metrics)
-            )
-            if number == self.client.config.rounds:
-                self.directory.update_session(reported=True)
-            fault_point("client.report.answered")
             if completed.upload is not None and assignment.train:
-                async with progress_logged(lambda: f"{self._name(number)}: uploading"):
-                    await self._connection.upload(self._session, number, completed.upload)
-                fault_point("client.upload.receipt")
+                await self._upload(completed, completed.upload)
+            else:
+                await self._report(completed)
         except CallRefusedError as error:
             if error.reason not in LATE_REASONS:
                 raise
@@ -120,6 +117,27 @@ class RoundWorker:
             return
         self._delivered = assignment
         log.info("%s: %s", self._name(number), results_text(number, completed.metrics))
+
+    async def _report(self, completed: CompletedRound) -> None:
+        request = pb.ReportRequest(session=self._session, round=completed.round, metrics=completed.metrics)
+        await self._connection.report(request)
+        if completed.round == self.client.config.rounds:
+            self.directory.update_session(reported=True)
+        fault_point("client.report.answered")
+
+    async def _upload(self, completed: CompletedRound, upload: Encoded) -> None:
+        """Uploads with the report on the round, or after it if the server takes them apart."""
+        number, together = completed.round, self._connection.reports_with_upload
+        if not together:
+            await self._report(completed)
+        try:
+            async with progress_logged(lambda: f"{self._name(number)}: uploading"):
+                await self._connection.upload(self._session, number, upload, completed.metrics if together else None)
+        except CallRefusedError as error:
+            if together and error.reason in LATE_REASONS:  # the report was refused with it, but counts all the same
+                await self._report(completed)
+            raise
+        fault_point("client.upload.receipt")
 
     def stop(self) -> None:
         """Stops the training in progress at its next batch; the worker cannot train afterwards."""
@@ -140,8 +158,10 @@ class RoundWorker:
             await self._wait_until_idle()
             config = self.client.config
             rules = config.method_spec.download_rules(config.settings, config.exchange_shape)
-            async with progress_logged(lambda: f"{self._name(assignment.round)}: downloading"):
-                download = await self._connection.download(self._session, assignment.round, rules)
+            download = None if assignment.event is None else pushed_download(assignment.event, rules)
+            if download is None:
+                async with progress_logged(lambda: f"{self._name(assignment.round)}: downloading"):
+                    download = await self._connection.download(self._session, assignment.round, rules)
             self._running = (assignment, asyncio.create_task(self._compute(assignment, download)))
         try:
             self._cached = await asyncio.shield(self._running[1])

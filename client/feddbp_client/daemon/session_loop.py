@@ -194,9 +194,10 @@ class ClientDaemon:
                 fault_point("client.follow.waiting")
                 log.info("client %d waits: %s", self.client_id, printable(event.waiting.reason))
             case "round_opened":
-                await worker.run_round(Assignment(event.round_opened.round, train=event.round_opened.selected))
+                opened = event.round_opened
+                await worker.run_round(Assignment(opened.round, train=opened.selected, event=event))
             case "final_evaluation":
-                await worker.run_round(Assignment(event.final_evaluation.round, train=False))
+                await worker.run_round(Assignment(event.final_evaluation.round, train=False, event=event))
             case "server_draining":
                 raise ServerUnavailableError("the server is shutting down")
             case "run_ended":

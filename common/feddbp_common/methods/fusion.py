@@ -17,13 +17,13 @@ def mark_top_channels(scores: FloatArray, k: int) -> Marks:
     if k == 0 or not len(scores):
         return np.zeros(scores.shape, dtype=bool)
     threshold = np.partition(scores, width - k, axis=1)[:, width - k, None]
-    marks: Marks = scores >= threshold
-    if np.count_nonzero(marks) == k * len(scores):
-        return marks
+    at_least: Marks = scores >= threshold
+    if np.count_nonzero(at_least) == k * len(scores):
+        return at_least
     above = scores > threshold
     ties = scores == threshold
     room = k - above.sum(axis=1, keepdims=True)
-    marks = above | (ties & (ties.cumsum(axis=1) <= room))
+    marks: Marks = above | (ties & (ties.cumsum(axis=1) <= room))
     return marks
 
 

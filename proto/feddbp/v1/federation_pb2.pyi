@@ -5,6 +5,8 @@ The FedDBP protocol between a server, which runs rounds, and clients, which have
 
 Calls of a client:  GetRun -> (load data) -> Join -> Follow, then for every round in which it is selected:
                     Download -> evaluate, train -> Report -> Upload.
+With the features "follow.state" and "upload.report" of the server, the event of a round has the client's state in
+it and the upload the report, so that a round is one call: Upload.
 
 Conventions
   * Tensors are sent as raw little-endian bytes in chunks; a header declares all tensors before their bytes are sent.
@@ -715,16 +717,22 @@ class FollowRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SESSION_FIELD_NUMBER: _builtins.int
+    WANTS_STATE_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     """Session token of the caller."""
+    wants_state: _builtins.bool
+    """Events that announce a round or the final evaluation may have the client's state in them. Only for servers with the
+    feature "follow.state"; others ignore it.
+    """
     def __init__(
         self,
         *,
         session: _builtins.str = ...,
+        wants_state: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["session", b"session", "wants_state", b"wants_state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -741,6 +749,7 @@ class RoundEvent(_message.Message):
     FINAL_EVALUATION_FIELD_NUMBER: _builtins.int
     RUN_ENDED_FIELD_NUMBER: _builtins.int
     SERVER_DRAINING_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def waiting(self) -> Global___Waiting:
         """No work for the client yet."""
@@ -761,6 +770,12 @@ class RoundEvent(_message.Message):
     def server_draining(self) -> Global___ServerDraining:
         """The server is shutting down; reconnect with backoff."""
 
+    @_builtins.property
+    def state(self) -> Global___PushedState:
+        """What Download would send for the round of this event. Absent unless the client asked for it; also absent for a
+        state that is too large for one message, or while the server is busy: Download always has it.
+        """
+
     def __init__(
         self,
         *,
@@ -769,16 +784,45 @@ class RoundEvent(_message.Message):
         final_evaluation: Global___FinalEvaluation | None = ...,
         run_ended: Global___RunEnded | None = ...,
         server_draining: Global___ServerDraining | None = ...,
+        state: Global___PushedState | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "final_evaluation", b"final_evaluation", "round_opened", b"round_opened", "run_ended", b"run_ended", "server_draining", b"server_draining", "waiting", b"waiting"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "final_evaluation", b"final_evaluation", "round_opened", b"round_opened", "run_ended", b"run_ended", "server_draining", b"server_draining", "state", b"state", "waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "final_evaluation", b"final_evaluation", "round_opened", b"round_opened", "run_ended", b"run_ended", "server_draining", b"server_draining", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "final_evaluation", b"final_evaluation", "round_opened", b"round_opened", "run_ended", b"run_ended", "server_draining", b"server_draining", "state", b"state", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["waiting", "round_opened", "final_evaluation", "run_ended", "server_draining"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___RoundEvent: _TypeAlias = RoundEvent  # noqa: Y015
+
+@_typing.final
+class PushedState(_message.Message):
+    """A client's state for the start of a round, in one message."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MANIFEST_FIELD_NUMBER: _builtins.int
+    BODY_FIELD_NUMBER: _builtins.int
+    body: _builtins.bytes
+    """The bytes of its tensors."""
+    @_builtins.property
+    def manifest(self) -> Global___Manifest:
+        """The content of the state."""
+
+    def __init__(
+        self,
+        *,
+        manifest: Global___Manifest | None = ...,
+        body: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "manifest", b"manifest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PushedState: _TypeAlias = PushedState  # noqa: Y015
 
 @_typing.final
 class Waiting(_message.Message):
@@ -1210,6 +1254,7 @@ class UploadHeader(_message.Message):
     ROUND_FIELD_NUMBER: _builtins.int
     MANIFEST_FIELD_NUMBER: _builtins.int
     AWAITS_ADMISSION_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     """Session token of the caller."""
     round: _builtins.int
@@ -1222,6 +1267,12 @@ class UploadHeader(_message.Message):
     def manifest(self) -> Global___Manifest:
         """The content of the upload."""
 
+    @_builtins.property
+    def metrics(self) -> Global___RoundMetrics:
+        """Results of the round, as in Report; stored together with the upload. Only for servers with the feature
+        "upload.report": others ignore it, and need the Report.
+        """
+
     def __init__(
         self,
         *,
@@ -1229,10 +1280,11 @@ class UploadHeader(_message.Message):
         round: _builtins.int = ...,
         manifest: Global___Manifest | None = ...,
         awaits_admission: _builtins.bool = ...,
+        metrics: Global___RoundMetrics | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "metrics", b"metrics"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaits_admission", b"awaits_admission", "manifest", b"manifest", "round", b"round", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaits_admission", b"awaits_admission", "manifest", b"manifest", "metrics", b"metrics", "round", b"round", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

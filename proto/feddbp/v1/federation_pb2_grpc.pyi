@@ -5,6 +5,8 @@ The FedDBP protocol between a server, which runs rounds, and clients, which have
 
 Calls of a client:  GetRun -> (load data) -> Join -> Follow, then for every round in which it is selected:
                     Download -> evaluate, train -> Report -> Upload.
+With the features "follow.state" and "upload.report" of the server, the event of a round has the client's state in
+it and the upload the report, so that a round is one call: Upload.
 
 Conventions
   * Tensors are sent as raw little-endian bytes in chunks; a header declares all tensors before their bytes are sent.

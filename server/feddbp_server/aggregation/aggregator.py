@@ -106,11 +106,8 @@ class Aggregator:
             self.settle_layout(pb.Manifest.FromString(records[0].manifest))
 
     def cache(self, round_number: int, client_id: int, payload: Payload) -> None:
-        """Caches the part of a stored upload that aggregation reads."""
-        prototypes = payload.prototypes
-        if self._strategy.aggregates_prototypes_only and prototypes is not None:
-            # a copy: a view would keep the whole body alive
-            payload = Payload(prototypes=replace(prototypes, vectors=prototypes.vectors.copy()))
+        """Caches the part of a stored upload that aggregation and the client's next reply read."""
+        payload = self._strategy.kept_part(payload)
         self._cache.add(round_number, client_id, payload)
         if _bytes_of(payload) <= _NORMS_INLINE_BYTES:
             self._norms[client_id] = round_number, self._expanded(payload).norms()
@@ -195,7 +192,9 @@ class Aggregator:
             return state.reply
         if client_id in left_out:
             return state.reply
-        own = await self._store.run(lambda store: self._last_upload(store, client_id, round_number))
+        own = self._cache.last_before(round_number, client_id)
+        if own is None:
+            own = await self._store.run(lambda store: self._last_upload(store, client_id, round_number))
         if own is None:
             return state.reply
         if sources is Sources.ALL:
@@ -296,6 +295,11 @@ class UploadCache:
     def get(self, round_number: int, client_id: int) -> Payload | None:
         of_round, payload = self._payloads.get(client_id, (None, None))
         return payload if of_round == round_number else None
+
+    def last_before(self, round_number: int, client_id: int) -> Payload | None:
+        """A client's last upload if it is of an earlier round; None if it is not known here."""
+        of_round, payload = self._payloads.get(client_id, (round_number, None))
+        return payload if of_round < round_number else None
 
     def _forget_all_but(self, round_number: int) -> None:
         for client_id in [number for number, (of_round, _) in self._payloads.items() if of_round != round_number]:

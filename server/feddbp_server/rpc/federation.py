@@ -11,7 +11,7 @@ from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_common.config.features import required_features
 from feddbp_common.config.run import run_to_proto
 from feddbp_common.errors import PayloadError
-from feddbp_common.rpc.failures import ADMISSION_FEATURE
+from feddbp_common.rpc.failures import ADMISSION_FEATURE, PUSHED_STATE_FEATURE, UPLOADED_REPORT_FEATURE
 from feddbp_common.rpc.keepalive import keepalive_options
 from feddbp_common.version import VERSION
 from feddbp_server.rpc.auth import Context, Identity
@@ -60,7 +60,7 @@ class FederationService(pb_grpc.FederationServicer):
             run_id=self._coordinator.run_id,
             software_version=VERSION,
             required_features=required_features(config),
-            features=[ADMISSION_FEATURE],
+            features=[ADMISSION_FEATURE, PUSHED_STATE_FEATURE, UPLOADED_REPORT_FEATURE],
         )
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:
@@ -72,7 +72,8 @@ class FederationService(pb_grpc.FederationServicer):
 
     async def Follow(self, request: pb.FollowRequest, context: Context) -> AsyncIterator[pb.RoundEvent]:
         with self._caller(request.session, context) as session:
-            async for event in self._coordinator.follow(session, peer=context.peer()):
+            events = self._coordinator.follow(session, peer=context.peer(), wants_state=request.wants_state)
+            async for event in events:
                 yield event
 
     async def Download(self, request: pb.DownloadRequest, context: Context) -> AsyncIterator[pb.DownloadPart]:

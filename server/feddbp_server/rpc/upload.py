@@ -17,10 +17,11 @@ from feddbp_common.wire import BodyAssembler, Payload, check_manifest, check_val
 from feddbp_server.run.engine import RunEngine
 from feddbp_server.run.limits import Limits
 from feddbp_server.run.refusals import RefusedError
+from feddbp_server.run.reports import apply_report, commit_report, report_record
 from feddbp_server.run.sessions import Session
 from feddbp_server.run.state_machine import Phase, RunState, Uploaded
-from feddbp_server.run.validation import wrong_round
-from feddbp_server.store import Store, UploadRecord
+from feddbp_server.run.validation import check_report, wrong_round
+from feddbp_server.store import ReportRecord, Store, UploadRecord
 
 ADMITTED: Final = ((ADMITTED_METADATA_KEY, "1"),)
 Admit = Callable[[], Awaitable[None]]
@@ -138,6 +139,7 @@ class Uploads:
         """Admits, receives and commits an upload; one that was committed before only gets its receipt again."""
         earlier = await self._earlier_receipt(session, header)
         if earlier is not None:
+            await self._commit_report_again(session, header)
             return earlier
         with self._admit(session, header) as incoming:
             await admit()
@@ -154,12 +156,21 @@ class Uploads:
         record = await self._engine.store.run(lambda store: store.upload(session.client_id, header.round))
         return None if record is None else self._receipt_again(record, header.manifest.sha256)
 
+    async def _commit_report_again(self, session: Session, header: pb.UploadHeader) -> None:
+        """Of an upload that was committed before, perhaps without its report: by a client of an earlier version."""
+        if header.HasField("metrics"):
+            check_report(header.round, header.metrics, self._engine.state, self._limits)
+            record = report_record(session, header.round, header.metrics)
+            await self._engine.run_shielded(commit_report(self._engine, record))
+
     # --- admit ---
 
     @contextmanager
     def _admit(self, session: Session, header: pb.UploadHeader) -> Iterator[_Incoming]:
         """Refuses on the header what has no chance, and holds room for the rest; nothing else was read by then."""
         self._check_open(session, header)
+        if header.HasField("metrics"):
+            check_report(header.round, header.metrics, self._engine.state, self._limits)
         check_manifest(
             header.manifest,
             self._rules,
@@ -238,14 +249,17 @@ class Uploads:
             sha256=manifest.sha256,
             manifest=manifest.SerializeToString(),
         )
+        report = report_record(session, header.round, header.metrics) if header.HasField("metrics") else None
         fault_point("server.upload.received")
-        before = await engine.store.run(lambda store: _save_once(store, record, body))
+        before, is_new_report = await engine.store.run(lambda store: _save_once(store, record, body, report))
         fault_point("server.upload.committed")
         session.last_seen = engine.clock()
         if before is None:
             engine.aggregator.cache(header.round, session.client_id, payload)
             engine.event_log.accepted(session, header.round, manifest)
             engine.history.upload_ended(session.client_id, header.round)
+        if report is not None:
+            await apply_report(engine, report, is_new=is_new_report)
         await engine.apply(Uploaded(session.client_id, header.round))
         if before is not None:
             return self._receipt_again(before, manifest.sha256)
@@ -276,12 +290,17 @@ def check_upload(client_id: int, round_number: int, state: RunState) -> None:
         )
 
 
-def _save_once(store: Store, record: UploadRecord, body: bytes) -> UploadRecord | None:
-    """Saves an upload unless its client has one in this round already, which it returns."""
+def _save_once(
+    store: Store, record: UploadRecord, body: bytes, report: ReportRecord | None
+) -> tuple[UploadRecord | None, bool]:
+    """Saves an upload unless its client has one in this round already, which it returns, and the report with it.
+
+    Also returns whether the report was new.
+    """
     before = store.upload(record.client_id, record.round)
     if before is None:
         store.save_upload(record, body)
-    return before
+    return before, report is not None and store.save_report(report)
 
 
 def _superseded() -> RefusedError:

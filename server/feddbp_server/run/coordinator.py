@@ -14,11 +14,12 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.run import RunConfig
 from feddbp_common.fault_injection import fault_point
 from feddbp_common.wire import chunked
-from feddbp_server.reporting.metrics_log import Report
 from feddbp_server.run.client_events import event_for
 from feddbp_server.run.engine import RunEngine
 from feddbp_server.run.limits import Limits
+from feddbp_server.run.pushed_states import PushedStates, announced_round, with_state
 from feddbp_server.run.refusals import RefusedError
+from feddbp_server.run.reports import commit_report, report_record
 from feddbp_server.run.sessions import Session
 from feddbp_server.run.state_machine import (
     Allowed,
@@ -30,7 +31,6 @@ from feddbp_server.run.state_machine import (
     Left,
     PauseRequested,
     Phase,
-    Reported,
     ResumeRequested,
     Skipped,
     StopRequested,
@@ -45,7 +45,7 @@ from feddbp_server.run.validation import (
     one_line,
 )
 from feddbp_server.run.view import RunView
-from feddbp_server.store import ReportRecord, StoreError
+from feddbp_server.store import StoreError
 
 
 class Coordinator:
@@ -56,6 +56,7 @@ class Coordinator:
         self.sessions = engine.sessions
         self._engine = engine
         self._limits = limits
+        self._states = PushedStates(engine, limits)
         self._received_end: set[int] = set()
         """Clients that have received the end of the run."""
 
@@ -109,14 +110,20 @@ class Coordinator:
             session, _ = await joining
             self.sessions.leave(session)
 
-    async def follow(self, session: Session, *, peer: str = "") -> AsyncGenerator[pb.RoundEvent, None]:
-        """The run as this client sees it, and then every change of that; ends when the client leaves."""
+    async def follow(
+        self, session: Session, *, peer: str = "", wants_state: bool = False
+    ) -> AsyncGenerator[pb.RoundEvent, None]:
+        """The run as this client sees it, and then every change of that; ends when the client leaves.
+
+        With `wants_state` the first event of a round has the client's state in it, if it is small.
+        """
         if session.streams >= self._limits.streams_per_session:
             raise RefusedError(pb.REFUSAL_REASON_BUSY, "this session has too many event streams open")
         engine = self._engine
         session.peer = peer or session.peer
         session.streams += 1
         sent: pb.RoundEvent | None = None
+        pushed: int | None = None
         try:
             await engine.run_shielded(engine.apply(Connected(session.client_id)))
             while True:
@@ -127,7 +134,12 @@ class Coordinator:
                     raise RefusedError(pb.REFUSAL_REASON_STALE_SESSION, "this session was superseded by a newer one")
                 event = event_for(session.client_id, engine.state, engine.policy, draining=engine.draining)
                 if event != sent:
-                    yield event
+                    if wants_state and announced_round(event) not in (None, pushed):
+                        pushed = announced_round(event)
+                        async with self._states.state_for(session, event) as state:
+                            yield with_state(event, state)
+                    else:
+                        yield event
                     sent = event
                     fault_point("server.follow.told")
                 if event.WhichOneof("event") == "run_ended":
@@ -184,17 +196,8 @@ class Coordinator:
 
     async def report_metrics(self, session: Session, round_number: int, metrics: pb.RoundMetrics) -> None:
         check_report(round_number, metrics, self._engine.state, self._limits)
-        record = ReportRecord(client_id=session.client_id, round=round_number, metrics=metrics.SerializeToString())
-        await self._engine.run_shielded(self._commit_report(record))
-
-    async def _commit_report(self, record: ReportRecord) -> None:
-        is_new = await self._engine.store.run(lambda store: store.save_report(record))
-        fault_point("server.report.committed")
-        if is_new:
-            report = Report.from_record(record)
-            self._engine.metrics_log.add(report)
-            self._engine.history.reported(report)
-        await self._engine.apply(Reported(record.client_id, record.round))
+        record = report_record(session, round_number, metrics)
+        await self._engine.run_shielded(commit_report(self._engine, record))
 
     async def report_failure(self, session: Session, round_number: int, failure: pb.Failure) -> None:
         engine = self._engine

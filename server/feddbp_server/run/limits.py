@@ -36,6 +36,12 @@ class Limits:
     """Event streams: one, and those of lost connections that were not noticed yet."""
     downloads_per_session: int = 4
     """As with event streams; each holds the bytes it sends."""
+    pushed_states: int = 32
+    """States that are sent with events at the same time; more wait, or are left to be downloaded."""
+    pushed_state_bytes: int = 1 << 20
+    """Of one of them: a larger one would hold up the events after it."""
+    pushed_state_wait: timedelta = timedelta(seconds=2)
+    """For one of them to be sent."""
     status_watchers: int = 64
     """Status streams of operators; each is sent the status of every client, again and again."""
     watched_events: int = 20_000

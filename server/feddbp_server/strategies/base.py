@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
@@ -91,6 +91,14 @@ class Strategy(ABC, Generic[SettingsT]):
     def expanded(self, payload: Payload) -> Payload:
         """An upload with the values that are averaged, from which its norms are taken."""
         return payload
+
+    def kept_part(self, upload: Payload) -> Payload:
+        """The part of an upload that aggregation and the client's next reply read; the rest need not stay in memory."""
+        prototypes = upload.prototypes
+        if self.personalises or not self.aggregates_prototypes_only or prototypes is None:
+            return upload
+        # a copy: a view would keep the whole body alive
+        return Payload(prototypes=replace(prototypes, vectors=prototypes.vectors.copy()))
 
     @abstractmethod
     def aggregate(self, known: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:

@@ -32,6 +32,17 @@ class FedDBPStrategy(PrototypeAveraging[FedDBPSettings]):
     def layout(self, shapes: Shapes) -> Shapes:
         return shapes
 
+    def kept_part(self, upload: Payload) -> Payload:
+        prototypes, fisher = upload.prototypes, upload.fisher
+        if not self.personalises or prototypes is None:
+            return super().kept_part(upload)
+        if isinstance(fisher, FisherScores):
+            marks = mark_top_channels(fisher.scores, self.settings.k_top)
+            channels = marks.nonzero()[1].astype(np.uint16)
+            fisher = TopChannels(channels.reshape(len(prototypes), self.settings.k_top))
+        own = replace(prototypes, vectors=prototypes.vectors.copy())
+        return Payload(prototypes=own, fisher=fisher, tensors=upload.tensors)
+
     def aggregate(self, known: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
         if not self.settings.guided:
             return super().aggregate(known, uploads, round_number=round_number)

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol, cast
 
+import numpy as np
 import pytest
 
 from feddbp.v1 import federation_pb2 as pb
@@ -22,6 +23,7 @@ from feddbp_client.compute.slots import TrainingSlots
 from feddbp_client.daemon import round_worker as round_worker_module
 from feddbp_client.daemon import session_loop as daemon_module
 from feddbp_client.daemon.connection import CallRefusedError, Download, ServerUnavailableError
+from feddbp_client.daemon.reply_checks import InvalidReplyError
 from feddbp_client.daemon.round_worker import Assignment, RoundWorker
 from feddbp_client.daemon.session_loop import ClientDaemon, DaemonOptions
 from feddbp_client.training import checkpoint as checkpoint_module
@@ -32,7 +34,7 @@ from feddbp_client.training.trainer import RoundResult, TrainerState
 from feddbp_common.artifacts import CHECKPOINT_NAME
 from feddbp_common.config.run import RunConfig, run_to_proto
 from feddbp_common.errors import ConfigurationError, ExitCode, FedDBPError
-from feddbp_common.wire import Encoded, Payload, PayloadRules, encode
+from feddbp_common.wire import Encoded, Payload, PayloadRules, PrototypeSet, encode
 
 CONFIG = RunConfig(rounds=3)
 Script = Callable[["FakeConnection"], AsyncIterator[pb.RoundEvent]]
@@ -48,7 +50,16 @@ class FakeConnection:
     awaits_admission = True
     server_identity = "127.0.0.1:50051"
 
-    def __init__(self, script: Script, *, closed_rounds: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        script: Script,
+        *,
+        closed_rounds: frozenset[int] = frozenset(),
+        late_uploads: frozenset[int] = frozenset(),
+        reports_with_upload: bool = False,
+    ) -> None:
+        self.reports_with_upload = reports_with_upload
+        self._late_uploads = late_uploads
         self.calls: list[str] = []
         self.run_id = "first"
         self.failures: list[str] = []
@@ -82,9 +93,7 @@ class FakeConnection:
     async def download(self, session: str, round_number: int, rules: PayloadRules) -> Download:
         self._record(f"download {round_number}")
         if round_number in self._closed_rounds:
-            raise CallRefusedError(
-                "the round is closed", pb.Refusal(reason=pb.REFUSAL_REASON_WRONG_ROUND, current_round=1)
-            )
+            raise round_is_closed()
         return Download(payload=self.payload, encoded=encode(self.payload), message_bytes=0)
 
     async def report(self, request: pb.ReportRequest) -> None:
@@ -92,11 +101,19 @@ class FakeConnection:
             self.failures.append(request.failure.cause)
         self._record(f"report {request.round}")
 
-    async def upload(self, session: str, round_number: int, encoded: Encoded) -> None:
-        self._record(f"upload {round_number}")
+    async def upload(
+        self, session: str, round_number: int, encoded: Encoded, metrics: pb.RoundMetrics | None = None
+    ) -> None:
+        self._record(f"upload {round_number}" if metrics is None else f"upload and report {round_number}")
+        if round_number in self._late_uploads:
+            raise round_is_closed()
 
     async def leave(self, session: str, reason: str) -> None:
         self._record("leave")
+
+
+def round_is_closed() -> CallRefusedError:
+    return CallRefusedError("the round is closed", pb.Refusal(reason=pb.REFUSAL_REASON_WRONG_ROUND, current_round=1))
 
 
 class FakeTrainer:
@@ -183,6 +200,55 @@ def start(tmp_path: Path, trainer: FakeTrainer, monkeypatch: pytest.MonkeyPatch)
         return ClientDaemon(0, connection, options, slots=TrainingSlots({CPU: 1}))
 
     return started
+
+
+def with_state(event: pb.RoundEvent, payload: Payload) -> pb.RoundEvent:
+    encoded = encode(payload)
+    event.state.CopyFrom(pb.PushedState(manifest=encoded.manifest, body=encoded.body()))
+    return event
+
+
+async def test_a_round_whose_event_has_the_state_is_one_call(start: Start, trainer: FakeTrainer) -> None:
+    vectors = np.ones((CONFIG.classes, CONFIG.exchange_shape.feature_dim), np.float32)
+    state = Payload(prototypes=PrototypeSet(class_ids=np.arange(CONFIG.classes, dtype=np.int32), vectors=vectors))
+
+    async def script(server: FakeConnection) -> AsyncIterator[pb.RoundEvent]:
+        yield with_state(opened(0), state)
+        await server.has_seen("upload and report 0")
+        yield ended()
+
+    server = FakeConnection(script, reports_with_upload=True)
+    assert await start(server).run() is ExitCode.OK
+    assert server.calls == ["upload and report 0"]
+    (received,) = trainer.received
+    assert received.prototypes is not None
+    assert (received.prototypes.vectors == vectors).all()
+
+
+@pytest.mark.parametrize("damage", ["body", "digest"])
+async def test_a_state_in_an_event_is_checked_as_one_that_was_downloaded(start: Start, damage: str) -> None:
+    async def script(server: FakeConnection) -> AsyncIterator[pb.RoundEvent]:
+        event = with_state(opened(0), Payload())
+        if damage == "body":
+            event.state.body = b"more than was declared"
+        else:
+            event.state.manifest.sha256 = bytes(32)
+        yield event
+        await asyncio.Event().wait()
+
+    with pytest.raises(InvalidReplyError, match=r"the server's answer to Follow is invalid: (body|sha256): "):
+        await start(FakeConnection(script)).run()
+
+
+async def test_the_report_of_an_upload_that_came_too_late_is_sent_apart(start: Start) -> None:
+    async def script(server: FakeConnection) -> AsyncIterator[pb.RoundEvent]:
+        yield opened(0)
+        await server.has_seen("report 0")
+        yield ended()
+
+    server = FakeConnection(script, reports_with_upload=True, late_uploads=frozenset({0}))
+    assert await start(server).run() is ExitCode.OK
+    assert server.calls == ["download 0", "upload and report 0", "report 0"]
 
 
 async def test_a_round_that_closed_before_its_download_is_skipped(

@@ -1,0 +1,84 @@
+"""States that are sent along with the event of a round: made a few at a time, and only if they are small."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.fault_injection import fault_point
+from feddbp_server.run.engine import RunEngine
+from feddbp_server.run.limits import Limits
+from feddbp_server.run.refusals import RefusedError
+from feddbp_server.run.sessions import Session
+from feddbp_server.run.validation import check_download
+from feddbp_server.store import StoreError
+
+
+class PushedStates:
+    """Owns the bytes that pushed states may take: a fixed number of them is in memory, made but not sent.
+
+    Where one cannot be had at once, its event is sent without it, and the client downloads. So clients that do not
+    read what they are sent delay nobody for longer than `pushed_state_wait`.
+    """
+
+    def __init__(self, engine: RunEngine, limits: Limits) -> None:
+        self._engine = engine
+        self._limits = limits
+        self._slots = asyncio.Semaphore(limits.pushed_states)
+
+    @asynccontextmanager
+    async def state_for(self, session: Session, event: pb.RoundEvent) -> AsyncIterator[pb.PushedState | None]:
+        """The state that belongs to an event, if there is one to be sent; in memory until the context ends."""
+        number = announced_round(event)
+        if number is None or session.client_id in self._engine.state.uploaded:
+            yield None
+            return
+        has_slot = await self._take_slot()
+        try:
+            state = await self._state(session, number) if has_slot else None
+            fault_point("server.state.pushing")
+            if state is None:
+                yield None
+            else:
+                with self._engine.history.downloading(session.client_id, number):
+                    yield state
+        finally:
+            if has_slot:
+                self._slots.release()
+
+    async def _take_slot(self) -> bool:
+        if not self._slots.locked():
+            return await self._slots.acquire()
+        with suppress(TimeoutError):
+            return await asyncio.wait_for(self._slots.acquire(), self._limits.pushed_state_wait.total_seconds())
+        return False
+
+    async def _state(self, session: Session, number: int) -> pb.PushedState | None:
+        engine = self._engine
+        try:
+            check_download(number, engine.state)  # the round may have closed meanwhile
+            encoded = await engine.aggregator.download(
+                session.client_id, number, engine.sessions.label_counts, engine.state.left_out
+            )
+        except (RefusedError, StoreError):  # Download says why
+            return None
+        if encoded.manifest.total_bytes > self._limits.pushed_state_bytes:
+            return None
+        return pb.PushedState(manifest=encoded.manifest, body=encoded.body())
+
+
+def announced_round(event: pb.RoundEvent) -> int | None:
+    """The round for which a client needs its state after an event."""
+    if event.HasField("round_opened"):
+        return event.round_opened.round
+    return event.final_evaluation.round if event.HasField("final_evaluation") else None
+
+
+def with_state(event: pb.RoundEvent, state: pb.PushedState | None) -> pb.RoundEvent:
+    if state is None:
+        return event
+    if event.HasField("round_opened"):
+        return pb.RoundEvent(round_opened=event.round_opened, state=state)
+    return pb.RoundEvent(final_evaluation=event.final_evaluation, state=state)

@@ -1,0 +1,31 @@
+"""Reports of clients on a round, from the wire to the metrics log; by a call of their own, or with an upload."""
+
+from __future__ import annotations
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.fault_injection import fault_point
+from feddbp_server.reporting.metrics_log import Report
+from feddbp_server.run.engine import RunEngine
+from feddbp_server.run.sessions import Session
+from feddbp_server.run.state_machine import Reported
+from feddbp_server.store import ReportRecord
+
+
+def report_record(session: Session, round_number: int, metrics: pb.RoundMetrics) -> ReportRecord:
+    return ReportRecord(client_id=session.client_id, round=round_number, metrics=metrics.SerializeToString())
+
+
+async def commit_report(engine: RunEngine, record: ReportRecord) -> None:
+    """Makes a report durable and applies it; to be shielded from the caller's cancellation."""
+    is_new = await engine.store.run(lambda store: store.save_report(record))
+    fault_point("server.report.committed")
+    await apply_report(engine, record, is_new=is_new)
+
+
+async def apply_report(engine: RunEngine, record: ReportRecord, *, is_new: bool) -> None:
+    """Applies a report that is durable."""
+    if is_new:
+        report = Report.from_record(record)
+        engine.metrics_log.add(report)
+        engine.history.reported(report)
+    await engine.apply(Reported(record.client_id, record.round))
