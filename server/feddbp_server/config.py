@@ -181,5 +181,6 @@ class ServerConfig(FrozenModel):
             newcomers=frozenset(range(self.run.clients - self.run.newcomers, self.run.clients)),
             newcomer_rounds=self.run.newcomer_rounds,
             clients=self.run.clients,
+            stop_after=self.run.stop_after,
             join_window=None if self.rounds.join_window == FOREVER else self.rounds.join_window,
         )

@@ -42,6 +42,8 @@ class Assignment:
     train: bool
     event: pb.RoundEvent | None = field(default=None, compare=False, repr=False)
     """Which announced it, perhaps with the client's state."""
+    final: bool = False
+    """Whether it is the evaluation after the last round, which may come before the last one that was planned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +53,7 @@ class CompletedRound:
     round: int
     metrics: pb.RoundMetrics
     upload: Encoded | None
+    final: bool = False
 
     def satisfies(self, assignment: Assignment) -> bool:
         return self.round == assignment.round and (self.upload is not None or not assignment.train)
@@ -87,7 +90,13 @@ class RoundWorker:
         """Restores weights and the last completed round from the checkpoint, if there is one."""
         checkpoint = restore_checkpoint(self.client, self.directory)
         if checkpoint is not None:
-            self._cached = CompletedRound(round=checkpoint.round, metrics=checkpoint.metrics, upload=checkpoint.upload)
+            # a checkpoint without an upload is written after the final evaluation alone
+            self._cached = CompletedRound(
+                round=checkpoint.round,
+                metrics=checkpoint.metrics,
+                upload=checkpoint.upload,
+                final=checkpoint.upload is None,
+            )
 
     def start_session(self, session: str) -> None:
         """Delivers under this session from now on."""
@@ -97,7 +106,7 @@ class RoundWorker:
 
     @property
     def has_final_evaluation(self) -> bool:
-        return self._cached is not None and self._cached.round == self.client.config.rounds
+        return self._cached is not None and self._cached.final
 
     async def run_round(self, assignment: Assignment) -> None:
         """Delivers the round's result, computing it first unless it is cached or in progress."""
@@ -121,7 +130,7 @@ class RoundWorker:
     async def _report(self, completed: CompletedRound) -> None:
         request = pb.ReportRequest(session=self._session, round=completed.round, metrics=completed.metrics)
         await self._connection.report(request)
-        if completed.round == self.client.config.rounds:
+        if completed.final:
             self.directory.update_session(reported=True)
         fault_point("client.report.answered")
 
@@ -193,8 +202,9 @@ class RoundWorker:
                     result = await asyncio.to_thread(trainer.evaluate, download.payload, number)
         # In threads: the event loop is free at once, and the next client begins to train.
         completed = await asyncio.to_thread(self._encoded, number, result, download.message_bytes)
+        completed = replace(completed, final=assignment.final)
         fault_point("client.work.done")
-        if assignment.train or number == self.client.config.rounds:
+        if assignment.train or assignment.final:
             await asyncio.to_thread(self._save, completed, download.encoded)
             fault_point("client.work.saved")
         return completed

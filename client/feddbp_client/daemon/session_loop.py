@@ -197,7 +197,8 @@ class ClientDaemon:
                 opened = event.round_opened
                 await worker.run_round(Assignment(opened.round, train=opened.selected, event=event))
             case "final_evaluation":
-                await worker.run_round(Assignment(event.final_evaluation.round, train=False, event=event))
+                number = event.final_evaluation.round
+                await worker.run_round(Assignment(number, train=False, event=event, final=True))
             case "server_draining":
                 raise ServerUnavailableError("the server is shutting down")
             case "run_ended":

@@ -63,6 +63,13 @@ class RunConfig(FrozenModel):
         description="last rounds of the run, in which each client goes on from the result of its own upload alone",
         json_schema_extra=added_in("0.2.0"),
     )
+    stop_after: int = Field(
+        0,
+        ge=0,
+        le=UINT32_MAX,
+        description="end the run after this many rounds without a gain in accuracy; 0 runs all rounds",
+        json_schema_extra=added_in("0.2.0"),
+    )
     newcomers: int = Field(
         0,
         ge=0,
@@ -147,6 +154,14 @@ class RunConfig(FrozenModel):
         if alone and self.method_spec.has_history(self.settings):
             raise ConfigurationError(
                 f"{self.method} has no rounds without exchange: its server keeps a state that no single upload gives"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _last_rounds_come(self) -> Self:
+        if self.stop_after and (self.finetune_rounds or self.newcomers):
+            raise ConfigurationError(
+                "stop_after may end the run before its last rounds, which finetune_rounds and newcomers need"
             )
         return self
 

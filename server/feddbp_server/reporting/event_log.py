@@ -365,8 +365,8 @@ class EventLog:
                     "%s: every client selected for it has left; it opens again as soon as enough have joined", name
                 )
                 self.incident(None, f"{name} opens again: every client selected for it has left")
-            case FinalEvaluationOpened(_):
-                log.info("all rounds are done; clients evaluate the final state")
+            case FinalEvaluationOpened(_, reason):
+                log.info("%s; clients evaluate the final state", reason)
             case RunEnded(phase, reason):
                 self.audit.record("ended", phase=phase.value, reason=reason)
                 level = logging.INFO if phase is Phase.FINISHED else logging.ERROR

@@ -221,6 +221,15 @@ class MetricsLog:
         """In how many rounds a client trained."""
         return self._trained_rounds[client_id]
 
+    def decisive_accuracy(self) -> float | None:
+        """The accuracy by which a run is judged while it goes on: on held-out samples, if there are any."""
+        counted = self._accuracy.counted.by_client.values()
+        held_out = sum(report.metrics.validation_samples for report in counted)
+        if held_out:
+            return sum(report.validation_correct for report in counted) / held_out
+        current = self.accuracy()
+        return None if current is None else current.accuracy
+
     def reporters_of(self, round_number: int) -> frozenset[int]:
         """Clients whose newest report is on this round."""
         return frozenset(client for client, report in self._newest.items() if report.round == round_number)

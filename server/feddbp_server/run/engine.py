@@ -289,7 +289,9 @@ class RunEngine:
             self.event_log.closed(closed)
             self.event_log.screened(number, aggregate.screening)
             self.history.closed(number, aggregation_seconds=seconds, missing=missing)
-            await self.apply_until_durable(Aggregated(number, frozenset(aggregate.screening.left_out)), aggregate)
+            left_out = frozenset(aggregate.screening.left_out)
+            event = Aggregated(number, left_out, self.metrics_log.decisive_accuracy())
+            await self.apply_until_durable(event, aggregate)
         except Exception as error:
             if self.draining and isinstance(error, StoreError):
                 log.error("%s could not be closed: %s; the next server will", name, error)

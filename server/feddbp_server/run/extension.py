@@ -50,9 +50,7 @@ def open_run(store: Store, config: RunConfig, *, proposed: str, reopen: bool) ->
 
 def extended(state: RunState) -> RunState:
     """The state in which a run goes on: one that is over, or in its final evaluation, waits for clients again."""
-    if state.phase.is_final:
-        return _waiting(state)
-    if state.phase is Phase.EVALUATING:
+    if state.phase.is_final or state.phase is Phase.EVALUATING:
         return _waiting(state)
     if state.held_phase is Phase.EVALUATING:
         return replace(_waiting(state), phase=Phase.PAUSED, held_phase=Phase.WAITING)
@@ -61,7 +59,7 @@ def extended(state: RunState) -> RunState:
 
 def _waiting(state: RunState) -> RunState:
     # clients have received the end: they have to be started again, and none is a member before it joins
-    return RunState(round=state.round, began_with=state.began_with, blocked=state.blocked)
+    return RunState(round=state.round, began_with=state.began_with, blocked=state.blocked, left_out=state.left_out)
 
 
 def _differs_in_rounds_alone(stored: str, given: str) -> bool:

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from feddbp_server.run.state_machine import Phase, RunState
+from feddbp_server.run.state_machine import Best, Phase, RunState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +35,7 @@ class RunSnapshot:
                 "skipped": sorted(state.skipped),
                 "set_aside": sorted(state.set_aside),
                 "missed": sorted(state.missed.items()),
+                **({"best": state.best} if state.best else {}),
                 "seconds": self.seconds,
             }
         )
@@ -57,6 +58,7 @@ class RunSnapshot:
             skipped=frozenset(stored.get("skipped", ())),
             set_aside=frozenset(stored.get("set_aside", ())),
             missed=dict(stored.get("missed", ())),
+            best=Best(*stored["best"]) if "best" in stored else None,
         )
         # snapshots of early versions have no seconds: such a run is timed from here
         return cls(state=state, seconds=stored.get("seconds", 0.0))

@@ -17,10 +17,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import StrEnum
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from feddbp_common.seeding import derive_seed
 
+ALL_DONE: Final = "all rounds are done"
 _RETRY_ROUNDS: Final = 10
 """A client that was set aside is waited for in one of so many rounds: it may have recovered, and be the slowest."""
 
@@ -64,6 +65,8 @@ class RoundPolicy:
     """Clients of the run, with ids 0 to n - 1."""
     join_window: timedelta | None = timedelta(0)
     """How long a run waits for missing clients after the last one has joined; None waits until all have."""
+    stop_after: int = 0
+    """Rounds without a gain in accuracy after which the run ends; 0 runs them all."""
     max_missed: int = 3
     """Rounds that a client may miss in a row before rounds no longer wait for it; 0 always waits."""
 
@@ -109,6 +112,13 @@ class RoundPolicy:
         return (is_possible or state.began_with > 0) and not self.awaited(state)
 
 
+class Best(NamedTuple):
+    """The best accuracy of a run, and after how many rounds it was reached."""
+
+    accuracy: float
+    completed_rounds: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunState:
     """The state of a run. `round` is the open round, or the number of completed ones."""
@@ -146,6 +156,8 @@ class RunState:
     """Clients that an operator shuts out."""
     left_out: frozenset[int] = frozenset()
     """Clients whose newest upload was left out of an average: they receive nothing that was made from it."""
+    best: Best | None = None
+    """The best accuracy so far; only in a run that stops without a gain."""
 
     @property
     def missing(self) -> frozenset[int]:
@@ -201,6 +213,7 @@ class RunState:
             self.skipped,
             self.set_aside,
             self.missed,
+            self.best,
         )
 
     @property
@@ -267,6 +280,8 @@ class Aggregated:
     round: int
     left_out: frozenset[int] = frozenset()
     """Clients whose upload to the round was left out of the average."""
+    accuracy: float | None = None
+    """At the beginning of the round, on held-out samples if the run has them; None without reports."""
 
 
 @dataclass(frozen=True)
@@ -370,6 +385,7 @@ class RoundAbandoned:
 @dataclass(frozen=True)
 class FinalEvaluationOpened:
     round: int
+    reason: str = ALL_DONE
 
 
 @dataclass(frozen=True)
@@ -420,11 +436,12 @@ def _record(state: RunState, event: Event, policy: RoundPolicy, now: float) -> S
             return replace(state, reported=state.reported | {client}), ()
         case Skipped(client, number) if number == state.round and client in state.selected | state.observers:
             return replace(state, skipped=state.skipped | {client}), ()
-        case Aggregated(number, left_out) if number == state.round and Phase.AGGREGATING in (
+        case Aggregated(number, left_out, accuracy) if number == state.round and Phase.AGGREGATING in (
             state.phase,
             state.held_phase,
         ):
-            counted = replace(state, left_out=(state.left_out - state.uploaded) | left_out)
+            left_out = (state.left_out - state.uploaded) | left_out
+            counted = replace(state, left_out=left_out, best=_best(state, accuracy, policy))
             following, effects = _after_aggregation(counted.with_misses(), policy, now)
             return _hold(following) if state.phase is Phase.PAUSED else following, effects
         case Tick() if state.deadline is not None and now >= state.deadline:
@@ -462,7 +479,7 @@ def _advance(state: RunState, effects: tuple[Effect, ...], policy: RoundPolicy, 
             state, decided = _without_enough_uploads(state, policy, now)
             return state, (*effects, *decided)
     if state.phase is Phase.EVALUATING and not state.missing:
-        state, ended = _end(state, Phase.FINISHED, "all rounds are done")
+        state, ended = _end(state, Phase.FINISHED, state.reason or ALL_DONE)
         return state, (*effects, *ended)
     return state, effects
 
@@ -509,7 +526,7 @@ def _close_round(state: RunState) -> Step:
 
 def _after_aggregation(state: RunState, policy: RoundPolicy, now: float) -> Step:
     completed = state.round + 1
-    if completed < policy.rounds:
+    if completed < policy.rounds and not _is_stuck(state, policy):
         if policy.may_open(state.members, completed):
             return _open_round(state, completed, policy, now)
         none: frozenset[int] = frozenset()
@@ -537,13 +554,34 @@ def _after_aggregation(state: RunState, policy: RoundPolicy, now: float) -> Step
         set_aside=frozenset(),  # of the last evaluation, every result counts
         deadline=_deadline(policy, now),
         extensions=0,
+        reason=_no_gain(state.best, policy) if completed < policy.rounds and state.best else "",
     )
-    return evaluating, (FinalEvaluationOpened(completed),)
+    return evaluating, (FinalEvaluationOpened(completed, evaluating.reason or ALL_DONE),)
+
+
+def _best(state: RunState, accuracy: float | None, policy: RoundPolicy) -> Best | None:
+    """The best accuracy, including that of the round which is closed; before the first round nothing is trained."""
+    if not policy.stop_after or accuracy is None or state.round == 0:
+        return state.best
+    if state.best is not None and accuracy <= state.best.accuracy:
+        return state.best
+    return Best(accuracy, state.round)
+
+
+def _is_stuck(state: RunState, policy: RoundPolicy) -> bool:
+    best = state.best
+    return policy.stop_after > 0 and best is not None and state.round - best.completed_rounds >= policy.stop_after
+
+
+def _no_gain(best: Best, policy: RoundPolicy) -> str:
+    rounds = _counted(policy.stop_after, "round")
+    return f"no gain in accuracy for {rounds}, the best was {100 * best.accuracy:.1f} % after {best.completed_rounds}"
 
 
 def _at_deadline(state: RunState, policy: RoundPolicy, now: float) -> Step:
     if state.phase is Phase.EVALUATING:
-        return _end(state, Phase.FINISHED, f"no final results from {_names(state.missing)}")
+        reason = f"{state.reason}; " if state.reason else ""
+        return _end(state, Phase.FINISHED, f"{reason}no final results from {_names(state.missing)}")
     if state.phase is not Phase.COLLECTING:
         return state, ()
     if len(state.uploaded) >= state.uploads_needed(policy):
