@@ -21,6 +21,8 @@ CLIENT_MODULES: Final = (*CHECKPOINT_MODULES, "torchvision", "sklearn")
 """What the extra `client` brings."""
 LAB_MODULES: Final = (*CLIENT_MODULES, "matplotlib", "jinja2")
 """What the extra `lab` brings."""
+DASHBOARD_MODULES: Final = ("starlette", "uvicorn", "jinja2")
+"""What the extra `dashboard` brings."""
 _DISTRIBUTION: Final = "feddbp"
 
 

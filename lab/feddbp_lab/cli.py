@@ -48,6 +48,9 @@ COMMANDS: Final = MappingProxyType(
             summary="measure this machine's GPU and print what to report", module="feddbp_lab.commands.gpu_check"
         ),
         "methods": Command(summary="list the methods and their settings", module="feddbp_lab.commands.methods"),
+        "dashboard": Command(
+            summary="serve a page of a live run or of finished ones", module="feddbp_lab.commands.dashboard"
+        ),
         "status": Command(summary="show the status of a server's run", module="feddbp_lab.commands.status"),
         "pause": Command(summary="pause a server's run", module="feddbp_lab.commands.operate", function="pause"),
         "resume": Command(summary="resume a paused run", module="feddbp_lab.commands.operate", function="resume"),

@@ -7,8 +7,9 @@ import itertools
 import json
 import shutil
 import sys
+import webbrowser
 from collections.abc import Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +19,9 @@ from feddbp_common.artifacts import CURVES_NAME, METRICS_NAME, SUMMARY_NAME
 from feddbp_common.config.command_line import settings_from, settings_parser
 from feddbp_common.config.identity import visible
 from feddbp_common.errors import ConfigurationError, ExitCode
-from feddbp_lab.commands.options import DemoConfig
+from feddbp_common.optional_deps import DASHBOARD_MODULES, require
+from feddbp_lab.commands.options import DemoConfig, LocalConfig
+from feddbp_lab.dashboard.process import DashboardProcess
 from feddbp_lab.processes.local_federation import FederationOptions, LocalFederation, ProcessFailedError, require_lab
 from feddbp_lab.processes.signals import handle_stop_signals
 from feddbp_lab.results.curves import draw_curves
@@ -41,14 +44,17 @@ def command(argv: Sequence[str]) -> int:
         print(json.dumps(visible(config), indent=2))
         return ExitCode.OK
     require_lab("the demo")
+    if config.here.dashboard:
+        require("the dashboard", DASHBOARD_MODULES, extra="dashboard")
     options = FederationOptions(
         run=config.run.as_run(),
         directory=output_directory(config),
         processes=config.processes,
         data_dir=config.here.data_dir,
         device=config.here.device,
+        share_prototypes=True,  # to whoever runs all of its clients, too
     )
-    return asyncio.run(_run_until_signal(options, as_json=config.here.json_output))
+    return asyncio.run(_run_until_signal(options, config.here))
 
 
 def output_directory(config: DemoConfig) -> Path:
@@ -77,13 +83,14 @@ def _new_directory(name: str) -> Path:
     raise AssertionError("unreachable: itertools.count has no end")
 
 
-async def _run_until_signal(options: FederationOptions, *, as_json: bool) -> int:
+async def _run_until_signal(options: FederationOptions, here: LocalConfig) -> int:
     """Runs the demo until it ends or a signal cancels it, which stops every process; a second signal kills them."""
     demo = asyncio.current_task()
     assert demo is not None
     handle_stop_signals(demo.cancel)
     try:
-        return await _run(options, as_json=as_json)
+        async with AsyncExitStack() as stack:
+            return await _run(options, here, stack)
     except asyncio.CancelledError:
         print(f"{PROG}: interrupted, every process is stopped; logs are in {options.directory}", file=sys.stderr)
         return ExitCode.INTERRUPTED
@@ -94,10 +101,15 @@ async def _run_until_signal(options: FederationOptions, *, as_json: bool) -> int
         return error.code
 
 
-async def _run(options: FederationOptions, *, as_json: bool) -> int:
-    console = Console()
+async def _run(options: FederationOptions, here: LocalConfig, stack: AsyncExitStack) -> int:
+    console, as_json = Console(), here.json_output
+    page: DashboardProcess | None = None
     with _display(options, console, as_json=as_json) as display:
         async with LocalFederation(options) as federation, aclosing(federation.statuses()) as statuses:
+            if here.dashboard:
+                # in the outer stack: the page outlives the federation
+                page = await stack.enter_async_context(DashboardProcess(options.directory, federation.address))
+                _announce(page, console)
             async for status in statuses:
                 display.show(status)
         summary = federation.summary()
@@ -106,7 +118,17 @@ async def _run(options: FederationOptions, *, as_json: bool) -> int:
         print(json.dumps(summary, indent=2))
     else:
         console.print(run_table(results, options.directory))
+    if page is not None and console.is_terminal:
+        print(f"\nThe page stays at {page.address}\nuntil Ctrl-C.", flush=True)
+        await page.exited()
     return ExitCode.OK if summary["outcome"] == "finished" else ExitCode.RUN_FAILED
+
+
+def _announce(page: DashboardProcess, console: Console) -> None:
+    # on stderr, which --json leaves to people; not by the console, which would wrap the address
+    print(f"{PROG}: the page of this run is {page.address}", file=sys.stderr, flush=True)
+    if console.is_terminal:
+        webbrowser.open(page.address)
 
 
 def _display(options: FederationOptions, console: Console, *, as_json: bool) -> Display:

@@ -107,6 +107,7 @@ class LocalConfig(FrozenModel):
     processes: int | None = Field(None, ge=1, description="client processes; default one per core")
     data_dir: Path = Field(Path("data"), description="where public data sets are found or downloaded to")
     device: str = Field("auto", description=DEVICE_HELP)
+    dashboard: bool = Field(False, description="serve a page of the run, and open it in a browser")
     json_output: bool = Field(
         False, description="print the summary as JSON and nothing else", json_schema_extra={"flag": "--json"}
     )

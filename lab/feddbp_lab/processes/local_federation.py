@@ -81,6 +81,8 @@ class FederationOptions:
     """Client processes; the clients are assigned to them round-robin."""
     data_dir: Path
     device: str = "auto"
+    share_prototypes: bool = False
+    """Whether the server keeps prototypes for a dashboard and for pictures."""
 
     @property
     def server_dir(self) -> Path:
@@ -89,7 +91,12 @@ class FederationOptions:
     def server_config(self) -> ServerConfig:
         return ServerConfig(
             run=self.run,
-            listen=ListenConfig(host="127.0.0.1", port=0, state_dir=self.server_dir),
+            listen=ListenConfig(
+                host="127.0.0.1",
+                port=0,
+                state_dir=self.server_dir,
+                share_prototypes_with_operators=self.share_prototypes,
+            ),
             # No deadline: a process that has exited is noticed here, and a slow client is waited for.
             rounds=RoundsConfig(min_clients=self.run.clients, round_deadline=timedelta(0)),
         )

@@ -1,0 +1,114 @@
+"""The runs a dashboard serves: one on a server, one in files, or a folder of them to browse and compare."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any, Final
+
+from feddbp_common.artifacts import SUMMARY_NAME
+from feddbp_common.methods import method_named
+from feddbp_lab.dashboard.model import Json
+from feddbp_lab.dashboard.source import RunSource
+from feddbp_lab.dashboard.stored import RunFiles, StoredRun, last_accuracies
+from feddbp_lab.results.run_results import RunResults
+
+_OPEN_RUNS: Final = 8
+"""Runs of a folder that stay in memory."""
+_SAME: Final = ("dataset", "clients", "rounds", "seed")
+"""In which a `local` run has to agree with one that is compared to it."""
+
+
+class Library:
+    """Finds and opens runs by their key."""
+
+    def __init__(self, *, single: RunSource | None = None, folder: Path | None = None, runs: list[Path] = []) -> None:  # noqa: B006 - never changed
+        self.single = single
+        self.folder = folder
+        self._paths = {str(number): path for number, path in enumerate(runs)}
+        self._open: OrderedDict[str, RunSource] = OrderedDict()
+        self._listed: list[Json] | None = None
+
+    async def get(self, key: str) -> RunSource | None:
+        if self.single is not None:
+            return self.single if key == "0" else None
+        if key not in self._paths:
+            return None
+        if key not in self._open:
+            self._open[key] = await asyncio.to_thread(self._load, key)
+            while len(self._open) > _OPEN_RUNS:
+                self._open.popitem(last=False)
+        self._open.move_to_end(key)
+        return self._open[key]
+
+    async def listing(self) -> list[Json]:
+        """One entry per run that can be read."""
+        if self._listed is None:
+            self._listed = await asyncio.to_thread(self._list)
+        return self._listed
+
+    def _load(self, key: str) -> RunSource:
+        source = StoredRun(RunFiles(self._paths[key]))
+        entries = {entry["key"]: entry for entry in self._listed or self._list()}
+        local = local_of(entries[key], entries.values()) if key in entries else None
+        if local is not None:
+            source.baseline = read_baseline(self._paths[local["key"]])
+        return source
+
+    def _list(self) -> list[Json]:
+        entries = (_entry(key, path) for key, path in self._paths.items())
+        return [entry for entry in entries if entry is not None]
+
+
+def read_baseline(path: Path) -> dict[int, float]:
+    """Every client's last accuracy in a run."""
+    return last_accuracies(RunFiles(path).results().metrics)
+
+
+def local_of(run: Json, others: Any) -> Json | None:
+    """The `local` run with the same data, size and seed, if there is one among others."""
+    for other in others:
+        if other["method"] == "local" and run["method"] != "local" and all(other[key] == run[key] for key in _SAME):
+            found: Json = other
+            return found
+    return None
+
+
+def _entry(key: str, path: Path) -> Json | None:
+    try:
+        summary = _summary(path)
+        accuracy = summary["accuracy"]
+        return {
+            "key": key,
+            "name": path.name,
+            "method": summary["method"],
+            "title": method_named(summary["method"]).title,
+            "settings": summary["config"].get("method_settings", {}),
+            "dataset": summary["dataset"],
+            "alpha": summary["config"].get("data", {}).get("alpha"),
+            "clients": summary["clients"],
+            "rounds": summary["rounds"],
+            "completed": summary["completed_rounds"],
+            "seed": summary["seed"],
+            "outcome": summary["outcome"],
+            "best": accuracy["best"]["weighted"] if accuracy["best"] else None,
+            "last": accuracy["last"]["weighted"] if accuracy["last"] else None,
+            "seconds": summary["seconds"],
+            "bytes": summary["bytes_up"] + summary["bytes_down"],
+            "curve": [[point["round"], round(point["weighted"], 5)] for point in summary["curve"]],
+        }
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+
+
+def _summary(path: Path) -> dict[str, Any]:
+    for directory in (path, path / "server"):
+        if (directory / SUMMARY_NAME).exists():
+            loaded: dict[str, Any] = json.loads((directory / SUMMARY_NAME).read_text(encoding="utf-8"))
+            return loaded
+    unfinished = RunResults.read_unfinished(RunFiles(path).state)
+    if unfinished is None:
+        raise FileNotFoundError(path)
+    return unfinished.summary

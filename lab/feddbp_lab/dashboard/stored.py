@@ -1,0 +1,226 @@
+"""Runs in files: the state directory of a server, the output of a demo, or the cells of an experiment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from zipfile import BadZipFile
+
+import numpy as np
+
+from feddbp_common.artifacts import (
+    CLIENT_PROTOTYPES_NAME,
+    CLIENTS_NAME,
+    DATABASE_NAME,
+    METRICS_NAME,
+    PROTOTYPES_DIR_NAME,
+    ROUNDS_NAME,
+    SUMMARY_NAME,
+)
+from feddbp_common.config.run import RunConfig
+from feddbp_common.errors import ConfigurationError, FedDBPError
+from feddbp_common.wire import PrototypeSet
+from feddbp_lab.dashboard.model import Json, ReportRow
+from feddbp_lab.dashboard.run_info import run_info
+from feddbp_lab.dashboard.source import RunSource
+from feddbp_lab.results.run_results import RunResults
+from feddbp_server.reporting.history import RoundRecord, read_rounds
+from feddbp_server.reporting.prototype_snapshots import read_snapshot, snapshot_files
+
+_MOST_RUNS: Final = 2000
+_DAMAGE: Final = (LookupError, TypeError, ValueError, AttributeError, OSError, FedDBPError)
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The directory of a run; a demo's and a cell's have the server's state in `server/`, as long as it is kept."""
+
+    path: Path
+
+    @property
+    def state(self) -> Path:
+        inner = self.path / "server"
+        return inner if not (self.path / ROUNDS_NAME).exists() and inner.is_dir() else self.path
+
+    def results(self) -> RunResults:
+        for directory in dict.fromkeys((self.path, self.state)):
+            if (directory / SUMMARY_NAME).exists() and (directory / METRICS_NAME).exists():
+                return RunResults.read(directory)
+        found = RunResults.read_unfinished(self.state)
+        if found is None:
+            raise ConfigurationError(f"{self.path} has neither a {SUMMARY_NAME} nor a {DATABASE_NAME}")
+        return found
+
+    def rounds(self) -> list[RoundRecord]:
+        return read_rounds(self.state / ROUNDS_NAME)
+
+    def clients(self) -> dict[int, Json]:
+        """What clients said when they joined; the last line of a client counts."""
+        found: dict[int, Json] = {}
+        with suppress(OSError):
+            for line in (self.state / CLIENTS_NAME).read_bytes().splitlines():
+                with suppress(*_DAMAGE):
+                    entry = json.loads(line)
+                    found[int(entry["client"])] = entry
+        return found
+
+    def snapshots(self) -> dict[int, PrototypeSet]:
+        read = {number: read_snapshot(path) for number, path in snapshot_files(self.state).items()}
+        return {number: found for number, found in read.items() if found is not None}
+
+    def client_prototypes(self, client_id: int) -> list[Json]:
+        path = self.state / PROTOTYPES_DIR_NAME / CLIENT_PROTOTYPES_NAME
+        with suppress(*_DAMAGE, BadZipFile), np.load(path, allow_pickle=False) as stored:
+            rows, channels = np.flatnonzero(stored["client_ids"] == client_id), int(stored["channels"])
+            kept = np.unpackbits(stored["kept"][rows], axis=1, count=channels)
+            columns = {name: stored[name][rows] for name in ("class_ids", "samples", "distances", "cosines")}
+            return [
+                {
+                    "class": int(columns["class_ids"][row]),
+                    "samples": int(columns["samples"][row]),
+                    "distance": round(float(columns["distances"][row]), 4),
+                    "cosine": round(float(columns["cosines"][row]), 4),
+                    "channels": channels,
+                    "kept": np.flatnonzero(kept[row]).tolist(),
+                }
+                for row in range(len(rows))
+            ]
+        return []
+
+
+class StoredRun(RunSource):
+    """A run that is read once: it has ended, or is read as it stands."""
+
+    def __init__(self, files: RunFiles) -> None:
+        super().__init__()
+        self.files = files
+        self._load()
+
+    def _load(self) -> None:
+        try:
+            self._fill(self.files.results())
+        except _DAMAGE as error:
+            problem = f"{error} is missing" if isinstance(error, KeyError) else error
+            raise ConfigurationError(f"the results in {self.files.path} cannot be read: {problem}") from error
+
+    def _fill(self, results: RunResults) -> None:
+        summary, model = results.summary, self.model
+        config = RunConfig.model_validate(summary["config"])
+        has_prototypes = bool(snapshot_files(self.files.state))
+        model.start(run_info(config, run_id=summary["run_id"], shares_prototypes=has_prototypes))
+        for client in _clients(summary, self.files.clients()):
+            model.join(client)
+        for line in results.metrics:
+            model.report(_row(line))
+        for record in self.files.rounds():
+            model.close_round(_round(record))
+        model.set_complete()
+        model.set_status(_status(summary), {})
+
+    async def load_prototypes(self) -> dict[int, PrototypeSet]:
+        return self._snapshots or self.files.snapshots()
+
+    async def client_prototypes(self, client_id: int) -> list[Json]:
+        return self.files.client_prototypes(client_id)
+
+
+def find_runs(directory: Path) -> list[Path]:
+    """The runs in a folder: itself, the cells of an experiment, or its subdirectories."""
+    if not directory.is_dir():
+        raise ConfigurationError(f"{directory}: no such directory")
+    if _is_run(directory):
+        return [directory]
+    found = sorted(path for path in _candidates(directory) if _is_run(path))[:_MOST_RUNS]
+    if not found:
+        raise ConfigurationError(
+            f"{directory} holds no run: neither a {SUMMARY_NAME} nor a {DATABASE_NAME}, nor folders with one"
+        )
+    return found
+
+
+def _candidates(directory: Path) -> Iterator[Path]:
+    for pattern in ("*/", "cells/*/"):
+        yield from (path for path in directory.glob(pattern) if path.is_dir())
+
+
+def _is_run(path: Path) -> bool:
+    return any((folder / name).exists() for folder in (path, path / "server") for name in (SUMMARY_NAME, DATABASE_NAME))
+
+
+def last_accuracies(metrics: Iterable[dict[str, Any]]) -> dict[int, float]:
+    """Every client's accuracy in its last round with test samples."""
+    last: dict[int, tuple[int, float]] = {}
+    for line in metrics:
+        if line["test_samples"]:
+            newest = line["round"], line["accuracy"]
+            last[line["client"]] = max(newest, last.get(line["client"], newest))
+    return {client: accuracy for client, (_, accuracy) in last.items()}
+
+
+def _clients(summary: dict[str, Any], joined: dict[int, Json]) -> Iterator[Json]:
+    for entry in summary["per_client"]:
+        known = joined.get(entry["client"], {})
+        yield {
+            "id": entry["client"],
+            "name": str(entry.get("name") or known.get("name") or ""),
+            "architecture": entry["architecture"],
+            "device": str(known.get("device", "")).partition(" (")[0],
+            "parameters": entry["parameters"],
+            "label_counts": known.get("label_counts", []),
+            "classes_held": entry["classes_held"],
+            "train_samples": entry["train_samples"],
+            "test_samples": entry["test_samples"],
+        }
+
+
+def _row(line: dict[str, Any]) -> ReportRow:
+    seconds = line["seconds"]
+    return ReportRow(
+        client=line["client"],
+        round=line["round"],
+        accuracy=line["accuracy"],
+        samples=line["test_samples"],
+        train=seconds["train"],
+        evaluate=seconds["evaluate"],
+        collect=seconds["collect"],
+        up=line["bytes_up"],
+        down=line["bytes_down"],
+        losses=line["losses"],
+    )
+
+
+def _round(record: RoundRecord) -> Json:
+    return {
+        "round": record.round,
+        "opened_at": record.opened_at,
+        "seconds": record.seconds,
+        "aggregation": record.aggregation_seconds,
+        "missing": record.missing,
+        "memory": record.resident_bytes,
+        "clients": record.clients,
+    }
+
+
+def _status(summary: dict[str, Any]) -> Json:
+    last = (summary.get("accuracy") or {}).get("last")
+    return {
+        "phase": summary["outcome"],
+        "round": summary["completed_rounds"],
+        "rounds": summary["rounds"],
+        "done": summary["completed_rounds"],
+        "missing": [],
+        "reason": summary["reason"],
+        "seconds_left": None,
+        "mean_accuracy": last["weighted"] if last else None,
+        "bytes_up": summary["bytes_up"],
+        "bytes_down": summary["bytes_down"],
+        "refusals": {},
+        "incidents": [],
+        "seconds": summary["seconds"],
+        "stored": True,
+        "trouble": "",
+    }
