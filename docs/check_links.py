@@ -85,8 +85,10 @@ def dead_links(pages: Iterable[Path], top: Path) -> Iterator[str]:
 
 
 def markdown_sources() -> list[Path]:
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-    return sorted(page for page in pages if not page.is_relative_to(ROOT / "docs" / "_build"))
+    docs = ROOT / "docs"
+    pages = [*ROOT.glob("*.md"), *docs.rglob("*.md")]
+    generated = (docs / "_build", *docs.glob("results/*/report"))
+    return sorted(page for page in pages if not any(page.is_relative_to(folder) for folder in generated))
 
 
 def built_pages(site: Path) -> list[Path]:

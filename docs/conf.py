@@ -20,7 +20,7 @@ extensions = [
     "site_hooks",
 ]
 
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "results/*/report"]
 
 myst_enable_extensions = ["dollarmath"]
 myst_fence_as_directive = ["mermaid"]

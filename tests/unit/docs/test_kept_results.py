@@ -1,0 +1,46 @@
+"""The cells under docs/results: a runner continues their grids, and reports can be made of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from feddbp_common.config.run import RunConfig
+from feddbp_lab.experiments.cell import Cell
+from feddbp_lab.experiments.expansion import expand
+from feddbp_lab.experiments.report.outcomes import Outcomes
+from feddbp_lab.experiments.run.cell_dir import CellState
+from feddbp_lab.experiments.run.output_dir import OutputDir
+from feddbp_lab.experiments.spec import load_experiment
+
+KEPT = OutputDir(Path(__file__).parents[3] / "docs" / "results" / "quick")
+PLANS = {plan.name: plan for plan in KEPT.plans()}
+CELLS = sorted((KEPT.path / "cells").iterdir())
+
+
+def test_every_cell_has_the_name_that_its_configuration_has_in_this_version() -> None:
+    for path in CELLS:
+        run = RunConfig.model_validate(json.loads((path / "config.json").read_text(encoding="utf-8")))
+        assert Cell(run).id == path.name
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_runner_takes_the_cells_for_those_of_its_grid(name: str) -> None:
+    plan = PLANS[name]
+    expanded = expand(load_experiment(name), seeds=plan.seeds, profile=plan.profile)
+    assert expanded.plan.cell_ids == plan.cell_ids
+    done = [cell_id for cell_id in plan.cell_ids if KEPT.cell_dir(cell_id).state is CellState.DONE]
+    assert done
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_report_reads_the_cells_of_a_plan(name: str) -> None:
+    outcomes = Outcomes.read(PLANS[name], KEPT)
+    assert not outcomes.failures
+
+
+def test_every_cell_belongs_to_a_plan() -> None:
+    planned = {cell_id for plan in PLANS.values() for cell_id in plan.cell_ids}
+    assert {path.name for path in CELLS} <= planned
