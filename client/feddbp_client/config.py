@@ -88,6 +88,9 @@ class ComputeConfig(FrozenModel):
         "(default: a quarter of what is free)",
         json_schema_extra={"metavar": "SIZE"},
     )
+    gpu_memory_share: float = Field(
+        1.0, gt=0, le=1, description="part of each GPU's memory that this process may take, e.g. 0.5 if two share it"
+    )
     deterministic: bool = Field(
         False, description="the same bits every time, also on a GPU; slower, and one client at a time"
     )

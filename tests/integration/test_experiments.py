@@ -54,10 +54,10 @@ class Experiments:
         self.data = federation.directory / "data"
         self.data.mkdir()
 
-    def run(self, out: str, dataset: str, *, clients: int = 2, rounds: int = 3) -> Command:
+    def run(self, out: str, dataset: str, *more: object, clients: int = 2, rounds: int = 3) -> Command:
         path = self._federation.directory / "grid.toml"
         path.write_text(GRID.format(dataset=dataset, clients=clients, rounds=rounds))
-        options = ("--out", self.out(out), "--data-dir", self.data)
+        options = ("--out", self.out(out), "--data-dir", self.data, *more)
         return self._federation.start("feddbp_lab.cli", "experiment", "run", path, *options, name="runner")
 
     def out(self, name: str) -> Path:
@@ -99,6 +99,26 @@ async def test_a_killed_runner_resumes_to_the_same_bits(
     assert (digest, lines) == running_federation.outcome()
 
 
+def test_a_lost_cell_goes_on_from_its_last_copy_to_the_same_bits(experiments: Experiments) -> None:
+    node = experiments.out("node")
+    on_node = ("--work-dir", node, "--copy-rounds", 1)
+    killed = experiments.run("disturbed", "digits", *on_node, rounds=6)
+    wait_until(lambda: list(experiments.out("disturbed").glob("cells/*/copy-000001.json")), "a copy of the state")
+    killed.kill()
+    wait_until(lambda: not processes_naming(node), "the end of all processes")
+    cell = experiments.cell("disturbed")
+    assert not (cell / "server").exists()
+    experiments.run("disturbed", "digits", "--work-dir", experiments.out("other"), rounds=6).expect_exit(0)
+    assert (cell / "logs" / "server.log").read_text().count("resuming the run") == 1
+    assert json.loads((cell / "cost.json").read_text())["attempts"] == 2
+    assert {path.name for path in cell.iterdir()} == {
+        *("config.json", "cost.json", "metrics.jsonl", "summary.json", "logs")
+    }
+    assert [path.name for path in experiments.out("other").iterdir()] == [".in-use"]
+    experiments.run("undisturbed", "digits", rounds=6).expect_exit(0)
+    assert outcome_in(cell) == outcome_in(experiments.cell("undisturbed"))
+
+
 def test_newcomers_join_a_finished_federation_and_are_reported_alone(running_federation: Federation) -> None:
     path, out = running_federation.directory / "grid.toml", running_federation.directory / "out"
     path.write_text(NEWCOMER)
@@ -126,6 +146,8 @@ def test_a_cell_without_its_data_fails_and_is_run_again_with_them(experiments: E
     assert "cifar10.npz: not an npz file, or truncated (the process of client 0, exit code" in failure["cause"]
     images = np.random.default_rng(0).integers(0, 256, (100, 32, 32, 3), dtype=np.uint8)
     np.savez(archive, x_train=images, y_train=np.arange(100) % 10)
-    experiments.run("out", "cifar10", clients=1, rounds=1).expect_exit(0)
+    experiments.run("out", "cifar10", clients=1, rounds=1).expect_exit(5)
+    assert not (cell / SUMMARY_NAME).exists()
+    experiments.run("out", "cifar10", "--retry-failed", clients=1, rounds=1).expect_exit(0)
     assert (cell / SUMMARY_NAME).exists()
     assert not (cell / CELL_FAILURE_NAME).exists()

@@ -21,6 +21,8 @@ class FakeHardware:
     mps: bool = False
     cpu_cores: int = 8
     free: Mapping[int, int] = field(default_factory=dict)
+    limits: dict[int, float] = field(default_factory=dict)
+    """The parts of cards' memory that this process was limited to."""
 
     def cards(self) -> Sequence[Card]:
         return self.gpus
@@ -32,6 +34,9 @@ class FakeHardware:
         if device.type == "mps":
             return 16 * GIB
         return self.free.get(device.index, self.gpus[device.index].total_bytes)
+
+    def limit_memory(self, device: torch.device, share: float) -> None:
+        self.limits[device.index or 0] = share
 
     def cores(self) -> int:
         return self.cpu_cores

@@ -34,6 +34,9 @@ class Hardware(Protocol):
     def free_bytes(self, device: torch.device) -> int:
         """Memory of a GPU that no process has allocated now."""
 
+    def limit_memory(self, device: torch.device, share: float) -> None:
+        """Lets this process allocate no more than a part of a GPU's memory."""
+
     def cores(self) -> int:
         """CPU cores this process may use."""
 
@@ -53,6 +56,9 @@ class TorchHardware:
         if device.type == "cuda":
             return torch.cuda.mem_get_info(device)[0]
         return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+
+    def limit_memory(self, device: torch.device, share: float) -> None:
+        torch.cuda.set_per_process_memory_fraction(share, device)
 
     def cores(self) -> int:
         return usable_cores()

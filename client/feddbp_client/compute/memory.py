@@ -26,11 +26,18 @@ class ImageBudget:
         self._lock = threading.Lock()
 
     @classmethod
-    def for_device(cls, device: torch.device, hardware: Hardware, limit: int | None) -> ImageBudget:
-        """A budget of `limit` bytes or, without one, of a share of what is free now; none on the CPU."""
+    def for_device(
+        cls, device: torch.device, hardware: Hardware, limit: int | None, process_share: float = 1.0
+    ) -> ImageBudget:
+        """A budget of `limit` bytes or, without one, of a share of what the process may take; none on the CPU."""
         if device.type == "cpu":
             return cls(0)
-        return cls(hardware.free_bytes(device) // _DEFAULT_SHARE if limit is None else limit)
+        if limit is not None:
+            return cls(limit)
+        free = hardware.free_bytes(device)
+        if device.type == "cuda":
+            free = min(free, int(hardware.cards()[device.index or 0].total_bytes * process_share))
+        return cls(free // _DEFAULT_SHARE)
 
     def reserve(self, size: int, owner: object) -> bool:
         """Takes so many bytes until `owner` is garbage-collected; False if not as many are left."""

@@ -87,6 +87,10 @@ def plan_compute(
     hardware = hardware or TorchHardware()
     devices = choose_devices(client_ids, gpu=config.gpu, device=config.device, hardware=hardware)
     clients_on = Counter(devices.values())
+    if config.gpu_memory_share < 1:
+        for device in clients_on:
+            if device.type == "cuda":
+                hardware.limit_memory(device, config.gpu_memory_share)
     # on a CPU clients share torch's generator during rounds as well, and the cores
     jobs = {device: config.jobs_per_gpu if device.type == "cuda" else 1 for device in clients_on}
     common = {
@@ -95,7 +99,7 @@ def plan_compute(
             hardware=hardware,
             precision=Precision.mixed(device, hardware) if config.amp else Precision(device=device),
             mode=config.mode,
-            image_budget=ImageBudget.for_device(device, hardware, config.image_memory),
+            image_budget=ImageBudget.for_device(device, hardware, config.image_memory, config.gpu_memory_share),
             shared=device.type != "cpu" and count > 1,
             streams=StreamPool(device, jobs[device]) if jobs[device] > 1 else None,
         )

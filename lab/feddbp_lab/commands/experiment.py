@@ -13,11 +13,11 @@ from rich.text import Text
 
 from feddbp_common.config.command_line import Parser, add_settings, settings_from
 from feddbp_common.errors import ExitCode
-from feddbp_lab.experiments.config import ExperimentConfig
+from feddbp_lab.experiments.config import CellConfig, ExperimentConfig, PlanConfig
 from feddbp_lab.experiments.expansion import expand, seeds_of
 from feddbp_lab.experiments.profiles import PROFILES
 from feddbp_lab.experiments.report.build import write_report
-from feddbp_lab.experiments.run.campaign import run_campaign
+from feddbp_lab.experiments.run.campaign import plan_campaign, run_campaign, run_cell
 from feddbp_lab.experiments.run.cell_table import as_dict, print_status, watch_status
 from feddbp_lab.experiments.run.output_dir import OutputDir
 from feddbp_lab.experiments.run.packing import pack
@@ -38,6 +38,16 @@ def _run(flags: argparse.Namespace) -> int:
     return run_campaign(flags.experiment, settings_from(ExperimentConfig, flags), only=flags.only)
 
 
+def _plan(flags: argparse.Namespace) -> int:
+    config = settings_from(PlanConfig, flags)
+    return plan_campaign(flags.experiment, config.what, config.cell)
+
+
+def _cell(flags: argparse.Namespace) -> int:
+    config = settings_from(CellConfig, flags)
+    return run_cell(flags.directory, flags.index, flags.experiment, config.where, config.cell)
+
+
 def _status(flags: argparse.Namespace) -> int:
     output = OutputDir.open_existing(flags.directory)
     if flags.as_json:
@@ -51,7 +61,10 @@ def _status(flags: argparse.Namespace) -> int:
 
 def _report(flags: argparse.Namespace) -> int:
     require_lab("a report")
-    print(write_report(OutputDir.open_existing(flags.directory)))
+    output = OutputDir.open_existing(flags.directory)
+    with output.planning():
+        path = write_report(output)
+        print(output.publish_report() if output.mirror else path)
     return ExitCode.OK
 
 
@@ -82,8 +95,11 @@ def _parser() -> Parser:
         return added
 
     run = action("run", "run or resume an experiment", _run)
-    run.usage = f"{PROG} run NAME|FILE.toml --out DIR [options]"
-    run.add_argument("experiment", metavar="NAME|FILE.toml", help=f"{', '.join(BUILT_IN)}, or a file of your own")
+    plan = action("plan", "save what an experiment consists of, for runners that take cells by their index", _plan)
+    for name, added in (("run", run), ("plan", plan)):
+        added.usage = f"{PROG} {name} NAME|FILE.toml --out DIR [options]"
+        added.add_argument("experiment", metavar="NAME|FILE.toml", help=f"{', '.join(BUILT_IN)}, or a file of your own")
+    add_settings(plan, PlanConfig)
     run.add_argument(
         "--only",
         action="append",
@@ -92,15 +108,25 @@ def _parser() -> Parser:
         help="run only cells with one of these words in their name; repeat it to narrow further",
     )
     add_settings(run, ExperimentConfig)
+    cell = action("cell", "run one cell of a plan by its index, for schedulers with job arrays", _cell)
+    cell.usage = f"{PROG} cell DIR --index N [options]"
+    _add_directory(cell)
+    cell.add_argument("--index", type=int, required=True, metavar="N", help="the cell, from 0")
+    cell.add_argument("--experiment", metavar="NAME", help="the experiment, if DIR holds several")
+    add_settings(cell, CellConfig)
     status = action("status", "show which cells are done, running, failed or waiting", _status)
-    status.add_argument("directory", type=Path, metavar="DIR", help="the --out directory of an experiment")
+    _add_directory(status)
     form = status.add_mutually_exclusive_group()
     form.add_argument("--watch", action="store_true", help="refresh until the runner has ended")
     form.add_argument("--json", action="store_true", dest="as_json", help="as JSON, with the accuracy of every cell")
     report = action("report", "write tables, figures and a page of the results so far", _report)
-    report.add_argument("directory", type=Path, metavar="DIR", help="the --out directory of an experiment")
+    _add_directory(report)
     packing = action("pack", "copy finished cells in a small form, to keep or to continue elsewhere", _pack)
-    packing.add_argument("directory", type=Path, metavar="DIR", help="the --out directory of an experiment")
+    _add_directory(packing)
     packing.add_argument("target", type=Path, metavar="TARGET", help="the directory for the packed cells")
     action("list", "list the built-in experiments and the profiles", _list)
     return parser
+
+
+def _add_directory(parser: Parser) -> None:
+    parser.add_argument("directory", metavar="DIR", help="the --out of an experiment")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from feddbp_common.config.run import RunConfig
+from feddbp_lab.experiments.resources import Resources
 
 NO_EXCHANGE: Final = "no-exchange"
 _READABLE: Final = 150
@@ -18,6 +19,7 @@ class Cell:
     """A run, its id and its title."""
 
     run: RunConfig
+    resources: Resources = field(default=Resources(), compare=False)
 
     @property
     def words(self) -> tuple[str, ...]:

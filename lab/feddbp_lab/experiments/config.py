@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from feddbp_common.config.types import FrozenModel, parse_numbers
+from feddbp_common.config.types import Duration, FrozenModel, parse_numbers
 from feddbp_common.cpu_cores import usable_cores
 from feddbp_common.errors import ConfigurationError
 from feddbp_lab.experiments.profiles import PROFILES, profile_named
-from feddbp_lab.experiments.run.runner import Machine
+from feddbp_lab.experiments.resources import Resources, machine_memory
 
 
 class SelectionConfig(FrozenModel):
     """Experiment: which runs, and where their results are kept."""
 
-    out: Path | None = Field(
-        None, description="directory of the results; experiments in the same directory share cells"
+    out: str | None = Field(
+        None,
+        description="directory of the results, or an fsspec address; experiments in the same place share cells",
+        json_schema_extra={"metavar": "DIR"},
     )
     profile: str | None = Field(
         None, description=f"size of the runs: {' or '.join(PROFILES)} (default: quick; for a file, none)"
@@ -41,8 +44,12 @@ class SelectionConfig(FrozenModel):
 
 
 class ExecutionConfig(FrozenModel):
-    """Machine: the resources the runs use."""
+    """Machine: where the runs take place, and what they may use."""
 
+    executor: Literal["local", "ray"] = Field("local", description="run cells on this machine, or by Ray on a cluster")
+    ray_address: str | None = Field(
+        None, description="a running Ray: auto, or HOST:PORT (default: RAY_ADDRESS, else a Ray of this machine's own)"
+    )
     jobs: int | None = Field(
         None, ge=1, description="cells that run at the same time; default one per core, or one per GPU"
     )
@@ -51,6 +58,18 @@ class ExecutionConfig(FrozenModel):
     )
     data_dir: Path = Field(Path("data"), description="where public data sets are found or downloaded to")
     keep_state: bool = Field(False, description="keep checkpoints and databases of cells that are done")
+    retry_failed: bool = Field(False, description="also run cells that have failed")
+    work_dir: Path | None = Field(
+        None,
+        description="disk for the state of running cells, which is copied to --out every few rounds "
+        "(default: --out itself; with Ray or an address, the node's temporary directory)",
+    )
+    copy_rounds: int = Field(5, ge=1, description="rounds between copies of a cell's state to --out")
+    lease: Duration = Field(
+        timedelta(seconds=60),
+        ge=timedelta(seconds=1),
+        description="after this time without a sign of life, a cell's runner on another machine counts as dead",
+    )
 
     @field_validator("gpus", mode="before")
     @classmethod
@@ -63,11 +82,25 @@ class ExecutionConfig(FrozenModel):
             raise ConfigurationError(f"--jobs {self.jobs} leaves some of the {len(self.gpus)} GPUs without a cell")
         return self
 
+    @model_validator(mode="after")
+    def _fits_the_executor(self) -> Self:
+        if self.executor == "ray" and self.gpus:
+            raise ConfigurationError("--gpus is for this machine; with --executor ray give --num-gpus of a cell")
+        if self.executor != "ray" and self.ray_address is not None:
+            raise ConfigurationError("--ray-address needs --executor ray")
+        return self
+
     @property
-    def machine(self) -> Machine:
-        cores = usable_cores()
-        jobs = self.jobs or len(self.gpus) or cores
-        return Machine(jobs=jobs, cores=cores, data_dir=self.data_dir.resolve(), gpus=self.gpus)
+    def cores(self) -> int:
+        return usable_cores()
+
+    @property
+    def machine_memory(self) -> int:
+        return machine_memory()
+
+    @property
+    def local_jobs(self) -> int:
+        return self.jobs or len(self.gpus) or self.cores
 
 
 class ExperimentConfig(FrozenModel):
@@ -75,3 +108,18 @@ class ExperimentConfig(FrozenModel):
 
     what: SelectionConfig = SelectionConfig()
     where: ExecutionConfig = ExecutionConfig()
+    cell: Resources = Resources()
+
+
+class PlanConfig(FrozenModel):
+    """All options of `feddbp experiment plan`."""
+
+    what: SelectionConfig = SelectionConfig()
+    cell: Resources = Resources()
+
+
+class CellConfig(FrozenModel):
+    """All options of `feddbp experiment cell`."""
+
+    where: ExecutionConfig = ExecutionConfig()
+    cell: Resources = Resources()

@@ -17,6 +17,7 @@ from feddbp_common.wire import PayloadRules
 from feddbp_lab.experiments.cell import Cell
 from feddbp_lab.experiments.plan import PLAN_VERSION, Axis, AxisValue, Part, Plan, Point, axis_title, value_label
 from feddbp_lab.experiments.profiles import Profile, profile_named
+from feddbp_lab.experiments.resources import Resources
 from feddbp_lab.experiments.run_options import (
     METHOD,
     OPTIONS,
@@ -130,7 +131,7 @@ class _Expander:
             options = dict(base)
             for listed, index in zip(choices.values(), at, strict=True):
                 options.update(listed[index].options)
-            points.append(self._point(at, self._with_profile(options), controls=part.controls))
+            points.append(self._point(at, self._with_profile(options), part))
         axes = tuple(
             Axis(name=name, title=axis_title(name), values=tuple(choice.value for choice in listed))
             for name, listed in choices.items()
@@ -148,11 +149,12 @@ class _Expander:
             self._note(f"{run_of(options).method_spec.title} has no fine-tuning rounds: {_HISTORY}.")
         return options
 
-    def _point(self, at: tuple[int, ...], options: Mapping[str, Any], *, controls: bool) -> Point:
+    def _point(self, at: tuple[int, ...], options: Mapping[str, Any], part: PartSpec) -> Point:
         runs = self._runs(options)
         self._note_special_options(runs[0])
-        alone = self._runs({**options, _EXCHANGE: "off"}) if controls and self._has_control(runs[0]) else []
-        return Point(at=at, cells=self._add_cells(runs), without_exchange=self._add_cells(alone))
+        alone = self._runs({**options, _EXCHANGE: "off"}) if part.controls and self._has_control(runs[0]) else []
+        cells, controls = (self._add_cells(listed, part.resources) for listed in (runs, alone))
+        return Point(at=at, cells=cells, without_exchange=controls)
 
     def _has_control(self, run: RunConfig) -> bool:
         """Whether the run exchanges something, and can be run without."""
@@ -168,9 +170,9 @@ class _Expander:
     def _runs(self, options: Mapping[str, Any]) -> list[RunConfig]:
         return [run_of({**options, "seed": seed}) for seed in self.seeds]
 
-    def _add_cells(self, runs: Iterable[RunConfig]) -> dict[int, str]:
+    def _add_cells(self, runs: Iterable[RunConfig], resources: Resources) -> dict[int, str]:
         """The ids of the cells by seed."""
-        by_seed = {run.seed: Cell(run) for run in runs}
+        by_seed = {run.seed: Cell(run, resources) for run in runs}
         self.cells.update({cell.id: cell for cell in by_seed.values()})
         return {seed: cell.id for seed, cell in by_seed.items()}
 

@@ -16,6 +16,7 @@ from feddbp_common.config.nested import dotted
 from feddbp_common.config.types import FrozenModel
 from feddbp_common.errors import ConfigurationError
 from feddbp_lab.experiments.report.paper import PAPER
+from feddbp_lab.experiments.resources import Resources
 
 BUILT_IN: Final = ("table1", "table2", "table3", "fig2", "fig3", "study", "controls", "guided", "newcomer", "tuning")
 
@@ -81,6 +82,7 @@ class PartSpec(FrozenModel):
     axes: dict[str, list[Any]]
     controls: bool = Field(False, description="run every row that exchanges something without exchange, too")
     report: ReportSpec = ReportSpec()
+    resources: Resources = Field(Resources(), description="what a cell needs of its machine; no part of its run")
 
     @field_validator("axes", mode="before")
     @classmethod
@@ -103,7 +105,7 @@ class PartSpec(FrozenModel):
 
 
 class ExperimentSpec(FrozenModel):
-    """An experiment: one grid, or several parts that share `axes`, `controls` and `report`."""
+    """An experiment: one grid, or several parts that share `axes`, `controls`, `report` and `resources`."""
 
     name: str
     title: str
@@ -118,7 +120,7 @@ class ExperimentSpec(FrozenModel):
     def _merge_shared_tables(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        shared = {key: values[key] for key in ("axes", "report") if key in values}
+        shared = {key: values[key] for key in ("axes", "report", "resources") if key in values}
         controls = {key: values[key] for key in ("controls",) if key in values}
         own = {key: value for key, value in values.items() if key not in {*shared, *controls}}
         parts = values.get("parts", [{}])
@@ -130,7 +132,8 @@ class ExperimentSpec(FrozenModel):
 def _merged(shared: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
     axes, common = (dotted(table.get("axes", {})) for table in (part, shared))
     # the part's own axes first: by default the first axis makes the rows
-    return {"axes": {**axes, **common, **axes}, "report": {**shared.get("report", {}), **part.get("report", {})}}
+    tables = {name: {**shared.get(name, {}), **part.get(name, {})} for name in ("report", "resources")}
+    return {"axes": {**axes, **common, **axes}, **tables}
 
 
 def load_experiment(given: str) -> ExperimentSpec:

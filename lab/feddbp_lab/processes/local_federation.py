@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -27,6 +29,7 @@ from feddbp_common.humanize import client_names
 from feddbp_common.optional_deps import CLIENT_MODULES, LAB_MODULES, require
 from feddbp_lab.control_client import watch_status
 from feddbp_lab.processes.flags import arguments_for, clean_environment
+from feddbp_lab.processes.freeze import frozen
 from feddbp_lab.processes.supervisor import ChildProcess, ProcessSupervisor
 from feddbp_server.config import ListenConfig, RoundsConfig, ServerConfig
 
@@ -39,6 +42,7 @@ _SERVER_CODES: Final = (*_RUN_ENDED_CODES, ExitCode.INTERRUPTED)
 """A server that a signal has stopped did not fail; it has no summary then."""
 _CLIENT_EXIT_SECONDS: Final = 10.0
 _POLL_SECONDS: Final = 0.02
+_VISIBLE_GPUS: Final = "CUDA_VISIBLE_DEVICES"
 
 
 def require_client(feature: str) -> None:
@@ -83,6 +87,12 @@ class FederationOptions:
     device: str = "auto"
     share_prototypes: bool = False
     """Whether the server keeps prototypes for a dashboard and for pictures."""
+    gpus: tuple[int, ...] | None = None
+    """CUDA devices instead of `device`, by their numbers among those this process sees; its children see no others."""
+    gpu_share: float = 1.0
+    """The part of a GPU's memory that the clients may take."""
+    threads: int = 1
+    """CPU threads of a client process."""
 
     @property
     def server_dir(self) -> Path:
@@ -115,10 +125,24 @@ class FederationOptions:
                 server_moved=True,  # a resumed run has a port of its own; its server was started here
             ),
             # processes share the cores, and results do not depend on how many there are
-            compute=ComputeConfig(device=self.device, threads=1),
+            compute=ComputeConfig(**self._devices(), threads=self.threads),
             # whoever starts the run here is the operator of its clients, too
             source=SourceConfig(data_dir=self.data_dir, allow_import=self.run.imports),
         )
+
+    def _devices(self) -> dict[str, Any]:
+        if self.gpus is None:
+            return {"device": self.device}
+        # by their numbers among those that the process sees
+        if not self.gpus:
+            return {"device": "cpu"}
+        return {"gpu": tuple(range(len(self.gpus))), "gpu_memory_share": self.gpu_share}
+
+    def environment(self) -> dict[str, str]:
+        if self.gpus is None:
+            return {}
+        seen = list(filter(None, os.environ.get(_VISIBLE_GPUS, "").split(",")))
+        return {_VISIBLE_GPUS: ",".join(seen[number] if seen else str(number) for number in self.gpus)}
 
     def ids_by_process(self) -> list[list[int]]:
         processes = min(self.processes, self.run.clients)
@@ -140,7 +164,7 @@ class LocalFederation:
         self._supervisor = ProcessSupervisor()
         self._server: ChildProcess | None = None
         self._clients: list[ChildProcess] = []
-        self._environment = clean_environment()
+        self._environment = {**clean_environment(), **options.environment()}
         self._tasks: list[asyncio.Task[Any]] = []
 
     async def __aenter__(self) -> Self:
@@ -186,6 +210,10 @@ class LocalFederation:
                 upcoming = self._spawn(_next(stream))
         finally:
             await self._cancel_tasks()
+
+    def frozen(self) -> AbstractContextManager[None]:
+        """Stops all processes inside of the context, so that their files can be copied."""
+        return frozen([child.pid for child in self._supervisor.running])
 
     def summary(self) -> dict[str, Any]:
         """The server's `summary.json`; raises RunInterruptedError if the run had not ended."""

@@ -1,143 +1,161 @@
-"""`feddbp experiment run`: expands an experiment, runs the cells that are not done, and writes the report."""
+"""`feddbp experiment run`, `plan` and `cell`: run cells of an experiment that are not done, and write the report."""
 
 from __future__ import annotations
 
 import asyncio
+import getpass
 import sys
+import tempfile
 from collections.abc import Sequence
-from typing import Any, Final
+from functools import partial
+from pathlib import Path
+from typing import Final
 
 from rich.console import Console
 
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_lab.experiments.cell import Cell
-from feddbp_lab.experiments.config import ExperimentConfig
-from feddbp_lab.experiments.expansion import expand, seeds_of, select_cells
-from feddbp_lab.experiments.plan import Plan
+from feddbp_lab.experiments.config import ExecutionConfig, ExperimentConfig, SelectionConfig
 from feddbp_lab.experiments.report.build import write_report
-from feddbp_lab.experiments.run.cell_dir import CellState
+from feddbp_lab.experiments.resources import Resources
+from feddbp_lab.experiments.run.attempt import CellJob
 from feddbp_lab.experiments.run.display import LiveCellDisplay, PlainCellDisplay, Workload
+from feddbp_lab.experiments.run.executor import Executor, LocalExecutor
 from feddbp_lab.experiments.run.output_dir import OutputDir
+from feddbp_lab.experiments.run.planning import (
+    RequestedCells,
+    cells_left,
+    count_cells,
+    failed_before,
+    requested_cells,
+    save_plan,
+)
 from feddbp_lab.experiments.run.runner import Runner
-from feddbp_lab.experiments.spec import BUILT_IN, ExperimentSpec, load_experiment
 from feddbp_lab.processes.local_federation import require_lab
 from feddbp_lab.processes.signals import handle_stop_signals
 
-PROG: Final = "feddbp experiment run"
-_DEFAULT_PROFILE: Final = "quick"
+PROG: Final = "feddbp experiment"
 
 
 def run_campaign(experiment: str, config: ExperimentConfig, *, only: Sequence[str]) -> int:
-    selection, spec = config.what, load_experiment(experiment)
-    profile = selection.profile or (_DEFAULT_PROFILE if spec.name in BUILT_IN else None)
-    seeds = selection.seeds or seeds_of(spec, profile)
-    requested = expand(spec, seeds=seeds, profile=profile, overrides=selection.override)
-    cells = select_cells(requested.cells.values(), only)
-    if selection.dry_run:
+    requested = requested_cells(experiment, config.what, only, config.cell)
+    cells, where = requested.cells, config.where
+    if config.what.dry_run:
         print(*(cell.id for cell in cells), sep="\n")
         return ExitCode.OK
-    if selection.out is None:
-        raise ConfigurationError("--out is required: the directory where results are kept")
+    output = _output(config.what)
     require_lab("an experiment")
-    output = OutputDir(selection.out)
-    with output.lock():
-        output.plans()  # reports a damaged plan now, and not in the report after hours of work
-        plan = _with_earlier_seeds(spec, requested.plan, output)
-        _print_dropped_cells(plan, output)
-        output.save_plan(plan)
-        left = _not_done(cells, output, keep_state=config.where.keep_state)
-        print(_heading(requested.plan, cells, left, config), flush=True)
-        code = asyncio.run(_run(output, left, config)) if left else ExitCode.OK
+    with output.use():
+        save_plan(requested, output)
+        left = cells_left(cells, output, keep_state=where.keep_state)
+        failed = [] if where.retry_failed else failed_before(left, output)
+        code = asyncio.run(_run(requested, [cell for cell in left if cell not in failed], output, where, failed))
         if code != ExitCode.INTERRUPTED:
-            print(f"report: {write_report(output)}")
+            output.refresh()
+            with output.planning():
+                path = write_report(output)
+                print(f"report: {output.publish_report() if output.mirror else path}")
     return code
 
 
-def _with_earlier_seeds(spec: ExperimentSpec, requested: Plan, output: OutputDir) -> Plan:
-    """The requested plan with the seeds that were started earlier, which the report shows together."""
-    earlier = output.plan(requested.name)
-    if earlier is None:
-        return requested
-    for name, there, here in (
-        ("profile", earlier.profile, requested.profile),
-        ("overrides", earlier.overrides, requested.overrides),
-    ):
-        if there != here:
-            raise ConfigurationError(
-                f"{output.path} holds {requested.name} with {name} {_as_text(there)}, not {_as_text(here)}; "
-                "give the same, or another --out"
-            )
-    started = {seed for seed in earlier.seeds if _is_started(earlier, seed, output)}
-    return expand(
-        spec, seeds={*started, *requested.seeds}, profile=requested.profile, overrides=requested.overrides
-    ).plan
+def plan_campaign(experiment: str, selection: SelectionConfig, resources: Resources) -> int:
+    """Saves what an experiment consists of, for runners that take its cells by their index."""
+    requested = requested_cells(experiment, selection, (), resources)
+    output = _output(selection)
+    with output.use():
+        save_plan(requested, output)
+    name = requested.expansion.plan.name
+    count = len(output.planned_cells(name))
+    print(f"{name}: {count_cells(count)}; feddbp experiment cell {output.name} --index 0 to {count - 1}")
+    return ExitCode.OK
 
 
-def _is_started(plan: Plan, seed: int, output: OutputDir) -> bool:
-    return any(output.cell_dir(cell).state is not CellState.WAITING for cell in plan.cell_ids_of(seed))
+def run_cell(out: str, index: int, experiment: str | None, where: ExecutionConfig, resources: Resources) -> int:
+    """Runs one cell of a plan, or waits for the runner that has it."""
+    output = OutputDir.open_existing(out)
+    names = [plan.name for plan in output.plans()]
+    if experiment is None and len(names) > 1:
+        raise ConfigurationError(f"{output.name} holds {', '.join(names)}: say which with --experiment")
+    name = experiment or names[0]
+    if name not in names:
+        raise ConfigurationError(f"{output.name} holds no experiment {name!r}; it holds {', '.join(names)}")
+    cells = output.planned_cells(name)
+    if not 0 <= index < len(cells):
+        raise ConfigurationError(f"--index {index}: {name} has {count_cells(len(cells))}, 0 to {len(cells) - 1}")
+    require_lab("an experiment")
+    cell = Cell(cells[index].run, resources.or_else(cells[index].resources))
+    with output.use():
+        left = cells_left([cell], output, keep_state=where.keep_state)
+        if not left:
+            print(f"done    {cell.id}: nothing to do")
+            return ExitCode.OK
+        failed = [] if where.retry_failed else failed_before(left, output)
+        return asyncio.run(_run_cells([cell for cell in left if cell not in failed], output, where, failed))
 
 
-def _print_dropped_cells(plan: Plan, output: OutputDir) -> None:
-    """Reports finished cells that are no longer part of an experiment that has changed."""
-    earlier = output.plan(plan.name)
-    if earlier is None:
-        return
-    left_out = set(earlier.cell_ids) - set(plan.cell_ids)
-    done = sum(output.cell_dir(cell).state is CellState.DONE for cell in left_out)
-    if done:
-        print(f"{plan.name} has changed since its last run here: {_count_cells(done)} kept but no longer reported")
+def _output(selection: SelectionConfig) -> OutputDir:
+    if selection.out is None:
+        raise ConfigurationError("--out is required: the directory where results are kept")
+    return OutputDir.at(selection.out)
 
 
-def _as_text(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{name}={setting}" for name, setting in value.items()) or "none"
-    return str(value or "none")
+async def _run(
+    requested: RequestedCells, cells: list[Cell], output: OutputDir, where: ExecutionConfig, failed: list[Cell]
+) -> int:
+    plan, done = requested.expansion.plan, len(requested.cells) - len(cells) - len(failed)
+    heading = f"{plan.title}{f', profile {plan.profile}' if plan.profile else ''}: {count_cells(len(requested.cells))}"
+    return await _run_cells(cells, output, where, failed, heading=heading + (f", {done} of them done" if done else ""))
 
 
-def _not_done(cells: list[Cell], output: OutputDir, *, keep_state: bool) -> list[Cell]:
-    left = []
-    for cell in cells:
-        directory = output.cell_dir(cell.id)
-        if directory.state is not CellState.DONE:
-            left.append(cell)
-        else:
-            directory.clean_up(keep_state=keep_state)
-    return left
-
-
-def _heading(plan: Plan, cells: list[Cell], left: list[Cell], config: ExperimentConfig) -> str:
-    machine = config.where.machine
-    resources = f"GPUs {', '.join(map(str, machine.gpus))}" if machine.gpus else f"{machine.cores} CPU cores"
-    done = f", {len(cells) - len(left)} of them done" if len(left) < len(cells) else ""
-    profile = f", profile {plan.profile}" if plan.profile else ""
-    return f"{plan.title}{profile}: {_count_cells(len(cells))}{done}; up to {machine.jobs} at a time on {resources}"
-
-
-def _count_cells(count: int) -> str:
-    return f"{count} cell{'s' if count != 1 else ''}"
-
-
-async def _run(output: OutputDir, cells: list[Cell], config: ExperimentConfig) -> int:
-    with _display(cells) as display:
-        runner = Runner(
-            output=output,
-            cells=cells,
-            machine=config.where.machine,
-            display=display,
-            keep_state=config.where.keep_state,
-        )
-        handle_stop_signals(runner.stop)
-        await runner.run()
+async def _run_cells(
+    cells: list[Cell], output: OutputDir, where: ExecutionConfig, failed: list[Cell], *, heading: str = ""
+) -> int:
+    """Runs cells; `failed` are those that failed before and are not run again."""
+    executor = _executor(where)
+    executor.check(cells)
+    async with executor:
+        if heading:
+            print(f"{heading}; {executor.description}", flush=True)
+        runner = await _use(executor, cells, output, where)
     if runner.interrupted:
         print(f"{PROG}: interrupted, every process is stopped; the same command resumes it", file=sys.stderr)
         return ExitCode.INTERRUPTED
+    if failed:
+        print(f"{PROG}: {count_cells(len(failed))} failed before; --retry-failed runs them again", file=sys.stderr)
     if runner.failed:
-        print(
-            f"{PROG}: {_count_cells(len(runner.failed))} failed; feddbp experiment status {output.path} shows why",
-            file=sys.stderr,
-        )
-        return ExitCode.RUN_FAILED
-    return ExitCode.OK
+        shown = f"feddbp experiment status {output.name} shows why"
+        print(f"{PROG}: {count_cells(len(runner.failed))} failed; {shown}", file=sys.stderr)
+    return ExitCode.RUN_FAILED if failed or runner.failed else ExitCode.OK
+
+
+async def _use(executor: Executor, cells: list[Cell], output: OutputDir, where: ExecutionConfig) -> Runner:
+    with _display(cells) as display:
+        job = partial(_job, output=output, where=where)
+        runner = Runner(output=output, cells=cells, executor=executor, display=display, job=job)
+        handle_stop_signals(runner.stop)
+        await runner.run()
+    return runner
+
+
+def _executor(where: ExecutionConfig) -> Executor:
+    return LocalExecutor(jobs=where.local_jobs, cores=where.cores, gpus=where.gpus, memory=where.machine_memory)
+
+
+def _job(cell: Cell, *, output: OutputDir, where: ExecutionConfig) -> CellJob:
+    in_place = output.mirror is None and where.executor == "local" and where.work_dir is None
+    return CellJob(
+        cell=cell,
+        out=output.name if output.mirror else str(output.path.resolve()),
+        data_dir=where.data_dir.resolve(),
+        work_dir=None if in_place else where.work_dir or _default_work_dir(),
+        keep_state=where.keep_state,
+        lease_seconds=where.lease.total_seconds(),
+        copy_rounds=where.copy_rounds,
+    )
+
+
+def _default_work_dir() -> Path:
+    return Path(tempfile.gettempdir()) / f"feddbp-{getpass.getuser()}"
 
 
 def _display(cells: list[Cell]) -> LiveCellDisplay | PlainCellDisplay:

@@ -4,7 +4,9 @@ cells/ID/config.json     the run's configuration, written before the first attem
 cells/ID/server, clients state of the federation, removed once the cell has results
 cells/ID/logs            of every process
 cells/ID/metrics.jsonl, summary.json   the results; the summary is written last and marks the cell as done
-cells/ID/cost.json       CPU time of all attempts
+cells/ID/cost.json       CPU time of all attempts, their number, and the machine of the last
+cells/ID/lease-*.json    which process works on the cell (`lease`)
+cells/ID/copy-*          copies of the state of a cell that runs on another disk (`copies`)
 cells/ID/failure.json    why the last attempt failed
 """
 
@@ -34,11 +36,13 @@ from feddbp_common.config.nested import dotted
 from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import FedDBPError
 from feddbp_common.file_lock import FileLock, is_locked
+from feddbp_lab.experiments.run.lease import LeaseRecord, boot_id, current_lease
+from feddbp_lab.experiments.run.store import DirectoryStore
 from feddbp_lab.processes.local_federation import ProcessFailedError
 from feddbp_lab.results.protocol import Reported
 from feddbp_lab.results.run_results import MetricsTail, RunResults, weighted_accuracy
 
-_STATE_DIRS: Final = ("server", "clients")
+STATE_DIRS: Final = ("server", "clients")
 FINISHED: Final = "finished"
 _REMEDY: Final = "remove the cell's directory to run it again"
 
@@ -106,15 +110,26 @@ class CellDir:
             return CellState.DONE
         if not (self.path / CELL_CONFIG_NAME).exists():
             return CellState.WAITING
-        if is_locked(self.path / CELL_LOCK_NAME):
+        if self.is_running:
             return CellState.RUNNING
         return CellState.FAILED if (self.path / CELL_FAILURE_NAME).exists() else CellState.INTERRUPTED
 
+    @property
+    def is_running(self) -> bool:
+        """Whether a process works on the cell: one of this machine holds its lock, others renew their lease."""
+        if is_locked(self.path / CELL_LOCK_NAME):
+            return True
+        lease = self.lease()
+        return lease is not None and lease.is_fresh and lease.boot != boot_id()
+
+    def lease(self) -> LeaseRecord | None:
+        """Of the newest attempt at the cell; None before the first, and once the cell is done."""
+        return current_lease(DirectoryStore(self.path.parents[1]), self.path.name)
+
     def lock(self) -> FileLock:
-        """Marks the cell as running while it is held."""
+        """Keeps other processes of this machine out; raises LockHeldError if one has the cell."""
         self.path.mkdir(parents=True, exist_ok=True)
-        # the runner's own lock keeps others out: this one is only ever taken for an instant, by a query
-        return FileLock(self.path / CELL_LOCK_NAME, wait=True)
+        return FileLock(self.path / CELL_LOCK_NAME)
 
     def process_locks(self) -> list[Path]:
         """The lock files of the server and the clients, which may outlive a runner that was killed."""
@@ -157,15 +172,36 @@ class CellDir:
 
     def add_cost(self, core_seconds: float) -> None:
         """Adds the CPU time of an attempt; that of a runner that was killed is not known."""
-        total = (self.core_seconds() or 0.0) + core_seconds
-        replace_text(self.path / CELL_COST_NAME, json.dumps({"core_seconds": round(total, 2)}) + "\n")
+        cost = self._cost() | {"core_seconds": round((self.core_seconds() or 0.0) + core_seconds, 2)}
+        replace_text(self.path / CELL_COST_NAME, json.dumps(cost) + "\n")
+
+    def record_attempt(self, attempt: int, node: str) -> None:
+        """Records the number of the attempt and where it runs."""
+        replace_text(self.path / CELL_COST_NAME, json.dumps(self._cost() | {"attempts": attempt, "node": node}) + "\n")
 
     def core_seconds(self) -> float | None:
         """CPU time of the cell so far; None if it was not recorded."""
         try:
-            return float(json.loads((self.path / CELL_COST_NAME).read_text(encoding="utf-8"))["core_seconds"])
-        except (OSError, ValueError, KeyError, TypeError):
+            return float(self._cost()["core_seconds"])
+        except (ValueError, KeyError, TypeError):
             return None
+
+    def attempts(self) -> int | None:
+        """How often the cell was begun; None if it was not recorded, as by earlier versions."""
+        recorded = self._cost().get("attempts")
+        return recorded if isinstance(recorded, int) else None
+
+    def node(self) -> str | None:
+        """The machine of the last attempt; None if it was not recorded."""
+        recorded = self._cost().get("node")
+        return recorded if isinstance(recorded, str) else None
+
+    def _cost(self) -> dict[str, Any]:
+        try:
+            content = json.loads((self.path / CELL_COST_NAME).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return content if isinstance(content, dict) else {}
 
     def record_failure(self, failure: Failure) -> None:
         replace_text(self.path / CELL_FAILURE_NAME, json.dumps(vars(failure), indent=2) + "\n")
@@ -194,6 +230,15 @@ class CellDir:
     def progress(self) -> CellProgress:
         """The progress of a cell that was started and is not done."""
         run = RunConfig.model_validate(self._config())
+        if not (self.path / "server").exists() and (lease := self.lease()) is not None:
+            # its state is on the disk of the node that has the cell
+            return CellProgress(
+                completed_rounds=int(lease.rounds_done),
+                rounds=run.rounds,
+                accuracy=lease.accuracy,
+                clients=lease.clients,
+                expected_clients=run.clients,
+            )
         lines = MetricsTail(self.path / "server" / METRICS_NAME).new_lines()
         reports = Counter(line["round"] for line in lines)
         complete = max((number for number, count in reports.items() if count >= run.clients_in(number)), default=None)
@@ -222,7 +267,7 @@ class CellDir:
         return config
 
     def _remove_state(self) -> None:
-        for name in _STATE_DIRS:
+        for name in STATE_DIRS:
             if (self.path / name).exists():
                 shutil.rmtree(self.path / name)
 

@@ -25,6 +25,7 @@ def watch_status(output: OutputDir, console: Console) -> None:
     with Live(Group(*_view(output)), console=console, auto_refresh=False) as screen:
         while output.has_runner:
             time.sleep(_WATCH_SECONDS)
+            output.refresh()
             screen.update(Group(*_view(output)), refresh=True)
         screen.update(Group(*_view(output)), refresh=True)  # the state in which the runner ended
 
@@ -57,9 +58,17 @@ def _cell_as_dict(cell: CellDir) -> dict[str, Any]:
             content |= vars(cell.progress())
     except DamagedCellError as error:
         content["failure"] = vars(Failure.of(error))
+    content |= _attempts_as_dict(cell)
     if state is CellState.FAILED and (failure := cell.failure()) is not None:
         content["failure"] = vars(failure)
     return content
+
+
+def _attempts_as_dict(cell: CellDir) -> dict[str, Any]:
+    """The machine of the newest attempt and its number, as far as they were recorded."""
+    lease = cell.lease()
+    node, attempts = (lease.node, lease.epoch) if lease is not None else (cell.node(), cell.attempts())
+    return {name: value for name, value in (("node", node), ("attempts", attempts)) if value is not None}
 
 
 def _view(output: OutputDir) -> Iterator[Table | Text]:
@@ -86,8 +95,11 @@ def _cell_lines(cell_id: str, cell: dict[str, Any]) -> Iterator[Text]:
     if "rounds" in cell:
         rounds = f"{cell['completed_rounds']} of {cell['rounds']} rounds"
         over = accuracy_over_clients(cell["accuracy"], cell["clients"], cell["expected_clients"])
-        yield Text(f"{cell['state']}  {cell_id}  {rounds}, {over}")
+        where = f" on {cell['node']}" if cell.get("node") and cell["state"] == CellState.RUNNING else ""
+        again = f", attempt {cell['attempts']}" if cell.get("attempts", 1) > 1 else ""
+        yield Text(f"{cell['state']}  {cell_id}  {rounds}, {over}{where}{again}")
     if "failure" in cell:
-        yield Text.assemble(("failed", "bold red"), f"  {cell_id}\n        {cell['failure']['cause']}")
+        again = f"  after {cell['attempts']} attempts" if cell.get("attempts", 1) > 1 else ""
+        yield Text.assemble(("failed", "bold red"), f"  {cell_id}{again}\n        {cell['failure']['cause']}")
         for line in cell["failure"]["last_lines"][-3:]:
             yield Text(f"        | {line}", style="dim")

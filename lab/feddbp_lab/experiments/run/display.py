@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -13,12 +14,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
-from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.humanize import human_seconds
 from feddbp_lab.experiments.cell import Cell
+from feddbp_lab.experiments.run.attempt import CellProgressReport
 from feddbp_lab.experiments.run.cell_dir import Failure
 from feddbp_lab.results.protocol import Reported
-from feddbp_lab.terminal.status_words import rounds_done
 
 _SHARE_FOR_ESTIMATE: Final = 0.01
 """Share of the work that must be done before the time left is estimated from its pace."""
@@ -30,7 +30,7 @@ class CellDisplay(Protocol):
 
     def begin(self, cell: Cell) -> None: ...
 
-    def show(self, cell: Cell, status: pb.RunStatus) -> None: ...
+    def show(self, cell: Cell, progress: CellProgressReport) -> None: ...
 
     def done(self, cell: Cell, summary: dict[str, Any]) -> None: ...
 
@@ -92,10 +92,10 @@ class Workload:
 
 @dataclass(kw_only=True)
 class _DisplayBase(ABC):
-    """Common to both displays: the workload, and the rounds done of each running cell."""
+    """Common to both displays: the workload, and the progress of each running cell."""
 
     workload: Workload
-    _rounds: dict[str, tuple[Cell, float]] = field(default_factory=dict)
+    _rounds: dict[str, tuple[Cell, CellProgressReport]] = field(default_factory=dict)
 
     def __enter__(self) -> Self:
         self.start()
@@ -110,15 +110,12 @@ class _DisplayBase(ABC):
     @abstractmethod
     def stop(self) -> None: ...
 
-    def begin(self, cell: Cell) -> None:
-        self._rounds[cell.id] = cell, 0.0
+    @abstractmethod
+    def begin(self, cell: Cell) -> None: ...
 
-    def show(self, cell: Cell, status: pb.RunStatus) -> None:
-        if status.phase == pb.PHASE_WAITING:
-            return
-        rounds = rounds_done(status)
-        self._rounds[cell.id] = cell, rounds
-        self.workload.advance(cell, rounds / max(1, cell.run.rounds))
+    def show(self, cell: Cell, progress: CellProgressReport) -> None:
+        self._rounds[cell.id] = cell, progress
+        self.workload.advance(cell, progress.rounds / max(1, cell.run.rounds))
 
     def done(self, cell: Cell, summary: dict[str, Any]) -> None:
         self.workload.finish(cell)
@@ -145,8 +142,13 @@ class PlainCellDisplay(_DisplayBase):
             self._printing.cancel()
 
     def begin(self, cell: Cell) -> None:
-        super().begin(cell)
-        self._print(f"begin   {cell.id}")
+        """The line is printed once the cell has a machine."""
+
+    def show(self, cell: Cell, progress: CellProgressReport) -> None:
+        _, before = self._rounds.get(cell.id, (None, None))
+        super().show(cell, progress)
+        if before is None or (before.node, before.attempt) != (progress.node, progress.attempt):
+            self._print(f"{'other' if progress.is_others else 'begin':<7} {cell.id}{_where(progress)}")
 
     def done(self, cell: Cell, summary: dict[str, Any]) -> None:
         super().done(cell, summary)
@@ -159,7 +161,10 @@ class PlainCellDisplay(_DisplayBase):
     async def _print_running(self) -> None:
         while True:
             await asyncio.sleep(_LINE_SECONDS)
-            running = (f"{cell.id} {int(rounds)}/{cell.run.rounds}" for cell, rounds in self._rounds.values())
+            running = (
+                f"{cell.id} {int(progress.rounds)}/{cell.run.rounds}{_where(progress)}"
+                for cell, progress in self._rounds.values()
+            )
             self._print(f"running {', '.join(running)}  [{self.workload}]")
 
     def _print(self, text: str) -> None:
@@ -191,15 +196,16 @@ class LiveCellDisplay(_DisplayBase):
         self.bars.stop()
 
     def begin(self, cell: Cell) -> None:
-        super().begin(cell)
         self._tasks[cell.id] = self.bars.add_task(cell.title, total=cell.run.rounds, detail="starting")
         self._update()
 
-    def show(self, cell: Cell, status: pb.RunStatus) -> None:
-        super().show(cell, status)
-        rounds = self._rounds[cell.id][1]
-        number = min(int(rounds) + 1, cell.run.rounds)
-        self.bars.update(self._tasks[cell.id], completed=rounds, detail=f"round {number} of {cell.run.rounds}")
+    def show(self, cell: Cell, progress: CellProgressReport) -> None:
+        super().show(cell, progress)
+        if cell.id not in self._tasks:
+            self.begin(cell)
+        number = min(int(progress.rounds) + 1, cell.run.rounds)
+        detail = f"round {number} of {cell.run.rounds}{_where(progress)}"
+        self.bars.update(self._tasks[cell.id], completed=progress.rounds, detail=detail)
         self._update()
 
     def done(self, cell: Cell, summary: dict[str, Any]) -> None:
@@ -221,6 +227,13 @@ class LiveCellDisplay(_DisplayBase):
     def _update(self) -> None:
         load = self.workload
         self.bars.update(self._overall, completed=load.done, total=load.total, detail=str(load))
+
+
+def _where(progress: CellProgressReport) -> str:
+    """The machine, if it is another, the runner, if it is another, and the attempt, if it is not the first."""
+    node = f" on {progress.node}" if progress.node != socket.gethostname() else ""
+    other = " by another runner" if progress.is_others else ""
+    return node + other + (f", attempt {progress.attempt}" if progress.attempt > 1 else "")
 
 
 def _result(summary: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -63,6 +64,9 @@ class LeaseRecord:
     """By the holder's clock; for display only."""
     released: bool = False
     rounds_done: float = 0.0
+    accuracy: float | None = None
+    clients: int = 0
+    """Over how many clients the accuracy is."""
 
     @classmethod
     def parse(cls, content: bytes, epoch: int) -> LeaseRecord:
@@ -134,6 +138,8 @@ class Lease:
 
     def __post_init__(self) -> None:
         self._renewed = self.clock()
+        self._writing = threading.Lock()
+        self._has_ended = False
 
     @property
     def epoch(self) -> int:
@@ -150,13 +156,21 @@ class Lease:
             by = f"{found.node} (attempt {found.epoch})" if found else "another runner, which has finished it"
             raise LeaseLostError(f"the cell was taken over by {by}")
 
-    def renew(self, rounds_done: float) -> None:
+    def renew(self, rounds_done: float, accuracy: float | None = None, clients: int = 0) -> None:
         """Raises LeaseLostError if the lease is another's, or if it could not be renewed for most of its time."""
+        with self._writing:
+            if not self._has_ended:
+                self._renew(rounds_done=round(rounds_done, 3), accuracy=accuracy, clients=clients)
+
+    def _renew(self, **progress: Any) -> None:
         try:
             self.verify()
             record = self.record
             self.record = replace(
-                record, renewals=record.renewals + 1, renewed_at=time.time(), rounds_done=round(rounds_done, 3)
+                record,
+                renewals=record.renewals + 1,
+                renewed_at=time.time(),
+                **progress,
             )
             self._write()
         except OSError as error:
@@ -167,13 +181,17 @@ class Lease:
 
     def release(self) -> None:
         """Lets others take the cell at once. The file stays, so that no number is given twice."""
-        self.verify()
-        self.record = replace(self.record, released=True)
-        self._write()
+        with self._writing:
+            self.verify()
+            self._has_ended = True
+            self.record = replace(self.record, released=True)
+            self._write()
 
     def remove(self) -> None:
         """Removes all leases of a cell that has its results."""
-        self.store.delete(_key(self.cell_id, epoch) for epoch in _epochs(self.store, self.cell_id))
+        with self._writing:
+            self._has_ended = True
+            self.store.delete(_key(self.cell_id, epoch) for epoch in _epochs(self.store, self.cell_id))
 
     def _write(self) -> None:
         self.store.write(_key(self.cell_id, self.epoch), _encoded(self.record))

@@ -25,7 +25,7 @@ def pack(source: OutputDir, target: OutputDir) -> list[str]:
     if source.path.resolve() == target.path.resolve():
         raise ConfigurationError(f"{target.path} is the directory to pack; name another one for the packed cells")
     plans = source.plans()
-    with target.lock():
+    with target.use(), target.planning():
         added = [
             cell_id
             for cell_id in dict.fromkeys(cell_id for plan in plans for cell_id in plan.cell_ids)

@@ -1,138 +1,196 @@
-"""Runs cells, several at the same time; each is a federation of real processes on loopback."""
+"""Runs the cells of a campaign with an executor, beside other runners that share the output directory."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections import deque
-from collections.abc import Iterable, Sequence
-from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
-from datetime import timedelta
-from pathlib import Path
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from typing import Final
 
-from feddbp_common.errors import FedDBPError
+from feddbp_common.artifacts import CELL_FAILURE_NAME, CELL_LOCK_NAME
 from feddbp_common.file_lock import is_locked
 from feddbp_lab.experiments.cell import Cell
-from feddbp_lab.experiments.run.cell_dir import CellDir, Failure
+from feddbp_lab.experiments.resources import Allocation
+from feddbp_lab.experiments.run.attempt import CellJob, CellOutcome, CellProgressReport, Verdict, is_done
+from feddbp_lab.experiments.run.cell_dir import Failure
 from feddbp_lab.experiments.run.display import CellDisplay
+from feddbp_lab.experiments.run.executor import Executor
+from feddbp_lab.experiments.run.lease import LeaseRecord, LeaseWatch, boot_id, cell_key, current_lease
 from feddbp_lab.experiments.run.output_dir import OutputDir
-from feddbp_lab.processes.guard import GRACE_SECONDS
-from feddbp_lab.processes.local_federation import FederationOptions, LocalFederation
+from feddbp_lab.experiments.run.store import DirectoryStore
 
-_EXIT_PATIENCE: Final = timedelta(seconds=3 * GRACE_SECONDS)
-"""How long the processes of a killed runner may take to exit."""
-_POLL_SECONDS: Final = 0.1
-
-
-class CellInUseError(FedDBPError):
-    """Processes of a runner that was killed still use the cell's directory."""
+_POLL_SECONDS: Final = 1.0
+_LOSSES: Final = 3
+"""Attempts of a cell that may lose their node before the cell counts as failed."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """The resources of this machine that cells may use."""
-
-    jobs: int
-    """Cells that run at the same time."""
-    cores: int
-    data_dir: Path
-    gpus: tuple[int, ...] = ()
-
-    def devices(self) -> list[str]:
-        """A device for each cell that runs at the same time."""
-        if not self.gpus:
-            return ["cpu"] * self.jobs
-        return [f"cuda:{self.gpus[number % len(self.gpus)]}" for number in range(self.jobs)]
-
-    def processes(self, cells_left: int) -> int:
-        """Client processes per cell. Shards are uneven, so several cells use the cores better than one split cell."""
-        return 1 if self.gpus else max(1, self.cores // max(1, min(self.jobs, cells_left)))
+class _Available(Enum):
+    FREE = auto()
+    ELSEWHERE = auto()
+    """Another runner has it."""
+    DONE = auto()
+    FAILED = auto()
+    """Another runner failed at it since this one has begun."""
 
 
 @dataclass(kw_only=True)
 class Runner:
-    """Runs cells that are not done; the failure of one is recorded and does not affect the others."""
+    """Runs cells that are not done; the failure of one is recorded and does not affect the others.
+
+    A cell that another runner works on is left to it, and taken over when its lease has ended.
+    """
 
     output: OutputDir
     cells: Sequence[Cell]
-    machine: Machine
+    executor: Executor
     display: CellDisplay
-    keep_state: bool = False
+    job: Callable[[Cell], CellJob]
     failed: list[Cell] = field(default_factory=list)
     interrupted: bool = False
-    _workers: list[asyncio.Task[None]] = field(default_factory=list)
+    _attempts: dict[asyncio.Task[None], Cell] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._waiting = deque(self.cells)
+        self._elsewhere: dict[str, Cell] = {}
+        self._tried: set[str] = set()
+        """Cells at which this runner, or another meanwhile, has begun an attempt: their failures are new."""
+        self._losses: Counter[str] = Counter()
+        self._watch = LeaseWatch()
+        self._ended: dict[str, LeaseRecord | None] = {}
 
     async def run(self) -> None:
-        self._waiting = deque(self.cells)
-        self._left = len(self.cells)
-        self._workers = [asyncio.create_task(self._work(device)) for device in self.machine.devices()]
-        await asyncio.wait(self._workers, return_when=asyncio.FIRST_EXCEPTION)
-        if any(not worker.cancelled() and worker.exception() for worker in self._workers if worker.done()):
-            # a bug in this program must not leave federations running
-            self.stop()
-        await asyncio.wait(self._workers)
-        for worker in self._workers:
-            if not worker.cancelled():
-                worker.result()
+        try:
+            while not self.interrupted and (self._waiting or self._attempts or self._elsewhere):
+                await self._start_what_fits()
+                await self._wait()
+        finally:
+            if not self.interrupted:
+                # a bug in this program must not leave federations running
+                for attempt in self._attempts:
+                    attempt.cancel()
+            while self._attempts:
+                await self._collect(asyncio.ALL_COMPLETED)
 
     def stop(self) -> None:
         """Stops every federation; a second call kills what is still running."""
         self.interrupted = True
-        for worker in self._workers:
-            worker.cancel()
+        for attempt in self._attempts:
+            attempt.cancel()
 
-    async def _work(self, device: str) -> None:
-        while self._waiting and not self.interrupted:
-            cell = self._waiting.popleft()
-            await self._run_cell(cell, device)
-            self._left -= 1
+    async def _start_what_fits(self) -> None:
+        """Starts cells in their order; one that does not fit now lets smaller ones pass."""
+        for cell in list(self._waiting):
+            left = len(self._waiting) + len(self._attempts)
+            allocation = self.executor.allocate(cell, cells_left=left)
+            if allocation is None:
+                continue
+            available = await self._availability(cell)
+            if self.interrupted or available is not _Available.FREE:
+                self.executor.release(allocation)
+            if self.interrupted:
+                return
+            self._waiting.remove(cell)
+            if available is _Available.FREE:
+                self._tried.add(cell.id)
+                self._attempts[asyncio.create_task(self._attempt(cell, allocation))] = cell
+            else:
+                self._leave(cell, available)
 
-    async def _run_cell(self, cell: Cell, device: str) -> None:
-        directory = self.output.cell_dir(cell.id)
-        self.display.begin(cell)
-        try:
-            with directory.lock():
-                await self._run_federation(cell, directory, device)
-                results = directory.collect_results(keep_state=self.keep_state)
-        except (FedDBPError, OSError, ValueError, KeyError) as error:  # the last two: a file is damaged
-            failure = Failure.of(error)
-            with suppress(OSError):  # on a full disk the failure is at least displayed, and the other cells run
-                directory.record_failure(failure)
-            self.failed.append(cell)
-            self.display.failed(cell, failure)
-        else:
-            self.display.done(cell, results.summary)
-        finally:
-            self.display.end(cell)
-
-    async def _run_federation(self, cell: Cell, directory: CellDir, device: str) -> None:
-        await wait_until_released(directory.process_locks(), _EXIT_PATIENCE)
-        directory.prepare(cell.run)
-        options = FederationOptions(
-            run=cell.run,
-            directory=directory.path,
-            processes=self.machine.processes(self._left),
-            data_dir=self.machine.data_dir,
-            device=device,
-        )
-        federation = LocalFederation(options)
-        try:
-            async with federation, aclosing(federation.statuses()) as statuses:
-                async for status in statuses:
-                    self.display.show(cell, status)
-        finally:
-            with suppress(OSError):  # a full disk fails the cell elsewhere, with its cause
-                directory.add_cost(federation.core_seconds)
-        federation.summary()  # raises if the server was stopped before the run had ended
-
-
-async def wait_until_released(locks: Iterable[Path], patience: timedelta) -> None:
-    """Waits for processes of a killed runner, which its guards stop with a grace period."""
-    deadline = time.monotonic() + patience.total_seconds()
-    for path in locks:
-        while is_locked(path):
-            if time.monotonic() >= deadline:
-                raise CellInUseError(f"a process of an earlier runner still uses {path.parent}")
+    async def _wait(self) -> None:
+        """Waits until an attempt has ended, or it is time to look after cells of other runners."""
+        if self._attempts:
+            await self._collect(asyncio.FIRST_COMPLETED, seconds=_POLL_SECONDS if self._elsewhere else None)
+        elif self._elsewhere and not self.interrupted:
             await asyncio.sleep(_POLL_SECONDS)
+        for cell in list(self._elsewhere.values()):
+            available = await self._availability(cell)
+            if available is not _Available.ELSEWHERE:
+                del self._elsewhere[cell.id]
+                self._leave(cell, available)
+
+    async def _collect(self, when: str, *, seconds: float | None = None) -> None:
+        ended, _ = await asyncio.wait(self._attempts, timeout=seconds, return_when=when)
+        for attempt in ended:
+            del self._attempts[attempt]
+            if not attempt.cancelled():
+                attempt.result()
+
+    def _leave(self, cell: Cell, available: _Available) -> None:
+        """Puts a cell where it belongs by what another runner has done with it."""
+        match available:
+            case _Available.FREE:
+                self._waiting.append(cell)
+            case _Available.ELSEWHERE:
+                self._elsewhere[cell.id] = cell
+                self._tried.add(cell.id)
+            case _Available.DONE:
+                self._show_done(cell, None)
+            case _Available.FAILED:
+                self._fail(cell, self.output.cell_dir(cell.id).failure() or Failure(cause="failed elsewhere"))
+
+    async def _availability(self, cell: Cell) -> _Available:
+        available, record = await asyncio.to_thread(self._look_up, cell)
+        if available is _Available.FREE:
+            self._ended[cell.id] = record
+        elif record is not None:
+            node, attempt, rounds = record.node, record.epoch, record.rounds_done
+            self.display.show(cell, CellProgressReport(node=node, attempt=attempt, rounds=rounds, is_others=True))
+        return available
+
+    def _look_up(self, cell: Cell) -> tuple[_Available, LeaseRecord | None]:
+        """What others have done with a cell, and its lease if that has not been removed."""
+        store = self.output.store
+        if is_done(store, cell.id):
+            return _Available.DONE, None
+        record = current_lease(store, cell.id)
+        if record is not None and not record.released and not self._has_ended(cell, record):
+            return _Available.ELSEWHERE, record
+        if cell.id in self._tried and store.read(cell_key(cell.id, CELL_FAILURE_NAME)) is not None:
+            self.output.refresh([cell.id])
+            return _Available.FAILED, None
+        return _Available.FREE, record
+
+    def _has_ended(self, cell: Cell, record: LeaseRecord) -> bool:
+        if isinstance(self.output.store, DirectoryStore) and record.boot == boot_id():
+            return not is_locked(self.output.cell_dir(cell.id).path / CELL_LOCK_NAME)
+        return self._watch.has_ended(cell.id, record)
+
+    async def _attempt(self, cell: Cell, allocation: Allocation) -> None:
+        self.display.begin(cell)
+        job = replace(self.job(cell), ended_lease=self._ended.get(cell.id))
+        try:
+            outcome = await self.executor.run(job, allocation, lambda progress: self.display.show(cell, progress))
+        finally:
+            self.executor.release(allocation)
+            self.display.end(cell)
+        self._settle(cell, outcome)
+
+    def _settle(self, cell: Cell, outcome: CellOutcome) -> None:
+        match outcome.verdict:
+            case Verdict.DONE:
+                self._show_done(cell, outcome)
+            case Verdict.FAILED:
+                self._fail(cell, outcome.failure or Failure(cause="unknown"))
+            case Verdict.BUSY:
+                self._elsewhere[cell.id] = cell
+            case Verdict.LOST:
+                self._losses[cell.id] += 1
+                if self._losses[cell.id] > _LOSSES:
+                    self._fail(cell, Failure(cause=f"lost its node {self._losses[cell.id]} times"))
+                else:
+                    self._elsewhere[cell.id] = cell
+
+    def _show_done(self, cell: Cell, outcome: CellOutcome | None) -> None:
+        summary = outcome.summary if outcome is not None else None
+        if summary is None:
+            self.output.refresh([cell.id])
+            summary = self.output.cell_dir(cell.id).results().summary
+        self.display.done(cell, summary)
+        self.display.end(cell)
+
+    def _fail(self, cell: Cell, failure: Failure) -> None:
+        self.failed.append(cell)
+        self.display.failed(cell, failure)
+        self.display.end(cell)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -17,16 +18,19 @@ from lab_samples import printed
 from processes import Command, Federation, processes_naming, wait_until
 from rich.console import Console
 
-from feddbp.v1 import federation_pb2 as pb
-from feddbp_common.file_lock import FileLock
+from feddbp_common.errors import ConfigurationError
+from feddbp_common.file_lock import FileLock, LockHeldError
 from feddbp_lab.cli import main
 from feddbp_lab.experiments.cell import Cell
-from feddbp_lab.experiments.config import ExecutionConfig, ExperimentConfig
+from feddbp_lab.experiments.config import ExecutionConfig
 from feddbp_lab.experiments.expansion import expand
+from feddbp_lab.experiments.resources import Resources
+from feddbp_lab.experiments.run.attempt import CellInUseError, CellJob, CellProgressReport, wait_until_released
 from feddbp_lab.experiments.run.cell_dir import CellState, Failure
 from feddbp_lab.experiments.run.display import LiveCellDisplay, Workload
+from feddbp_lab.experiments.run.executor import LocalExecutor
 from feddbp_lab.experiments.run.output_dir import OutputDir
-from feddbp_lab.experiments.run.runner import CellInUseError, Machine, Runner, wait_until_released
+from feddbp_lab.experiments.run.runner import Runner
 from feddbp_lab.experiments.spec import load_experiment
 
 GRID = """
@@ -120,25 +124,54 @@ def test_a_failing_cell_does_not_stop_the_others(run: Run, out: Path, capsys: py
     assert "1 of 3 cells failed" in (out / "report" / "grid.md").read_text()
 
 
-def test_a_second_runner_is_refused_and_an_interrupted_one_stops_every_process(
+def test_a_second_runner_takes_over_from_an_interrupted_one_which_stops_every_process(
     run: Run, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     running = run("500", FAKE_EPOCH_SECONDS="0.05")
     wait_until(lambda: training(out), "training")
     content = status(out, capsys)
     assert states(content) == ["running"]
-    (cell,) = content["cells"].values()
+    ((name, cell),) = content["cells"].items()
     assert 0 <= cell["completed_rounds"] < cell["rounds"] == 500
     assert main(["experiment", "status", str(out)]) == 0
     assert "of 500 rounds" in capsys.readouterr().out
-    second = run("500")
-    second.expect_exit(2)
-    assert second.log == f"feddbp: error: another runner (process {running.process.pid}) uses {out}\n"
+    second = run("500", FAKE_EPOCH_SECONDS="0.05")
+    wait_until(lambda: "other   fedproto-" in second.log, "the second runner to find the cell taken")
     running.interrupt()
     running.expect_exit(130)
     assert "the same command resumes it" in running.log
+    wait_until(lambda: ", attempt 2" in second.log, "the second runner to take the cell")
+    second.interrupt()
+    second.expect_exit(130)
     assert processes_naming(out) == []
     assert states(status(out, capsys)) == ["interrupted"]
+    assert status(out, capsys)["cells"][name]["attempts"] == 2
+
+
+def test_runners_share_a_directory_and_do_no_cell_twice(
+    run: Run, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = [run("1, 2, 3, 4", "--jobs", "1") for _ in range(2)]
+    for runner in both:
+        runner.expect_exit(0)
+    begun = [line for runner in both for line in runner.log.splitlines() if line.startswith("begin ")]
+    assert len(begun) == len(set(begun)) == 4
+    content = status(out, capsys)
+    assert states(content) == ["done"] * 4
+    assert [cell["attempts"] for cell in content["cells"].values()] == [1] * 4
+    assert not list(out.glob("cells/*/lease-*"))
+    assert processes_naming(out) == []
+
+
+def test_a_directory_with_a_runner_of_an_earlier_version_is_refused(run: Run, out: Path) -> None:
+    out.mkdir()
+    with FileLock(out / ".runner") as lock:
+        lock.record_owner()
+        second = run("1")
+        second.expect_exit(2)
+    assert second.log == f"feddbp: error: a runner of an earlier version (process {os.getpid()}) uses {out}\n"
+    with FileLock(out / ".runner", shared=True), pytest.raises(LockHeldError):
+        FileLock(out / ".runner")  # as an earlier version would
 
 
 def test_watching_an_experiment_ends_with_its_runner(run: Run, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -169,7 +202,7 @@ class FailureRecorder:
 
     def begin(self, cell: Cell) -> None: ...
 
-    def show(self, cell: Cell, status: pb.RunStatus) -> None: ...
+    def show(self, cell: Cell, progress: CellProgressReport) -> None: ...
 
     def done(self, cell: Cell, summary: dict[str, Any]) -> None: ...
 
@@ -177,6 +210,14 @@ class FailureRecorder:
 
     def failed(self, cell: Cell, failure: Failure) -> None:
         self.causes.append(failure.cause)
+
+
+def runner_of(output_dir: OutputDir, cells: list[Cell], display: FailureRecorder) -> Runner:
+    def job(cell: Cell) -> CellJob:
+        return CellJob(cell=cell, out=str(output_dir.path), data_dir=output_dir.path, work_dir=None)
+
+    executor = LocalExecutor(jobs=2, cores=2)
+    return Runner(output=output_dir, cells=cells, executor=executor, display=display, job=job)
 
 
 async def test_a_cell_directory_with_another_run_is_not_changed(tmp_path: Path) -> None:
@@ -188,8 +229,7 @@ async def test_a_cell_directory_with_another_run_is_not_changed(tmp_path: Path) 
     directory.path.mkdir(parents=True)
     (directory.path / "config.json").write_text(json.dumps(config))
     recorder = FailureRecorder()
-    machine = Machine(jobs=2, cores=2, data_dir=tmp_path)
-    runner = Runner(output=output_dir, cells=[cell], machine=machine, display=recorder)
+    runner = runner_of(output_dir, [cell], recorder)
     await runner.run()
     assert runner.failed == [cell]
     (cause,) = recorder.causes
@@ -315,12 +355,7 @@ async def test_a_cell_directory_that_cannot_be_created_does_not_stop_the_others(
     output_dir, expanded = planned(tmp_path, axes={"method": ["fd", "fpl"]}, report={})
     (tmp_path / "cells").write_text("not a directory")
     recorder = FailureRecorder()
-    runner = Runner(
-        output=output_dir,
-        cells=[*expanded.cells.values()],
-        machine=Machine(jobs=1, cores=1, data_dir=tmp_path),
-        display=recorder,
-    )
+    runner = runner_of(output_dir, [*expanded.cells.values()], recorder)
     await runner.run()
     assert len(runner.failed) == len(recorder.causes) == 2
 
@@ -377,28 +412,89 @@ def test_a_run_that_failed_is_started_again_from_the_beginning(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("machine", "cells", "devices", "processes"),
+    ("machine", "cells", "gpus", "processes"),
     [
-        ({"jobs": 4, "cores": 4}, 9, ["cpu"] * 4, 1),
-        ({"jobs": 4, "cores": 4}, 2, ["cpu"] * 4, 2),
-        ({"jobs": 4, "cores": 4}, 1, ["cpu"] * 4, 4),
-        ({"jobs": 1, "cores": 4}, 9, ["cpu"], 4),
-        ({"jobs": 8, "cores": 4}, 9, ["cpu"] * 8, 1),
-        ({"jobs": 2, "cores": 8, "gpus": (0, 3)}, 9, ["cuda:0", "cuda:3"], 1),
-        ({"jobs": 3, "cores": 8, "gpus": (0, 3)}, 9, ["cuda:0", "cuda:3", "cuda:0"], 1),
+        ({"jobs": 4, "cores": 4}, 9, [()] * 4, 1),
+        ({"jobs": 4, "cores": 4}, 2, [()] * 2, 2),
+        ({"jobs": 4, "cores": 4}, 1, [()], 4),
+        ({"jobs": 1, "cores": 4}, 9, [()], 4),
+        ({"jobs": 8, "cores": 4}, 9, [()] * 8, 1),
+        ({"jobs": 2, "cores": 8, "gpus": (0, 3)}, 9, [(0,), (3,)], 1),
+        ({"jobs": 3, "cores": 8, "gpus": (0, 3)}, 9, [(0,), (3,), (0,)], 1),
     ],
 )
 def test_cells_are_spread_over_cores_and_gpus(
-    machine: dict[str, Any], cells: int, devices: list[str], processes: int
+    machine: dict[str, Any], cells: int, gpus: list[tuple[int, ...]], processes: int
 ) -> None:
-    made = Machine(data_dir=Path(), **machine)
-    assert made.devices() == devices
-    assert made.processes(cells) == processes
+    cell = next(iter(expand(spec(), seeds=(0,)).cells.values()))
+    executor = LocalExecutor(**machine)
+    given = [executor.allocate(cell, cells_left=cells) for _ in gpus]
+    assert [allocation and allocation.gpus for allocation in given] == gpus
+    assert [allocation and allocation.processes for allocation in given] == [processes] * len(gpus)
+    assert all(allocation and allocation.gpu_share == 1 for allocation in given)
+    assert executor.allocate(cell, cells_left=cells) is None
+
+
+def cell_with(**resources: Any) -> Cell:
+    return Cell(next(iter(expand(spec(), seeds=(0,)).cells.values())).run, Resources.model_validate(resources))
+
+
+def test_cells_are_packed_within_cores_gpus_and_memory() -> None:
+    executor = LocalExecutor(jobs=8, cores=8, gpus=(0, 1), memory=16_000_000_000)
+    half = cell_with(num_cpus=1, num_gpus=0.5, memory="3GB")
+    first, second, third = (executor.allocate(half, cells_left=9) for _ in range(3))
+    assert first is not None
+    assert (first.gpus, first.gpu_share, first.processes, first.threads) == ((0,), 0.5, 1, 1)
+    assert [given and given.gpus for given in (second, third)] == [(1,), (0,)]
+    whole = cell_with(num_cpus=4, num_gpus=1)
+    assert executor.allocate(whole, cells_left=9) is None  # of each GPU a half is taken
+    assert executor.allocate(cell_with(num_cpus=1, num_gpus=0, memory="8GB"), cells_left=9) is None
+    executor.release(first)
+    assert third is not None
+    executor.release(third)
+    given = executor.allocate(whole, cells_left=9)
+    assert given is not None
+    assert (given.gpus, given.gpu_share, given.processes, given.threads) == ((0,), 1.0, 1, 4)
+    assert executor.allocate(cell_with(num_cpus=4, num_gpus=0), cells_left=9) is None
+    assert executor.allocate(cell_with(num_cpus=3, num_gpus=0), cells_left=9) is not None
+
+
+@pytest.mark.parametrize(
+    ("resources", "asked"),
+    [
+        ({"num_cpus": 9}, "9 CPUs, 0.5 GPUs"),
+        ({"num_gpus": 2}, "8 CPUs, 2 GPUs"),
+        ({"memory": "32GB"}, "8 CPUs, 0.5 GPUs and 32.0 GB of memory"),
+    ],
+)
+def test_a_cell_that_asks_for_more_than_there_is_is_refused_with_the_numbers(
+    resources: dict[str, Any], asked: str
+) -> None:
+    executor = LocalExecutor(jobs=2, cores=8, gpus=(0,), memory=16_000_000_000)
+    with pytest.raises(ConfigurationError) as refused:
+        executor.check([cell_with(**{"num_cpus": 8, **resources})])
+    assert str(refused.value) == (f"a cell asks for {asked}; this machine has 8 CPUs, 1 GPU and 16.0 GB of memory")
+
+
+def test_a_part_of_an_experiment_has_resources_of_its_own_and_the_command_line_decides() -> None:
+    grid = spec(
+        resources={"num_cpus": 2, "memory": "1GB"},
+        axes={"method": ["fd"]},
+        report={},
+        parts=[{"base": {"rounds": 1}}, {"base": {"rounds": 2}, "resources": {"num_gpus": 0.5}}],
+    )
+    first, second = (cell.resources for cell in expand(grid, seeds=(0,)).cells.values())
+    assert first == Resources.model_validate({"num_cpus": 2, "memory": "1GB"})
+    assert second == Resources.model_validate({"num_cpus": 2, "num_gpus": 0.5, "memory": "1GB"})
+    given = Resources.model_validate({"num_gpus": 1}).or_else(second)
+    assert (given.num_cpus, given.num_gpus) == (2, 1)
+    with pytest.raises(ConfigurationError, match="neither a fraction of one GPU nor a whole number"):
+        Resources(num_gpus=1.5)
 
 
 def test_by_default_each_gpu_runs_one_cell_at_a_time() -> None:
-    assert ExperimentConfig(where=ExecutionConfig(gpus=(0, 1, 2))).where.machine.jobs == 3
-    assert ExperimentConfig(where=ExecutionConfig(gpus=(0, 1, 2), jobs=6)).where.machine.jobs == 6
+    assert ExecutionConfig(gpus=(0, 1, 2)).local_jobs == 3
+    assert ExecutionConfig(gpus=(0, 1, 2), jobs=6).local_jobs == 6
 
 
 def test_time_left_is_estimated_from_the_pace_of_this_runner() -> None:
@@ -425,10 +521,10 @@ def test_a_terminal_has_a_bar_for_all_cells_and_one_per_running_cell() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
     bars = LiveCellDisplay(workload=Workload(cells), console=console)
     bars.begin(cells[0])
-    bars.show(cells[0], pb.RunStatus(phase=pb.PHASE_COLLECTING, round=1, rounds=2))
+    bars.show(cells[0], CellProgressReport(node="gpu-3", attempt=2, rounds=1.5))
     shown = printed(bars.bars, width=100)
     assert "FD on digits, α 0.1, E 10, seed 0" in shown
-    assert "round 2 of 2" in shown
+    assert "round 2 of 2 on gpu-3, attempt 2" in shown
     assert "0 of 2 cells" in shown
     bars.failed(cells[0], Failure(cause="exit code 7"))
     bars.end(cells[0])

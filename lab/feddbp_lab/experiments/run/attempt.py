@@ -1,0 +1,286 @@
+"""One attempt at a cell, wherever an executor runs it: takes the lease, runs the federation, shows the results."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.artifacts import SUMMARY_NAME
+from feddbp_common.errors import FedDBPError
+from feddbp_common.file_lock import LockHeldError, is_locked
+from feddbp_lab.experiments.cell import Cell
+from feddbp_lab.experiments.resources import Allocation
+from feddbp_lab.experiments.run.cell_dir import CellDir, Failure
+from feddbp_lab.experiments.run.lease import (
+    Holder,
+    Lease,
+    LeaseLostError,
+    LeaseRecord,
+    boot_id,
+    cell_key,
+    current_lease,
+    take_lease,
+)
+from feddbp_lab.experiments.run.store import DirectoryStore, Store, open_store
+from feddbp_lab.experiments.run.workspace import InPlaceWorkspace, NodeWorkspace, Workspace
+from feddbp_lab.processes.freeze import FreezeError
+from feddbp_lab.processes.guard import GRACE_SECONDS
+from feddbp_lab.processes.local_federation import FederationOptions, LocalFederation
+from feddbp_lab.terminal.status_words import mean_accuracy, rounds_done
+
+_EXIT_PATIENCE: Final = timedelta(seconds=3 * GRACE_SECONDS)
+"""How long the processes of a killed runner may take to exit."""
+_POLL_SECONDS: Final = 0.1
+_COPY_SHARE: Final = 20
+"""A copy is followed by at least so many times the time it took."""
+
+Progress = Callable[["CellProgressReport"], None]
+
+
+class CellInUseError(FedDBPError):
+    """Processes of a runner that was killed still use the cell's directory."""
+
+
+class Verdict(StrEnum):
+    DONE = "done"
+    FAILED = "failed"
+    BUSY = "busy"
+    """Another process has the cell."""
+    LOST = "lost"
+    """Another process has taken the cell over, or the node that had it is gone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellJob:
+    """A cell, and everything that an executor needs to run it on any machine."""
+
+    cell: Cell
+    out: str
+    data_dir: Path
+    work_dir: Path | None
+    """Where the state is kept while the cell runs; None: in its directory at --out."""
+    keep_state: bool = False
+    lease_seconds: float = 60.0
+    copy_rounds: int = 5
+    ended_lease: LeaseRecord | None = None
+    """The cell's lease, of which the runner knows that it has ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellProgressReport:
+    """Where a cell runs, and how far it is."""
+
+    node: str
+    attempt: int
+    rounds: float
+    """Completed rounds, plus the finished part of the open one."""
+    is_others: bool = False
+    """Whether another runner has the cell."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellOutcome:
+    """How an attempt ended."""
+
+    verdict: Verdict
+    summary: dict[str, Any] | None = None
+    failure: Failure | None = None
+
+
+async def attempt_cell(job: CellJob, allocation: Allocation, progress: Progress) -> CellOutcome:
+    """Runs a cell unless it is done or another process has it.
+
+    A cancellation stops the federation in order and leaves the cell to others; a second one kills it.
+    """
+    try:
+        store = open_store(job.out)
+        with _machine_lock(store, job.cell.id):
+            lease = _take(job, store)
+            if lease is None:
+                return CellOutcome(verdict=Verdict.BUSY)
+            if is_done(store, job.cell.id):
+                lease.remove()
+                return CellOutcome(verdict=Verdict.DONE)
+            return await _Attempt(job, allocation, progress, store, lease).run()
+    except LockHeldError:
+        return CellOutcome(verdict=Verdict.BUSY)
+    except (FedDBPError, OSError) as error:  # --out cannot be used
+        return CellOutcome(verdict=Verdict.FAILED, failure=Failure.of(error))
+
+
+def is_done(store: Store, cell_id: str) -> bool:
+    if isinstance(store, DirectoryStore):
+        return (store.path / cell_key(cell_id, SUMMARY_NAME)).exists()
+    return SUMMARY_NAME in store.names(cell_key(cell_id))
+
+
+def _machine_lock(store: Store, cell_id: str) -> AbstractContextManager[object]:
+    """Keeps other processes of this machine out, and tells them at once when this one is killed."""
+    if not isinstance(store, DirectoryStore):
+        return nullcontext()
+    return CellDir(store.path / cell_key(cell_id)).lock()
+
+
+def _take(job: CellJob, store: Store) -> Lease | None:
+    found = current_lease(store, job.cell.id)
+    has_ended = (
+        found is None
+        or found.released
+        or (job.ended_lease is not None and job.ended_lease.mark == found.mark)
+        # this process has the lock that the holder on this machine would have
+        or (isinstance(store, DirectoryStore) and found.boot == boot_id())
+    )
+    return take_lease(store, job.cell.id, Holder.here(), job.lease_seconds, after=found) if has_ended else None
+
+
+class _Attempt:
+    def __init__(self, job: CellJob, allocation: Allocation, progress: Progress, store: Store, lease: Lease) -> None:
+        self._job = job
+        self._allocation = allocation
+        self._progress = progress
+        self._store = store
+        self._lease = lease
+        self._rounds = 0.0
+        self._accuracy: float | None = None
+        self._clients = 0
+        self._lost: LeaseLostError | None = None
+        self._copied_rounds = 0
+        self._next_copy = 0.0
+
+    async def run(self) -> CellOutcome:
+        self._report()
+        workspace = self._workspace()
+        running = asyncio.current_task()
+        assert running is not None
+        renewing = asyncio.create_task(self._renew(running))
+        try:
+            summary = await self._run_in(workspace)
+        except LeaseLostError:
+            return CellOutcome(verdict=Verdict.LOST)
+        except asyncio.CancelledError:
+            if self._lost is not None:
+                running.uncancel()
+                return CellOutcome(verdict=Verdict.LOST)
+            self._leave_to_others(workspace)
+            raise
+        except (FedDBPError, OSError, ValueError, KeyError) as error:  # the last two: a file is damaged
+            failure = Failure.of(error)
+            # on a full disk the failure is at least displayed, and the other cells run
+            with suppress(OSError, LeaseLostError):
+                workspace.publish_failure(failure)
+                self._lease.release()
+            return CellOutcome(verdict=Verdict.FAILED, failure=failure)
+        finally:
+            renewing.cancel()
+            workspace.close()
+        return CellOutcome(verdict=Verdict.DONE, summary=summary)
+
+    def _workspace(self) -> Workspace:
+        if self._job.work_dir is None:
+            assert isinstance(self._store, DirectoryStore)
+            return InPlaceWorkspace(self._store, self._lease)
+        return NodeWorkspace(self._store, self._lease, self._job.work_dir)
+
+    async def _run_in(self, workspace: Workspace) -> dict[str, Any]:
+        directory = workspace.directory
+        await wait_until_released(directory.process_locks(), _EXIT_PATIENCE)
+        await _uninterrupted(workspace.open, self._job.cell.run)
+        directory.record_attempt(self._lease.epoch, self._lease.record.node)
+        await self._run_federation(workspace)
+        self._lease.verify()
+        results = directory.collect_results(keep_state=self._job.keep_state)
+        await _uninterrupted(partial(workspace.publish, keep_state=self._job.keep_state))
+        if isinstance(self._store, DirectoryStore):
+            CellDir(self._store.path / cell_key(self._job.cell.id)).clean_up(keep_state=self._job.keep_state)
+        self._lease.remove()
+        return results.summary
+
+    async def _run_federation(self, workspace: Workspace) -> None:
+        allocation = self._allocation
+        federation = LocalFederation(
+            FederationOptions(
+                run=self._job.cell.run,
+                directory=workspace.directory.path,
+                processes=allocation.processes,
+                threads=allocation.threads,
+                data_dir=self._job.data_dir,
+                gpus=allocation.gpus,
+                gpu_share=allocation.gpu_share,
+            )
+        )
+        try:
+            async with federation, aclosing(federation.statuses()) as statuses:
+                async for status in statuses:
+                    self._update(status)
+                    if workspace.is_copied and self._is_copy_due(status):
+                        await self._copy(workspace, federation)
+        finally:
+            with suppress(OSError):  # a full disk fails the cell elsewhere, with its cause
+                workspace.directory.add_cost(federation.core_seconds)
+        federation.summary()  # raises if the server was stopped before the run had ended
+
+    def _update(self, status: pb.RunStatus) -> None:
+        if status.phase != pb.PHASE_WAITING:
+            self._rounds = rounds_done(status)
+            self._accuracy, self._clients = mean_accuracy(status), status.accuracy_clients
+            self._report()
+
+    def _report(self) -> None:
+        node = self._lease.record.node
+        self._progress(CellProgressReport(node=node, attempt=self._lease.epoch, rounds=self._rounds))
+
+    def _is_copy_due(self, status: pb.RunStatus) -> bool:
+        is_new = status.round >= self._copied_rounds + self._job.copy_rounds
+        return is_new and status.round < self._job.cell.run.rounds and time.monotonic() >= self._next_copy
+
+    async def _copy(self, workspace: Workspace, federation: LocalFederation) -> None:
+        started, rounds = time.monotonic(), int(self._rounds)
+        with suppress(FreezeError):  # a later round is copied; without any copy a lost cell begins again
+            await _uninterrupted(workspace.copy, federation.frozen)
+        self._copied_rounds = rounds
+        self._next_copy = time.monotonic() + _COPY_SHARE * (time.monotonic() - started)
+
+    async def _renew(self, running: asyncio.Task[Any]) -> None:
+        while True:
+            await asyncio.sleep(self._lease.renewal_seconds)
+            try:
+                await asyncio.to_thread(self._lease.renew, self._rounds, self._accuracy, self._clients)
+            except LeaseLostError as error:
+                self._lost = error
+                running.cancel()
+                return
+
+    def _leave_to_others(self, workspace: Workspace) -> None:
+        with suppress(OSError, FedDBPError):
+            if workspace.is_copied and any((workspace.directory.path / "server").glob("*")):
+                workspace.copy()
+            self._lease.release()
+
+
+async def _uninterrupted(work: Callable[..., object], *arguments: object) -> None:
+    """Calls a function in a thread, while the lease is renewed; a cancellation takes effect when it has returned."""
+    task = asyncio.create_task(asyncio.to_thread(work, *arguments))
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise
+
+
+async def wait_until_released(locks: Iterable[Path], patience: timedelta) -> None:
+    """Waits for processes of a killed runner, which its guards stop with a grace period."""
+    deadline = time.monotonic() + patience.total_seconds()
+    for path in locks:
+        while is_locked(path):
+            if time.monotonic() >= deadline:
+                raise CellInUseError(f"a process of an earlier runner still uses {path.parent}")
+            await asyncio.sleep(_POLL_SECONDS)
