@@ -52,6 +52,7 @@ COMMANDS: Final = MappingProxyType(
             summary="serve a page of a live run or of finished ones", module="feddbp_lab.commands.dashboard"
         ),
         "status": Command(summary="show the status of a server's run", module="feddbp_lab.commands.status"),
+        "track": Command(summary="write a server's run to experiment trackers", module="feddbp_lab.commands.track"),
         "pause": Command(summary="pause a server's run", module="feddbp_lab.commands.operate", function="pause"),
         "resume": Command(summary="resume a paused run", module="feddbp_lab.commands.operate", function="resume"),
         "stop": Command(summary="end a server's run for good", module="feddbp_lab.commands.operate", function="stop"),

@@ -29,6 +29,7 @@ from feddbp_lab.results.run_results import MetricsTail, RunResults
 from feddbp_lab.terminal.lines import PlainDisplay, SilentDisplay
 from feddbp_lab.terminal.live import LiveDisplay
 from feddbp_lab.terminal.run_table import run_table
+from feddbp_lab.trackers.sinks import sink_for
 
 PROG: Final = "feddbp demo"
 RUNS: Final = Path("runs")
@@ -46,6 +47,8 @@ def command(argv: Sequence[str]) -> int:
     require_lab("the demo")
     if config.here.dashboard:
         require("the dashboard", DASHBOARD_MODULES, extra="dashboard")
+    for tracker in config.here.track:
+        sink_for(tracker)  # refuses an unknown one before anything is created
     options = FederationOptions(
         run=config.run.as_run(),
         directory=output_directory(config),
@@ -53,6 +56,7 @@ def command(argv: Sequence[str]) -> int:
         data_dir=config.here.data_dir,
         device=config.here.device,
         share_prototypes=True,  # to whoever runs all of its clients, too
+        track=config.here.track,
     )
     return asyncio.run(_run_until_signal(options, config.here))
 

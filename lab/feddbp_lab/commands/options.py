@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from feddbp_client.inference.trained_client import TrainedClient
 
 DEVICE_HELP: Final = "cpu, cuda:N or mps; auto selects the first CUDA GPU, else Apple's, else the CPU"
+TRACK_HELP: Final = "where to: tensorboard[:DIR], mlflow[:URI], wandb[:PROJECT]; several with commas"
 _HIDDEN: Final[dict[str, Any]] = {"hidden": True}
 
 
@@ -108,6 +109,7 @@ class LocalConfig(FrozenModel):
     data_dir: Path = Field(Path("data"), description="where public data sets are found or downloaded to")
     device: str = Field("auto", description=DEVICE_HELP)
     dashboard: bool = Field(False, description="serve a page of the run, and open it in a browser")
+    track: CommaSeparated = Field((), description=f"experiment trackers to write the run to; {TRACK_HELP}")
     json_output: bool = Field(
         False, description="print the summary as JSON and nothing else", json_schema_extra={"flag": "--json"}
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
@@ -27,11 +28,15 @@ from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import ExitCode, FedDBPError
 from feddbp_common.humanize import client_names
 from feddbp_common.optional_deps import CLIENT_MODULES, LAB_MODULES, require
+from feddbp_common.rpc.credentials import ClientCredentials
 from feddbp_lab.control_client import watch_status
 from feddbp_lab.processes.flags import arguments_for, clean_environment
 from feddbp_lab.processes.freeze import frozen
 from feddbp_lab.processes.supervisor import ChildProcess, ProcessSupervisor
+from feddbp_lab.trackers.tracking import Tracker, follow
 from feddbp_server.config import ListenConfig, RoundsConfig, ServerConfig
+
+log = logging.getLogger("feddbp.lab")
 
 T = TypeVar("T")
 SERVER_MODULE: Final = "feddbp_server.cli"
@@ -41,6 +46,7 @@ _RUN_ENDED_CODES: Final = (ExitCode.OK, ExitCode.RUN_FAILED)
 _SERVER_CODES: Final = (*_RUN_ENDED_CODES, ExitCode.INTERRUPTED)
 """A server that a signal has stopped did not fail; it has no summary then."""
 _CLIENT_EXIT_SECONDS: Final = 10.0
+_LAST_EVENT_SECONDS: Final = 2.0
 _POLL_SECONDS: Final = 0.02
 _VISIBLE_GPUS: Final = "CUDA_VISIBLE_DEVICES"
 
@@ -93,6 +99,8 @@ class FederationOptions:
     """The part of a GPU's memory that the clients may take."""
     threads: int = 1
     """CPU threads of a client process."""
+    track: tuple[str, ...] = ()
+    """Experiment trackers that the run is written to, such as `tensorboard:DIR`."""
 
     @property
     def server_dir(self) -> Path:
@@ -166,6 +174,8 @@ class LocalFederation:
         self._clients: list[ChildProcess] = []
         self._environment = {**clean_environment(), **options.environment()}
         self._tasks: list[asyncio.Task[Any]] = []
+        self._tracker = Tracker(options.track) if options.track else None
+        self._tracking: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         # a resumed run has the file of its last start, with a port that is no longer its own
@@ -173,6 +183,8 @@ class LocalFederation:
         try:
             self._server = self._start("the server", SERVER_MODULE, self.options.server_arguments(), log="server")
             self.address = await self._wait_for_endpoint(self._server)
+            if self._tracker is not None:
+                self._tracking = asyncio.create_task(follow(self._tracker, self.address, ClientCredentials()))
             for number, ids in enumerate(self.options.ids_by_process()):
                 arguments = arguments_for(self.options.client_config(ids, self.address))
                 name = f"the process of {client_names(ids)}"
@@ -185,8 +197,9 @@ class LocalFederation:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # the status stream first: a server that shuts down waits for its open streams
+        # the streams first: a server that shuts down waits for those that are open
         await self._cancel_tasks()
+        await self._stop_tracking()
         await self._supervisor.stop()
 
     async def statuses(self) -> AsyncGenerator[pb.RunStatus, None]:
@@ -214,6 +227,17 @@ class LocalFederation:
     def frozen(self) -> AbstractContextManager[None]:
         """Stops all processes inside of the context, so that their files can be copied."""
         return frozen([child.pid for child in self._supervisor.running])
+
+    async def _stop_tracking(self) -> None:
+        if self._tracking is None or self._tracker is None:
+            return
+        # the end of the run may have arrived, but not been read
+        await asyncio.wait([self._tracking], timeout=_LAST_EVENT_SECONDS)
+        self._tracking.cancel()
+        await asyncio.wait([self._tracking])
+        if not self._tracking.cancelled() and (error := self._tracking.exception()) is not None:
+            log.warning("the run was not tracked to its end: %s", error)
+        await asyncio.to_thread(self._tracker.close)
 
     def summary(self) -> dict[str, Any]:
         """The server's `summary.json`; raises RunInterruptedError if the run had not ended."""

@@ -1,0 +1,1 @@
+"""Runs in experiment trackers: one event stream of a run, several sinks."""
