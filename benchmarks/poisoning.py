@@ -20,7 +20,6 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from feddbp_client.training.errors import TrainingError
 from feddbp_client.training.setup import LocalClient, LocalOptions, build_client
 from feddbp_common.config.data import DataConfig
 from feddbp_common.config.exchange import AggregationConfig
@@ -55,20 +54,20 @@ def _random(situation: Situation) -> Rows:
 
 
 def _collusion(situation: Situation) -> Rows:
-    """All attackers send the same: twice the mean of the honest prototypes of each class, with the other sign."""
+    """All attackers send the same: for each class, three times the mean honest prototype of the next class."""
+    classes = sorted({int(class_id) for sent in situation.honest for class_id in sent.class_ids})
+    means = [np.concatenate([sent.vectors[sent.class_ids == c] for sent in situation.honest]).mean(0) for c in classes]
     rows = situation.own.vectors.copy()
     for index, class_id in enumerate(situation.own.class_ids):
-        known = [sent.vectors[sent.class_ids == class_id] for sent in situation.honest]
-        of_class = np.concatenate(known) if known else rows[:0]
-        if len(of_class):
-            rows[index] = -2.0 * of_class.mean(axis=0)
+        if class_id in classes:
+            rows[index] = 3.0 * means[(classes.index(class_id) + 1) % len(classes)]
     return rows
 
 
 ATTACKS: Final[Mapping[str, Callable[[Situation], Rows]]] = {
     "huge (x 1000)": lambda situation: 1000.0 * situation.own.vectors,
     "scaled (x 20)": lambda situation: 20.0 * situation.own.vectors,
-    "sign-flipped": lambda situation: -situation.own.vectors,
+    "sign-flipped (x -5)": lambda situation: -5.0 * situation.own.vectors,
     "random": _random,
     "label-swapped": lambda situation: np.roll(situation.own.vectors, 1, axis=0),
     "collusion": _collusion,
@@ -89,10 +88,9 @@ class Cell:
 
 
 def cells() -> Iterator[Cell]:
-    for rule in ALL_RULES:
-        yield Cell(rule=rule, attack=NONE, poisoned=0)
-    for attack, poisoned, rule in product(ATTACKS, POISONED, ALL_RULES):
-        yield Cell(rule=rule, attack=attack, poisoned=poisoned)
+    for poisoned, attack, rule in product((0, *reversed(POISONED)), (NONE, *ATTACKS), ALL_RULES):
+        if attack == NONE or poisoned:  # without an attack, for the same clients that are honest in one
+            yield Cell(rule=rule, attack=attack, poisoned=poisoned)
 
 
 def configuration(rule: str, options: argparse.Namespace) -> RunConfig:
@@ -108,18 +106,41 @@ def configuration(rule: str, options: argparse.Namespace) -> RunConfig:
     )
 
 
-class Federation:
-    """Clients in one process, the last of which may be attackers."""
+class Clients:
+    """Clients in one process, as they are after the first round, which is the same for all cells."""
 
-    def __init__(self, cell: Cell, options: argparse.Namespace) -> None:
+    def __init__(self, options: argparse.Namespace) -> None:
+        config = configuration("mean", options)
+        local = LocalOptions(data=None, data_dir=options.data_dir, model=None)
+        self.all = [build_client(config, "poisoning", number, local) for number in range(CLIENTS)]
+        self.first_uploads = [upload for client in self.all if (upload := trained(client, Payload(), 0)) is not None]
+        self._states = [client.trainer.state().copied() for client in self.all]
+
+    def restore(self) -> None:
+        for client, state in zip(self.all, self._states, strict=True):
+            client.trainer.load_state(state)
+
+
+def trained(client: LocalClient, received: Payload, number: int) -> Upload | None:
+    """A client's upload after a round; none if it skips the round, because its training diverged."""
+    payload = client.trainer.train(received, number, lambda *_: None).upload
+    if payload is None:
+        return None
+    return Upload(client_id=client.client_id, payload=payload, label_counts=client.data.label_counts.tolist())
+
+
+class Federation:
+    """The clients of one cell, the last of which may be attackers."""
+
+    def __init__(self, cell: Cell, clients: Clients, options: argparse.Namespace) -> None:
+        clients.restore()
         self._cell = cell
         self._config = configuration(cell.rule, options)
-        local = LocalOptions(data=None, data_dir=options.data_dir, model=None)
-        self._clients = [build_client(self._config, "poisoning", number, local) for number in range(CLIENTS)]
+        self._clients, self._first = clients.all, clients.first_uploads
         self._strategy = self._config.method_spec.load_strategy()(self._config.settings, RunFacts.of(self._config))
         self._own: dict[int, Payload] = {}
         self.left_out = 0
-        self.diverged = 0
+        self.skipped = 0
 
     def accuracy(self) -> float:
         """Of the honest clients after the last round, over all of their test samples."""
@@ -143,26 +164,18 @@ class Federation:
         return reply
 
     def _uploads(self, state: Payload, number: int) -> list[Upload]:
-        uploads = []
-        for client in self._clients:
-            before = client.trainer.state().copied()
-            try:
-                result = client.trainer.train(self._reply(state, client), number, lambda *_: None)
-            except TrainingError:  # the client skips the round, and has the state that it had before
-                client.trainer.load_state(before)
-                self.diverged += 1
-                continue
-            assert result.upload is not None
-            counts = client.data.label_counts.tolist()
-            uploads.append(Upload(client_id=client.client_id, payload=result.upload, label_counts=counts))
-        return uploads
+        if number == 0:
+            return self._first
+        each = [trained(client, self._reply(state, client), number) for client in self._clients]
+        self.skipped += each.count(None)
+        return [upload for upload in each if upload is not None]
 
     def _poisoned(self, uploads: list[Upload], number: int) -> list[Upload]:
         first = CLIENTS - self._cell.poisoned
         honest = [prototypes(upload) for upload in uploads if upload.client_id < first]
         changed = []
         for upload in uploads:
-            if upload.client_id >= first:
+            if upload.client_id >= first and self._cell.attack != NONE:
                 random = np.random.default_rng(derive_seed(self._config.seed, "attack", upload.client_id, number))
                 rows = ATTACKS[self._cell.attack](Situation(prototypes(upload), honest, random))
                 sent = replace(prototypes(upload), vectors=rows.astype(np.float32))
@@ -191,12 +204,13 @@ def prototypes(upload: Upload) -> PrototypeSet:
 
 def run(options: argparse.Namespace) -> None:
     done = results(options.out)
+    clients = Clients(options)
     for cell in cells():
         if cell.key in done:
             continue
-        federation = Federation(cell, options)
+        federation = Federation(cell, clients, options)
         accuracy = federation.accuracy()
-        line = {"left_out": federation.left_out, "diverged": federation.diverged}
+        line = {"left_out": federation.left_out, "skipped": federation.skipped}
         with options.out.open("a") as file:
             file.write(json.dumps({"cell": cell.key, "accuracy": accuracy, **line}) + "\n")
         print(f"{cell.key}: {100 * accuracy:.1f} %", flush=True)
@@ -216,7 +230,7 @@ def table(path: Path) -> str:
         f"| attack | poisoned | {' | '.join(f'`{rule}`' for rule in ALL_RULES)} |",
         "|---|---:|" + "---:|" * len(ALL_RULES),
     ]
-    for attack, poisoned in [(NONE, 0), *product(ATTACKS, POISONED)]:
+    for attack, poisoned in [(NONE, 0), *product((NONE, *ATTACKS), POISONED)]:
         keys = [Cell(rule=rule, attack=attack, poisoned=poisoned).key for rule in ALL_RULES]
         shown = " | ".join(_shown(found[key]) if key in found else "" for key in keys)
         lines.append(f"| {attack} | {100 * poisoned // CLIENTS} % | {shown} |")
@@ -232,7 +246,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.poisoning", description=__doc__)
     parser.add_argument("--data-dir", type=Path, default=Path("data"), help="where CIFAR-10 is")
     parser.add_argument("--out", type=Path, default=Path("poisoning.jsonl"), help="results, one line a cell")
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--learning-rate", type=float, default=0.05)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--table", action="store_true", help="print the table of the results so far")
