@@ -16,6 +16,7 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_client.daemon.reply_checks import (
     MAX_DOWNLOAD_BYTES,
+    OutOfBoundsError,
     check_event,
     check_joined,
     check_receipt,
@@ -394,6 +395,9 @@ def _checked(manifest: pb.Manifest, body: bytes, rules: PayloadRules, *, message
     if digest_of(manifest, [body]) != manifest.sha256:
         raise PayloadError("sha256", "the download does not match its digest: it was damaged in transit")
     payload = decode(manifest, body)
-    check_values(payload, rules)
+    try:
+        check_values(payload, rules)
+    except PayloadError as error:
+        raise OutOfBoundsError("Download", error.field, error.reason) from None
     encoded = Encoded(manifest=manifest, segments=(memoryview(body),))
     return Download(payload=payload, encoded=encoded, message_bytes=message_bytes)

@@ -44,6 +44,10 @@ class InvalidReplyError(FedDBPError):
         self.field = field
 
 
+class OutOfBoundsError(InvalidReplyError):
+    """A download has values that no training can use; the one of the next round may be usable."""
+
+
 def check_run(described: pb.GetRunResponse) -> None:
     """Checks everything but the configuration, for which there is `checked_config`."""
     if _RUN_ID.fullmatch(described.run_id) is None:

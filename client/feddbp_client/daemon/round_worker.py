@@ -19,6 +19,7 @@ from feddbp_client.daemon.connection import (
     upload_bytes,
 )
 from feddbp_client.daemon.progress_log import progress_logged, results_text
+from feddbp_client.daemon.reply_checks import OutOfBoundsError
 from feddbp_client.training.checkpoint import ClientDirectory
 from feddbp_client.training.errors import as_training_error
 from feddbp_client.training.setup import LocalClient, restore_checkpoint
@@ -26,7 +27,7 @@ from feddbp_client.training.trainer import OnEpoch, RoundResult
 from feddbp_common.errors import FedDBPError
 from feddbp_common.fault_injection import fault_point
 from feddbp_common.humanize import round_name
-from feddbp_common.wire import Encoded, encode
+from feddbp_common.wire import Encoded, PayloadRules, encode
 
 log = logging.getLogger("feddbp.client")
 
@@ -51,12 +52,16 @@ class CompletedRound:
     """The metrics to report and, if the client trained, the encoded upload."""
 
     round: int
-    metrics: pb.RoundMetrics
+    metrics: pb.RoundMetrics | None
+    """None if the client could not even evaluate what it received."""
     upload: Encoded | None
     final: bool = False
+    skipped: str = ""
+    """Why the client skips the round; empty if it does not."""
 
     def satisfies(self, assignment: Assignment) -> bool:
-        return self.round == assignment.round and (self.upload is not None or not assignment.train)
+        has_result = self.upload is not None or bool(self.skipped) or not assignment.train
+        return self.round == assignment.round and has_result
 
 
 class RoundWorker:
@@ -117,15 +122,27 @@ class RoundWorker:
             completed = await self._completed(assignment)
             if completed.upload is not None and assignment.train:
                 await self._upload(completed, completed.upload)
-            else:
+            elif completed.metrics is not None:
                 await self._report(completed)
+            if completed.skipped:
+                await self._skip(completed)
         except CallRefusedError as error:
             if error.reason not in LATE_REASONS:
                 raise
             log.warning("%s: too late: %s", self._name(number), error)
             return
         self._delivered = assignment
-        log.info("%s: %s", self._name(number), results_text(number, completed.metrics))
+        if completed.metrics is not None and not completed.skipped:
+            log.info("%s: %s", self._name(number), results_text(number, completed.metrics))
+
+    async def _skip(self, completed: CompletedRound) -> None:
+        """Tells the server that nothing more is to be expected in this round; the client stays for the next one."""
+        number, cause = completed.round, completed.skipped
+        log.warning("%s is skipped: %s", self._name(number), cause)
+        failure = pb.Failure(cause=cause, skips_round=True)
+        await self._connection.report(pb.ReportRequest(session=self._session, round=number, failure=failure))
+        if completed.final:
+            self.directory.update_session(reported=True)
 
     async def _report(self, completed: CompletedRound) -> None:
         request = pb.ReportRequest(session=self._session, round=completed.round, metrics=completed.metrics)
@@ -167,10 +184,13 @@ class RoundWorker:
             await self._wait_until_idle()
             config = self.client.config
             rules = config.method_spec.download_rules(config.settings, config.exchange_shape)
-            download = None if assignment.event is None else pushed_download(assignment.event, rules)
-            if download is None:
-                async with progress_logged(lambda: f"{self._name(assignment.round)}: downloading"):
-                    download = await self._connection.download(self._session, assignment.round, rules)
+            try:
+                download = await self._download(assignment, rules)
+            except OutOfBoundsError as error:
+                self._cached = CompletedRound(
+                    round=assignment.round, metrics=None, upload=None, final=assignment.final, skipped=str(error)
+                )
+                return self._cached
             self._running = (assignment, asyncio.create_task(self._compute(assignment, download)))
         try:
             self._cached = await asyncio.shield(self._running[1])
@@ -179,6 +199,13 @@ class RoundWorker:
             raise
         self._running = None
         return self._cached
+
+    async def _download(self, assignment: Assignment, rules: PayloadRules) -> Download:
+        pushed = None if assignment.event is None else pushed_download(assignment.event, rules)
+        if pushed is not None:
+            return pushed
+        async with progress_logged(lambda: f"{self._name(assignment.round)}: downloading"):
+            return await self._connection.download(self._session, assignment.round, rules)
 
     async def _wait_until_idle(self) -> None:
         """Waits for a round in progress that is no longer needed: its thread cannot be cancelled."""
@@ -204,7 +231,7 @@ class RoundWorker:
         completed = await asyncio.to_thread(self._encoded, number, result, download.message_bytes)
         completed = replace(completed, final=assignment.final)
         fault_point("client.work.done")
-        if assignment.train or assignment.final:
+        if not completed.skipped and (assignment.train or assignment.final):
             await asyncio.to_thread(self._save, completed, download.encoded)
             fault_point("client.work.saved")
         return completed
@@ -217,9 +244,10 @@ class RoundWorker:
             result.metrics.bytes_up = upload_bytes(
                 self._session, number, upload, awaits_admission=self._connection.awaits_admission
             )
-        return CompletedRound(round=number, metrics=result.metrics, upload=upload)
+        return CompletedRound(round=number, metrics=result.metrics, upload=upload, skipped=result.skipped)
 
     def _save(self, completed: CompletedRound, received: Encoded) -> None:
+        assert completed.metrics is not None
         checkpoint = replace(
             self.client.checkpoint(completed.round, completed.metrics), upload=completed.upload, received=received
         )

@@ -15,6 +15,10 @@ class TrainingError(FedDBPError):
     """Local training failed or was stopped."""
 
 
+class DivergedError(TrainingError):
+    """Training gave values that are not finite or out of bounds."""
+
+
 @contextmanager
 def as_training_error() -> Iterator[None]:
     """Converts any error of a library, a device or a user's model into a TrainingError with its first line."""

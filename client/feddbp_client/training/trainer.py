@@ -24,14 +24,15 @@ from feddbp_client.data.batches import Remainder, scaled
 from feddbp_client.data.pixels import PixelRange
 from feddbp_client.methods.base import LocalMethod
 from feddbp_client.training.augmentation import Augmentation
-from feddbp_client.training.errors import TrainingError
+from feddbp_client.training.errors import DivergedError, TrainingError
 from feddbp_client.training.image_feed import ImageFeed
 from feddbp_client.training.optimization import MakeOptimizer, Optimization
 from feddbp_client.training.weight_average import WeightAverage
 from feddbp_common.config.run import RunConfig
+from feddbp_common.errors import PayloadError
 from feddbp_common.evaluation import RARE_CLASS_SAMPLES
 from feddbp_common.seeding import derive_seed
-from feddbp_common.wire import Payload
+from feddbp_common.wire import Payload, check_values
 
 log = logging.getLogger("feddbp.client")
 
@@ -73,6 +74,8 @@ class RoundResult:
 
     metrics: pb.RoundMetrics
     upload: Payload | None
+    skipped: str = ""
+    """Why the training came to nothing: the client has the state that it had before the round."""
 
 
 class LocalTrainer:
@@ -158,8 +161,16 @@ class LocalTrainer:
             return RoundResult(metrics=self._receive_and_measure(received, round_number), upload=None)
 
     def train(self, received: Payload, round_number: int, on_epoch: OnEpoch) -> RoundResult:
+        """Trains; if that diverges, restores what the client had before the round."""
         with self._on_device():
-            return self._train_and_collect(received, round_number, on_epoch)
+            before = self.state().copied()
+            metrics = self._receive_and_measure(received, round_number)
+            try:
+                return self._train_and_collect(metrics, round_number, on_epoch)
+            except DivergedError as error:
+                self.load_state(before)
+                del metrics.losses[:]
+                return RoundResult(metrics=metrics, upload=None, skipped=str(error))
 
     @contextmanager
     def _on_device(self) -> Iterator[None]:
@@ -187,17 +198,26 @@ class LocalTrainer:
         with nullcontext() if self._average is None else self._average.applied():
             return self._memory.run(self._evaluation, self._measure, RandomState(self.device))
 
-    def _train_and_collect(self, received: Payload, round_number: int, on_epoch: OnEpoch) -> RoundResult:
-        metrics = self._receive_and_measure(received, round_number)
+    def _train_and_collect(self, metrics: pb.RoundMetrics, round_number: int, on_epoch: OnEpoch) -> RoundResult:
         started = time.perf_counter()
         start = _TrainingStart(self) if self._training.may_chunk else RandomState(self.device)
         losses = self._memory.run(self._training, lambda: self._train(round_number, on_epoch), start)
         trained = time.perf_counter()
         upload = self._memory.run(self._collection, self._collect, RandomState(self.device))
+        self._check_upload(upload)
         metrics.losses.extend(pb.LossTerm(name=name, value=value) for name, value in losses.items())
         metrics.seconds.train = trained - started
         metrics.seconds.collect = time.perf_counter() - trained
         return RoundResult(metrics=metrics, upload=upload)
+
+    def _check_upload(self, upload: Payload) -> None:
+        """The server would refuse values that are not finite or out of bounds."""
+        config = self._config
+        rules = config.method_spec.upload_rules(config.settings, config.exchange_shape)
+        try:
+            check_values(upload, rules, real_type=config.wire_type)
+        except PayloadError as error:
+            raise DivergedError(f"training diverged: {error}; try a smaller --learning-rate") from None
 
     def _seed(self, round_number: int) -> None:
         """Seeds torch from the run, the client and the round: nothing random depends on earlier rounds."""
@@ -336,5 +356,5 @@ class _LossTally:
         means = {name: float(total) / self._steps for name, total in self._sums.items()}
         for name, value in means.items():
             if not math.isfinite(value):
-                raise TrainingError(f"training diverged: loss term {name!r} is {value}; try a smaller --learning-rate")
+                raise DivergedError(f"training diverged: loss term {name!r} is {value}; try a smaller --learning-rate")
         return means

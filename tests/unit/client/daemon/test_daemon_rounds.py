@@ -23,7 +23,7 @@ from feddbp_client.compute.slots import TrainingSlots
 from feddbp_client.daemon import round_worker as round_worker_module
 from feddbp_client.daemon import session_loop as daemon_module
 from feddbp_client.daemon.connection import CallRefusedError, Download, ServerUnavailableError
-from feddbp_client.daemon.reply_checks import InvalidReplyError
+from feddbp_client.daemon.reply_checks import InvalidReplyError, OutOfBoundsError
 from feddbp_client.daemon.round_worker import Assignment, RoundWorker
 from feddbp_client.daemon.session_loop import ClientDaemon, DaemonOptions
 from feddbp_client.training import checkpoint as checkpoint_module
@@ -65,6 +65,7 @@ class FakeConnection:
         self.failures: list[str] = []
         self.payload = Payload()
         self.mistake: FedDBPError | None = None
+        self.download_error: FedDBPError | None = None
         self._script = script
         self._closed_rounds = closed_rounds
         self._changed = asyncio.Event()
@@ -92,6 +93,8 @@ class FakeConnection:
 
     async def download(self, session: str, round_number: int, rules: PayloadRules) -> Download:
         self._record(f"download {round_number}")
+        if self.download_error is not None:
+            raise self.download_error
         if round_number in self._closed_rounds:
             raise round_is_closed()
         return Download(payload=self.payload, encoded=encode(self.payload), message_bytes=0)
@@ -99,7 +102,7 @@ class FakeConnection:
     async def report(self, request: pb.ReportRequest) -> None:
         if request.HasField("failure"):
             self.failures.append(request.failure.cause)
-        self._record(f"report {request.round}")
+        self._record(f"{'skip' if request.failure.skips_round else 'report'} {request.round}")
 
     async def upload(
         self, session: str, round_number: int, encoded: Encoded, metrics: pb.RoundMetrics | None = None
@@ -122,6 +125,7 @@ class FakeTrainer:
     def __init__(self) -> None:
         self.endless = False
         self.error: Exception | None = None
+        self.skipped = ""
         self.received: list[Payload] = []
         self.proceed = threading.Event()
         self.proceed.set()
@@ -143,7 +147,8 @@ class FakeTrainer:
             raise TrainingError("stopped")
         if self.error is not None:
             raise self.error
-        return RoundResult(metrics=pb.RoundMetrics(), upload=Payload())
+        upload = None if self.skipped else Payload()
+        return RoundResult(metrics=pb.RoundMetrics(), upload=upload, skipped=self.skipped)
 
 
 def opened(number: int, *, selected: bool = True) -> pb.RoundEvent:
@@ -644,3 +649,54 @@ async def test_the_next_client_trains_while_the_result_of_the_last_is_encoded_an
     for finished in workers:
         assert Checkpoint.load(finished.directory.checkpoint).round == 0
         await finished.close()
+
+
+async def test_a_client_whose_training_diverges_skips_the_round_and_stays(
+    start: Start, trainer: FakeTrainer, tmp_path: Path
+) -> None:
+    async def script(server: FakeConnection) -> AsyncIterator[pb.RoundEvent]:
+        yield opened(0)
+        await server.has_seen("skip 0")
+        trainer.skipped = ""
+        yield opened(1)
+        await server.has_seen("upload 1")
+        yield ended()
+
+    trainer.skipped = "training diverged"
+    server = FakeConnection(script)
+    assert await start(server).run() is ExitCode.OK
+    assert server.calls == ["download 0", "report 0", "skip 0", "download 1", "report 1", "upload 1"]
+    assert server.failures == ["training diverged"]
+
+
+async def test_a_download_out_of_bounds_is_skipped_even_in_the_last_evaluation(start: Start) -> None:
+    async def script(server: FakeConnection) -> AsyncIterator[pb.RoundEvent]:
+        yield opened(0)
+        await server.has_seen("skip 0")
+        yield pb.RoundEvent(final_evaluation=pb.FinalEvaluation(round=CONFIG.rounds))
+        await server.has_seen(f"skip {CONFIG.rounds}")
+        yield ended()
+
+    server = FakeConnection(script)
+    server.download_error = OutOfBoundsError("Download", "prototypes", "has a value of 2e+06, the maximum is 1e+06")
+    assert await start(server).run() is ExitCode.OK
+    assert server.calls == ["download 0", "skip 0", "download 3", "skip 3"]
+
+
+async def test_a_skip_is_repeated_in_a_new_session(start: Start, trainer: FakeTrainer) -> None:
+    sessions = []
+
+    async def script(server: FakeConnection) -> AsyncIterator[pb.RoundEvent]:
+        sessions.append(1)
+        yield opened(0)
+        if len(sessions) == 1:
+            await server.has_seen("skip 0")
+            raise ServerUnavailableError("the connection is lost")
+        server.calls.clear()
+        await server.has_seen("skip 0")
+        yield ended()
+
+    trainer.skipped = "training diverged"
+    server = FakeConnection(script)
+    assert await start(server, patience=timedelta(seconds=60)).run() is ExitCode.OK
+    assert server.calls == ["report 0", "skip 0"]  # without another training

@@ -412,3 +412,34 @@ def test_clients_that_restart_before_every_round_end_with_the_same_bits(
     expected = run_in_process(name, training=training)
     assert run_in_process(name, training=training, restart_in=tmp_path) == expected
     assert run_in_process(name) != expected  # the settings have an effect
+
+
+@pytest.mark.parametrize("training", [{}, {"keep_optimizer": True, "momentum": 0.9}, {"ema": 0.5}], ids=str)
+def test_a_round_that_diverges_leaves_no_trace(training: dict[str, Any]) -> None:
+    """The client goes on as one that was never selected for the round, which is also how it resumes."""
+    digests = []
+    for diverges in (True, False):
+        client = trainer(method(), **training)
+        client.train(Payload(), 0, ignore_progress)
+        if diverges:
+            parameters = list(client.method.parameters())
+            before = client.state().copied()
+            poison = parameters[0].register_hook(lambda gradient: gradient * math.nan)
+            result = client.train(Payload(), 1, ignore_progress)
+            poison.remove()
+            assert result.upload is None
+            assert result.skipped.startswith("training diverged: ")
+            assert result.metrics.test_samples
+            assert not result.metrics.losses
+            after = client.state()
+            for part in ("model", "optimizer", "average"):
+                old, new = getattr(before, part), getattr(after, part)
+                assert old.keys() == new.keys()
+                assert all(torch.equal(old[name], new[name].cpu()) for name in old)
+        client.train(Payload(), 2, ignore_progress)
+        digests.append([tensor.clone() for tensor in client.state().model.values()])
+    assert all(torch.equal(one, other) for one, other in zip(*digests, strict=True))
+
+
+def ignore_progress(done: int, epochs: int) -> None:
+    pass
