@@ -30,10 +30,14 @@ COMMAND_MODELS: Final = (
     "feddbp_lab.commands.health:HealthConfig",
     "feddbp_lab.commands.gpu_check:GpuCheckConfig",
     "feddbp_lab.commands.compose:ComposeConfig",
-    "feddbp_lab.commands.gpu_check:GpuCheckConfig",
     "feddbp_lab.commands.predict:PredictConfig",
     "feddbp_lab.commands.export:ExportConfig",
+    "feddbp_lab.commands.privacy:AuditConfig",
+    "feddbp_lab.commands.track:TrackConfig",
+    "feddbp_lab.commands.dashboard:DashboardConfig",
     "feddbp_lab.experiments.config:ExperimentConfig",
+    "feddbp_lab.experiments.config:PlanConfig",
+    "feddbp_lab.experiments.config:CellConfig",
 )
 """The options of every command, by the place of their model: this package imports neither side."""
 _SERVICE_LINK: Final = re.compile(
