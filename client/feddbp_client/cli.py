@@ -73,12 +73,14 @@ async def _run(config: ClientConfig) -> int:
             compute=compute,
             dataset_cache=cache,
             image_cache=image_cache,
+            init_from=config.source.init_from,
         )
         options = DaemonOptions(
             state_dir=identity.state_dir,
             patience=identity.patience,
             local=local,
             server_moved=identity.server_moved,
+            name=identity.name,
         )
         connections.append(Connection(identity.server, client_id=client_id, credentials=identity.credentials))
         daemons.append(ClientDaemon(client_id, connections[-1], options, slots=plan.slots))

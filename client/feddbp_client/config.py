@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from enum import Enum, auto
 from pathlib import Path
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Final, Literal, Self, TypeAlias
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
@@ -18,6 +18,9 @@ from feddbp_common.rpc.credentials import ClientCredentials, check_address, chec
 Gpus: TypeAlias = tuple[int, ...] | Literal["auto"] | None
 """CUDA devices by number, all of them, or none in particular."""
 Threads: TypeAlias = int | Literal["auto"]
+
+
+_LONGEST_NAME: Final = 64
 
 
 class Mode(Enum):
@@ -33,6 +36,11 @@ class IdentityConfig(FrozenModel):
 
     id: int | None = Field(None, ge=0, description="this client's id")
     ids: str | None = Field(None, description="several clients in one process, e.g. 0-19 or 0,3,5-7")
+    name: str = Field(
+        "",
+        max_length=_LONGEST_NAME,
+        description="a name for this client, such as north-clinic, shown wherever its id is",
+    )
     all_or_none: bool = Field(False, description="with --ids: when one client fails, stop the others too")
     server: str = Field("127.0.0.1:50051", description="address of the server, HOST:PORT")
     certs: Path | None = Field(None, description="directory written by `feddbp certs`, with this client's certificate")
@@ -53,9 +61,18 @@ class IdentityConfig(FrozenModel):
     def _check_identity(self) -> Self:
         if (self.id is None) == (self.ids is None):
             raise ConfigurationError("a client needs an id: give either --id N or --ids 0-19")
+        if self.name and self.id is None:
+            raise ConfigurationError("--name is that of one client: give it with --id")
         check_address(self.server)
         check_exposure(self.server, certs=self.certs, insecure=self.insecure)
         return self
+
+    @field_validator("name")
+    @classmethod
+    def _fits_on_a_line(cls, name: str) -> str:
+        if not name.isprintable() or name != name.strip():
+            raise ConfigurationError(f"--name: {name!r} has characters that cannot be printed, or spaces at an end")
+        return name
 
     @property
     def credentials(self) -> ClientCredentials:
@@ -141,6 +158,11 @@ class SourceConfig(FrozenModel):
         ByteSize(20_000_000_000), ge=0, description="most bytes that decoded images may take on disk; 0 keeps none"
     )
     model: str | None = Field(None, description="architecture by name, or package.module:function for your own")
+    init_from: Path | None = Field(
+        None,
+        description="begin with the weights of this checkpoint of another run, of the same architecture",
+        json_schema_extra={"metavar": "CHECKPOINT"},
+    )
     allow_import: CommaSeparated = Field(
         (), description="packages from which a run may name functions for this client to import, comma-separated"
     )
@@ -165,5 +187,7 @@ class ClientConfig(FrozenModel):
     def _check_device_options(self) -> Self:
         if self.compute.gpu is not None and self.compute.device != "auto":
             raise ConfigurationError("give --gpu or --device, not both")
+        if self.source.init_from is not None and self.identity.id is None:
+            raise ConfigurationError("--init-from is for one client: give it with --id")
         parse_ids(self.identity.ids or "0")
         return self

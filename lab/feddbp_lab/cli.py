@@ -55,6 +55,9 @@ COMMANDS: Final = MappingProxyType(
         "track": Command(summary="write a server's run to experiment trackers", module="feddbp_lab.commands.track"),
         "pause": Command(summary="pause a server's run", module="feddbp_lab.commands.operate", function="pause"),
         "resume": Command(summary="resume a paused run", module="feddbp_lab.commands.operate", function="resume"),
+        "client": Command(
+            summary="drop, block or allow a client of a server's run", module="feddbp_lab.commands.client"
+        ),
         "stop": Command(summary="end a server's run for good", module="feddbp_lab.commands.operate", function="stop"),
         "certs": Command(summary="create certificates or tokens for a federation", module="feddbp_lab.commands.certs"),
         "compose": Command(

@@ -34,7 +34,15 @@ _REFUSAL_CODES: Final = (
     grpc.StatusCode.INVALID_ARGUMENT,
 )
 
-Request: TypeAlias = pb.GetStatusRequest | pb.PauseRequest | pb.ResumeRequest | pb.StopRequest
+Request: TypeAlias = (
+    pb.GetStatusRequest
+    | pb.PauseRequest
+    | pb.ResumeRequest
+    | pb.StopRequest
+    | pb.DropClientRequest
+    | pb.BlockClientRequest
+    | pb.AllowClientRequest
+)
 
 
 class ServerUnreachableError(FedDBPError):

@@ -19,11 +19,13 @@ import pytest
 from light_runs import Crowd, status_when
 from processes import Federation, federation, wait_until
 
+from feddbp_client.daemon.connection import CallRefusedError
 from feddbp_common.artifacts import AUDIT_NAME, TOKENS_NAME
 from feddbp_common.rpc.credentials import OPERATOR, SERVER, client_subject
 from feddbp_lab.cli import main
 from feddbp_lab.pki.certificates import Authority, write_secret
 
+WAITING = "waiting for clients 0/3 joined   missing clients 0-2"
 WAITING_RUN = ("--clients", 3, "--min-clients", 3, "--rounds", 5, "--linger", 0)
 TOKENS = {OPERATOR: "of-the-operator", client_subject(0): "of-client-0"}
 
@@ -76,7 +78,7 @@ def test_a_run_is_paused_resumed_and_stopped(
     assert capsys.readouterr().out == "paused before round 1/5\n"
     assert operator("pause") == 0  # idempotent
     assert operator("resume") == 0
-    assert capsys.readouterr().out == "paused before round 1/5\nwaiting for clients 0/3\n"
+    assert capsys.readouterr().out == f"paused before round 1/5\n{WAITING}\n"
     assert operator("stop", "--yes", "--reason", "the wrong data") == 0
     assert capsys.readouterr().out == "stopped after 0/5 rounds   the wrong data\n"
     server.expect_exit(5)
@@ -143,6 +145,38 @@ def test_no_server_is_one_line_and_exit_code_3(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err == 3 * "feddbp: error: no server answers at 127.0.0.1:1: connection refused\n"
 
 
+async def test_a_client_is_blocked_and_allowed_again(
+    running_federation: Federation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = running_federation.server(*WAITING_RUN)
+    where = ("--server", running_federation.address)
+    async with Crowd(running_federation.address, [1]) as crowd:
+        await status_when(running_federation.address, lambda status: len(status.clients) == 1, "a join")
+        assert await asyncio.to_thread(main, ["client", "block", "1", *where, "--reason", "stolen laptop"]) == 0
+        assert "blocked: client 1" in capsys.readouterr().out
+        assert "an operator has blocked client 1: stolen laptop" in server.log
+        with pytest.raises(CallRefusedError, match="an operator has blocked client 1"):
+            await crowd.ended()
+    assert await asyncio.to_thread(main, ["client", "allow", "1", *where]) == 0
+    assert await asyncio.to_thread(main, ["client", "drop", "0", *where]) == 0
+    assert "blocked" not in capsys.readouterr().out
+    assert await asyncio.to_thread(main, ["client", "drop", "7", *where]) == 4
+    assert "client id 7 is not one of this run's 0 to 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["client", "blok", "1"], "no command is called feddbp client 'blok'; did you mean 'block'?"),
+        (["client", "block", "north"], "'north' is not a client id"),
+        (["client", "block"], "the following arguments are required: ID"),
+    ],
+)
+def test_mistakes_in_requests_about_clients(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 2
+    assert message in capsys.readouterr().err
+
+
 # --- confirmation of a stop ---
 
 
@@ -165,7 +199,7 @@ def test_on_a_terminal_a_stop_asks_for_confirmation(
 ) -> None:
     running_federation.server(*WAITING_RUN)
     operator = Operator(running_federation)
-    question = f"waiting for clients 0/3\nStop the run at {running_federation.address} for good? [y/N] "
+    question = f"{WAITING}\nStop the run at {running_federation.address}? [y/N] "
     for answer in (b"\n", b"n\n", b"\x04"):
         with typed(answer, monkeypatch):
             assert operator("stop") == 1
@@ -266,7 +300,7 @@ def test_the_operator_certificate_is_accepted(
     assert operator("pause") == 0
     assert operator("resume") == 0
     assert operator("status") == 0
-    assert capsys.readouterr().out.startswith("paused before round 1/5\nwaiting for clients 0/3\n")
+    assert capsys.readouterr().out.startswith(f"paused before round 1/5\n{WAITING}\n")
     audit = with_certificates.state_dir / AUDIT_NAME
     refused = {line["call"] for line in map(json.loads, audit.read_text().splitlines()) if line["what"] == "refused"}
     assert refused <= {"GetStatus", "Pause", "Resume", "Stop"}
@@ -307,4 +341,4 @@ def test_the_operator_token_is_accepted(
     operator = Operator(with_tokens, "--certs", certs, "--token-file", tmp_path / "token")
     assert operator("pause") == 0
     assert operator("resume") == 0
-    assert capsys.readouterr().out == "paused before round 1/5\nwaiting for clients 0/3\n"
+    assert capsys.readouterr().out == f"paused before round 1/5\n{WAITING}\n"

@@ -45,6 +45,8 @@ class DaemonOptions:
     local: LocalOptions
     server_moved: bool = False
     """Whether a run's directory may be used with another server than before."""
+    name: str = ""
+    """Shown to operators beside the client's id."""
 
 
 class ClientDaemon:
@@ -156,6 +158,8 @@ class ClientDaemon:
 
     async def _join(self, worker: RoundWorker) -> None:
         client = worker.client
+        capabilities = client.capabilities()
+        capabilities.name = self._options.name
         fault_point("client.join.calling")
         joined = await self._connection.join(
             pb.JoinRequest(
@@ -163,7 +167,7 @@ class ClientDaemon:
                 client_id=self.client_id,
                 previous_session=self._session or worker.directory.session(),
                 data=client.data_summary(),
-                capabilities=client.capabilities(),
+                capabilities=capabilities,
                 features=supported_features(client.config.method),
             )
         )

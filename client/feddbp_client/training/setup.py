@@ -31,6 +31,7 @@ from feddbp_client.training.augmentation import augmentation_of
 from feddbp_client.training.checkpoint import Checkpoint, ClientDirectory
 from feddbp_client.training.optimization import own_optimizer
 from feddbp_client.training.trainer import LocalTrainer
+from feddbp_client.training.warm_start import read_initial, warm_start
 from feddbp_common.config.catalog import CUSTOM_DATASET, MODEL_GROUPS
 from feddbp_common.config.run import RunConfig, run_to_proto
 from feddbp_common.errors import ConfigurationError
@@ -55,6 +56,8 @@ class LocalOptions:
     """Released when the client has its shard; without it the data set stays cached."""
     image_cache: CacheSpace | None = None
     """Where decoded images of a large folder are kept; without it they are decoded in every epoch."""
+    init_from: Path | None = None
+    """A checkpoint whose weights this client begins with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +74,11 @@ class LocalClient:
     compute: Compute
 
     def data_summary(self) -> pb.DataSummary:
-        return pb.DataSummary(label_counts=self.data.label_counts.tolist(), test_samples=len(self.data.test))
+        return pb.DataSummary(
+            label_counts=self.data.label_counts.tolist(),
+            test_samples=len(self.data.test),
+            image_shape=self.data.image_shape,
+        )
 
     def capabilities(self) -> pb.Capabilities:
         return pb.Capabilities(
@@ -111,6 +118,10 @@ def build_client(config: RunConfig, run_id: str, client_id: int, options: LocalO
         )
     head = MODEL_GROUPS[config.training.model_group].head_of(client_id)
     method = build_method(config, client_id, architecture, head, data.image_shape)
+    if options.init_from is not None:
+        initial = read_initial(options.init_from)
+        taken = warm_start(method, initial, architecture=architecture, image_shape=data.image_shape)
+        log.info("client %d %s", client_id, taken)
     blank = channels_first(np.zeros((2, *data.train.images.shape[1:]), data.train.images.dtype))
     trainer = LocalTrainer(
         method=method,

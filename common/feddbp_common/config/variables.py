@@ -27,6 +27,7 @@ COMMAND_MODELS: Final = (
     "feddbp_lab.commands.options:StatusConfig",
     "feddbp_lab.commands.operate:PauseConfig",
     "feddbp_lab.commands.operate:StopConfig",
+    "feddbp_lab.commands.client:ClientCommandConfig",
     "feddbp_lab.commands.health:HealthConfig",
     "feddbp_lab.commands.gpu_check:GpuCheckConfig",
     "feddbp_lab.commands.compose:ComposeConfig",

@@ -102,6 +102,8 @@ class Method:
     """Heads are exchanged, so every client must have a linear one."""
     common_architecture: bool = False
     """All clients train the run's guide, and nothing of their own."""
+    equal_images: Literal["", "channels", "shape"] = ""
+    """What images of all clients must have in common, since a network that depends on it is exchanged."""
     fuses: bool = False
     """A client's own prototypes are fused with the global ones, by the server or by the client."""
     has_history: Callable[[Any], bool] = _no_history

@@ -37,6 +37,7 @@ FEDAVG = Method(
     title="FedAvg",
     reference="McMahan et al., AISTATS 2017",
     settings=FedAvgSettings,
+    equal_images="channels",
     upload_rules=_upload_rules,
     download_rules=_download_rules,
     strategy="feddbp_server.strategies.fedavg:FedAvgStrategy",

@@ -78,6 +78,7 @@ FEDKD = Method(
     title="FedKD",
     reference="Wu et al., Nature Communications 2022",
     settings=FedKDSettings,
+    equal_images="shape",
     upload_rules=_upload_rules,
     download_rules=_download_rules,
     strategy="feddbp_server.strategies.fedkd:FedKDStrategy",

@@ -53,6 +53,7 @@ FEDMRL = Method(
     title="FedMRL",
     reference="Yi et al., NeurIPS 2024",
     settings=FedMRLSettings,
+    equal_images="shape",
     upload_rules=_upload_rules,
     download_rules=_download_rules,
     strategy="feddbp_server.strategies.fedmrl:FedMRLStrategy",

@@ -62,6 +62,18 @@ class RunControl:
         """Ends the run for good; results so far are kept."""
         return self._call(pb.StopRequest(reason=reason))
 
+    def drop(self, client: int, reason: str = "") -> RunStatus:
+        """Removes a client from the run; it may join again."""
+        return self._call(pb.DropClientRequest(client_id=client, reason=reason))
+
+    def block(self, client: int, reason: str = "") -> RunStatus:
+        """Removes a client from the run, and refuses its calls until `allow`."""
+        return self._call(pb.BlockClientRequest(client_id=client, reason=reason))
+
+    def allow(self, client: int) -> RunStatus:
+        """Ends a block."""
+        return self._call(pb.AllowClientRequest(client_id=client))
+
     async def _statuses(self, patience: timedelta) -> AsyncGenerator[RunStatus, None]:
         async with aclosing(watch_status(self.server, self._credentials, patience=patience)) as messages:
             async for message in messages:

@@ -16,6 +16,8 @@ class ClientStatus:
     """One client that has joined the run."""
 
     client: int
+    name: str
+    """As its operator has given it; empty if none."""
     activity: str
     """away, idle, training, uploaded, done or left; a number, as in "activity 99", if only the server knows it."""
     architecture: str
@@ -47,6 +49,7 @@ class ClientStatus:
         measured = client.HasField("metrics")
         return cls(
             client=client.client_id,
+            name=client.capabilities.name,
             activity=enum_word(pb.ClientActivity.DESCRIPTOR, client.activity),
             architecture=client.capabilities.architecture,
             parameters=client.capabilities.parameters,

@@ -65,7 +65,7 @@ def _pause_or_resume(
 def stop(argv: Sequence[str]) -> int:
     parser = settings_parser(
         "feddbp stop",
-        "Ends the run for good: clients are notified, results so far are kept, and it cannot be resumed.",
+        "Ends the run: clients are notified and exit, results so far are kept. feddbp-server --reopen continues it.",
         StopConfig,
     )
     config = settings_from(StopConfig, parser.parse_args(argv)).order
@@ -77,11 +77,13 @@ def stop(argv: Sequence[str]) -> int:
 
 def _confirmed(config: StopRequestConfig) -> bool:
     if not sys.stdin.isatty():
-        raise ConfigurationError("a stopped run cannot be resumed, and standard input is no terminal: confirm by --yes")
+        raise ConfigurationError(
+            "this ends the run for all clients, and standard input is no terminal: confirm by --yes"
+        )
     status = asyncio.run(get_status(config.server, config.credentials))
     # on stderr, and not by `input`, which would mix the question into the JSON output
     print(
-        f"{status_line(status).plain}\nStop the run at {config.server} for good? [y/N] ",
+        f"{status_line(status).plain}\nStop the run at {config.server}? [y/N] ",
         end="",
         file=sys.stderr,
         flush=True,

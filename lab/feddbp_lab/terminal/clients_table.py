@@ -55,8 +55,14 @@ _VERSION: Final = _Column(
     justify="left",
     widths=(130, _ANY_WIDTH),
 )
+_NAME: Final = _Column(
+    title="name",
+    cell=lambda client, *_: Text(client.capabilities.name or NO_VALUE),
+    justify="left",
+)
 _COLUMNS: Final = (
     _Column(title="id", cell=lambda client, *_: Text(str(client.client_id), style="bold")),
+    _NAME,
     _Column(
         title="architecture",
         cell=lambda client, *_: Text(client.capabilities.architecture or NO_VALUE),
@@ -106,6 +112,7 @@ def clients_table(status: pb.RunStatus, moment: Moment, *, width: int) -> Table:
     columns = [
         column
         for column in _COLUMNS
+        if column is not _NAME or any(client.capabilities.name for client in status.clients)
         if column.is_shown(width) or (column is _VERSION and width >= 82 and _versions_differ(status))
     ]
     table = plain_table()

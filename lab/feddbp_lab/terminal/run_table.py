@@ -13,7 +13,7 @@ from rich.text import Text
 from feddbp_common.artifacts import CURVES_NAME, METRICS_NAME, SERVER_LOCK_NAME, SUMMARY_NAME
 from feddbp_common.evaluation import RoundAccuracy, accuracy_over_clients
 from feddbp_common.file_lock import is_locked
-from feddbp_common.humanize import NO_VALUE, human_bytes, human_seconds, id_ranges, percent
+from feddbp_common.humanize import NO_VALUE, client_names, human_bytes, human_seconds, id_ranges, percent
 from feddbp_common.methods import method_named
 from feddbp_lab.results.run_results import RunResults
 from feddbp_lab.terminal.format import plain_table
@@ -42,6 +42,9 @@ def _clients_table(results: RunResults) -> Table:
         title=f"{method_named(summary['method']).title} on {summary['dataset']}, seed {summary['seed']}"
     )
     table.add_column("client", justify="right", style="bold")
+    named = any(client.get("name") for client in summary["per_client"])  # summaries of 0.1.0 have no names
+    if named:
+        table.add_column("name", no_wrap=True, overflow="ellipsis")
     table.add_column("architecture", no_wrap=True, overflow="ellipsis")
     table.add_column("classes", justify="right")
     table.add_column("samples", justify="right")
@@ -51,6 +54,7 @@ def _clients_table(results: RunResults) -> Table:
     for client in summary["per_client"]:
         table.add_row(
             str(client["client"]),
+            *([Text(client.get("name") or NO_VALUE)] if named else []),
             client["architecture"] or NO_VALUE,
             str(client["classes_held"]),
             str(client["train_samples"]),
@@ -92,6 +96,11 @@ def _totals(results: RunResults, directory: Path, files: Sequence[str]) -> Table
         totals.add_row("outcome", Text(f"{summary['outcome']}: {summary['reason']}", style="bold red"))
     elif summary["outcome"] != "finished":
         totals.add_row("so far", Text(_progress(summary, directory), style="bold yellow"))
+    participants = summary.get("participants", {})
+    if participants.get("trained_alone"):
+        totals.add_row("alone", Text("one client trained alone: no other ever joined", style="bold red"))
+    elif participants.get("never_joined") and summary["outcome"] != "waiting":
+        totals.add_row("never joined", Text(client_names(participants["never_joined"]), style="yellow"))
     totals.add_row("accuracy", _accuracy(summary, "last"))
     totals.add_row("best", _accuracy(summary, "best"))
     if "chosen" in summary["accuracy"]:

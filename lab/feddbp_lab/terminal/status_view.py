@@ -84,7 +84,7 @@ class StatusView:
             late = late_joiners(status)
             if late is not None:
                 yield late
-        problems = [*_absent(status), *_refusals(status), *_incidents(status, self.now)]
+        problems = [*absent_lines(status), *_refusals(status), *_incidents(status, self.now)]
         if problems:
             yield Text()
             yield from problems
@@ -112,7 +112,7 @@ def _names_in(status: pb.RunStatus) -> Callable[[int], str]:
     return lambda client_id: names.get(client_id, "")
 
 
-def _absent(status: pb.RunStatus) -> Iterable[Text]:
+def absent_lines(status: pb.RunStatus) -> Iterable[Text]:
     """Clients that have no row, or may not take part."""
     if status.never_joined and status.phase != pb.PHASE_WAITING:
         yield Text.assemble(("never joined: ", "dim"), (id_ranges(status.never_joined), "yellow"))

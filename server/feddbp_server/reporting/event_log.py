@@ -213,7 +213,8 @@ class EventLog:
 
     def joined(self, session: Session) -> None:
         version = session.capabilities.software_version
-        if self.audit.record_client_event("joined", client=session.client_id, epoch=session.epoch):
+        named = {"name": session.capabilities.name} if session.capabilities.name else {}
+        if self.audit.record_client_event("joined", client=session.client_id, epoch=session.epoch, **named):
             log.info(
                 "%s joins%s with %s on %s (session %d%s)",
                 self.shown(session.client_id),
@@ -279,7 +280,8 @@ class EventLog:
     def refused(self, call: str, refusal: RefusedError, *, peer: str) -> None:
         """A flood of refusals is only counted: it must not displace other incidents."""
         if self.audit.record_refusal(call, refusal, client=refusal.client_id, peer=peer):
-            log.warning("refused %s (%s): %s", call, refusal.reason_name, refusal)
+            whose = "" if refusal.client_id is None else f" of {self.shown(refusal.client_id)}"
+            log.warning("refused %s%s (%s): %s", call, whose, refusal.reason_name, refusal)
             self.incident(refusal.client_id, f"refused {call} ({refusal.reason_name}): {refusal}")
 
     def storage(self, trouble: str) -> None:

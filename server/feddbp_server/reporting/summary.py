@@ -165,6 +165,7 @@ def _client_entry(session: Session, tally: Tally) -> dict[str, Any]:
     totals = tally.client(session.client_id)
     return {
         "client": session.client_id,
+        "name": session.capabilities.name,
         "architecture": session.capabilities.architecture,
         "parameters": session.capabilities.parameters,
         "classes_held": sum(count > 0 for count in session.data.label_counts),

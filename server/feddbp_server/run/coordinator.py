@@ -38,6 +38,7 @@ from feddbp_server.run.state_machine import (
 from feddbp_server.run.validation import (
     check_client_id,
     check_download,
+    check_images,
     check_join,
     check_progress,
     check_report,
@@ -88,6 +89,7 @@ class Coordinator:
         engine = self._engine
         async with self.sessions.lock:
             self.check_allowed(request.client_id)
+            check_images(request, self.config, self.sessions.all())
             session, secret = self.sessions.prepare_join(request, engine.clock())
             session.peer = peer
             await engine.store.run(lambda store: store.save_client(session.record()))

@@ -11,6 +11,7 @@ from feddbp_common.config.run import RunConfig
 from feddbp_common.version import VERSION
 from feddbp_server.run.limits import Limits
 from feddbp_server.run.refusals import RefusedError
+from feddbp_server.run.sessions import Session
 from feddbp_server.run.state_machine import Phase, RunState
 
 
@@ -55,6 +56,33 @@ def check_join(request: pb.JoinRequest, run_id: str, config: RunConfig, state: R
             describe_missing(lacking, client=capabilities.software_version, server=VERSION),
             field="features",
         )
+
+
+def check_images(request: pb.JoinRequest, config: RunConfig, sessions: Iterable[Session]) -> None:
+    """Refuses images that do not fit those of other clients, before a round is trained with them."""
+    needed, shape = config.method_spec.equal_images, tuple(request.data.image_shape)
+    if not needed or not shape:  # a client of 0.1.0 does not say; its upload is refused
+        return
+    if len(shape) != 3 or not all(shape):
+        raise _invalid("image_shape", f"{list(shape)} is not channels, height and width")
+    for other in sessions:
+        known = tuple(other.data.image_shape)
+        if other.client_id == request.client_id or len(known) != 3:
+            continue
+        if shape[0] == known[0] and (needed == "channels" or shape == known):
+            return  # as those of all that have joined before
+        raise RefusedError(
+            pb.REFUSAL_REASON_INVALID_REQUEST,
+            f"{config.method_spec.title} shares a network among all clients: images of client "
+            f"{request.client_id} are {_image(shape)}, those of client {other.client_id} {_image(known)}; "
+            + ("give them the same channels" if shape[0] != known[0] else "start the run with --image-size N"),
+            field="image_shape",
+        )
+
+
+def _image(shape: tuple[int, ...]) -> str:
+    channels, height, width = shape
+    return f"{width}x{height} with {channels} channel{'' if channels == 1 else 's'}"
 
 
 def check_client_id(client_id: int, config: RunConfig) -> None:

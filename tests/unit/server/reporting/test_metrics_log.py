@@ -301,6 +301,7 @@ def test_the_summary_by_hand(tmp_path: Path) -> None:
     assert read["per_client"] == [
         {
             "client": number,
+            "name": "",
             "architecture": "cnn4",
             "parameters": 1234,
             "classes_held": 2,

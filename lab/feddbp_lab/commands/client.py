@@ -1,0 +1,98 @@
+"""`feddbp client drop|block|allow ID`: an operator's requests about one client of a run that goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from pydantic import Field
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.config.command_line import settings_from, settings_parser
+from feddbp_common.config.diagnostics import did_you_mean
+from feddbp_common.config.types import FrozenModel
+from feddbp_common.errors import ConfigurationError, ExitCode
+from feddbp_lab.commands.operate import RequestConfig
+from feddbp_lab.commands.status import as_dict, console
+from feddbp_lab.control_client import Request, call_control
+from feddbp_lab.terminal.status_view import absent_lines, status_line
+
+PROG: Final = "feddbp client"
+_LARGEST_ID: Final = 2**32 - 1
+
+
+class ClientRequestConfig(RequestConfig):
+    """Run: which server's, why, and how its status is printed."""
+
+    reason: str = Field("", description="the reason, for the server's log and audit log")
+
+
+class ClientCommandConfig(FrozenModel):
+    """All options of `feddbp client`."""
+
+    order: ClientRequestConfig = ClientRequestConfig()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Action:
+    purpose: str
+    request: Callable[[int, str], Request]
+
+
+_ACTIONS: Final = MappingProxyType(
+    {
+        "drop": _Action(
+            purpose="Removes a client from the run: no round waits for it. A daemon that still runs joins again, and "
+            "takes part from the next round.",
+            request=lambda client, reason: pb.DropClientRequest(client_id=client, reason=reason),
+        ),
+        "block": _Action(
+            purpose="Removes a client from the run with its upload of the open round, and refuses all its calls until "
+            "it is allowed again, also after a restart of the server.",
+            request=lambda client, reason: pb.BlockClientRequest(client_id=client, reason=reason),
+        ),
+        "allow": _Action(
+            purpose="Ends a block: the client may join again.",
+            request=lambda client, _: pb.AllowClientRequest(client_id=client),
+        ),
+    }
+)
+
+
+def command(argv: Sequence[str]) -> int:
+    name, *rest = argv or ("--help",)
+    if name in ("--help", "-h"):
+        print(_help())
+        raise SystemExit(ExitCode.OK)  # as argparse does
+    if name not in _ACTIONS:
+        hint = did_you_mean(name, _ACTIONS) or f"; see {PROG} --help"
+        raise ConfigurationError(f"no command is called {PROG} {name!r}{hint}")
+    action = _ACTIONS[name]
+    parser = settings_parser(f"{PROG} {name}", action.purpose, ClientCommandConfig)
+    parser.usage = f"{PROG} {name} ID [options]"
+    parser.add_argument("client", metavar="ID", help="the client's id")
+    flags = parser.parse_args(rest)
+    client, config = _client_id(flags.client), settings_from(ClientCommandConfig, flags).order
+    status = asyncio.run(call_control(action.request(client, config.reason), config.server, config.credentials))
+    if config.json_output:
+        print(json.dumps(as_dict(status), indent=2))
+    else:
+        console().print(status_line(status), *absent_lines(status), sep="\n")
+    return ExitCode.OK
+
+
+def _client_id(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or int(text) > _LARGEST_ID:
+        raise ConfigurationError(f"{text!r} is not a client id")
+    return int(text)
+
+
+def _help() -> str:
+    actions = "\n".join(f"  {name:<6} {action.purpose.partition(':')[0]}" for name, action in _ACTIONS.items())
+    return (
+        f"usage: {PROG} COMMAND ID [options]\n\ncommands:\n{actions}\n\n{PROG} COMMAND --help describes each of them."
+    )
