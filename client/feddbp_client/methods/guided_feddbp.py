@@ -74,8 +74,9 @@ class GuidedFedDBP(FedDBP):
 
     def scores(self, images: Tensor) -> Mapping[str, Scores]:
         own, guide = super().scores(images), self._guide_logits(images)
-        weight = self.settings.guide_weight
-        both = own["head"].values.log_softmax(dim=1) + weight * guide.log_softmax(dim=1)
+        # a mean, not a sum: its softmax is the confidence that `predict` shows
+        share = self.settings.guide_weight / (1 + self.settings.guide_weight)
+        both = torch.lerp(own["head"].values.log_softmax(dim=1), guide.log_softmax(dim=1), share)
         return {**own, "guide": Scores.of_logits(guide), "both": Scores.of_logits(both)}
 
     def _guide_logits(self, images: Tensor) -> Tensor:

@@ -144,13 +144,13 @@ def test_a_received_guide_replaces_the_own_one() -> None:
 
 
 @pytest.mark.parametrize("weight", [1.0, 2.0])
-def test_both_networks_decide_by_the_weighted_product_of_their_probabilities(weight: float) -> None:
+def test_both_networks_decide_by_the_weighted_geometric_mean_of_their_probabilities(weight: float) -> None:
     method = client(guide_weight=weight).eval()
     images, _ = tiny_batch()
     with torch.no_grad():
         scores = method.scores(images)
         head, guide = (scores[rule].values.softmax(dim=1) for rule in ("head", "guide"))
-    torch.testing.assert_close(scores["both"].values.exp(), head * guide**weight)
+    torch.testing.assert_close(scores["both"].values.exp(), (head * guide**weight) ** (1 / (1 + weight)))
     assert method.inference == "both"
 
 
