@@ -151,9 +151,11 @@ class Server:
         host, port = self._config.listen.metrics_host, self._config.listen.metrics_port
         if self._monitor is None or port is None:
             return
-        self.metrics_port = self._monitor.listen(host, port)
-        log.info("metrics are at http://%s/metrics", _address(host, self.metrics_port))
-        if not is_loopback(host):
+        listen = self._config.listen
+        self.metrics_port = self._monitor.listen(host, port, certs=listen.certs if listen.metrics_tls else None)
+        scheme = "https" if listen.metrics_tls else "http"
+        log.info("metrics are at %s://%s/metrics", scheme, _address(host, self.metrics_port))
+        if not (is_loopback(host) or listen.metrics_tls):
             log.warning("metrics are readable, unencrypted, by any host that reaches %s", host)
 
     def _identity(self) -> Identity:

@@ -57,7 +57,10 @@ class ListenConfig(FrozenModel):
         None, ge=0, le=65535, description="serve Prometheus metrics on this port, 0 takes a free one; off by default"
     )
     metrics_host: str = Field(
-        "127.0.0.1", description="address for metrics; they are unencrypted and need no authentication"
+        "127.0.0.1", description="address for metrics; without --metrics-tls they are for whoever can connect"
+    )
+    metrics_tls: bool = Field(
+        False, description="serve metrics over TLS, to the operator's and the probe's certificate alone; needs --certs"
     )
     share_prototypes_with_operators: bool = Field(
         False, description="let operators read global prototypes, for the dashboard; they tell something of the data"
@@ -69,6 +72,8 @@ class ListenConfig(FrozenModel):
     @model_validator(mode="after")
     def _exposed_only_on_purpose(self) -> Self:
         check_exposure(self.host, certs=self.certs, insecure=self.insecure)
+        if self.metrics_tls and (self.certs is None or self.metrics_port is None):
+            raise ConfigurationError("--metrics-tls needs --certs and --metrics-port")
         return self
 
 

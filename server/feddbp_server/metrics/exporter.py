@@ -21,6 +21,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from feddbp_common.errors import ConfigurationError
+from feddbp_server.metrics.scrape_tls import ScrapeCredentials
 from feddbp_server.run.limits import DEFAULT_LIMITS, Limits
 
 log = logging.getLogger("feddbp.server")
@@ -90,7 +91,15 @@ class _Scrape(MetricsHandler):
 class _Listener(ThreadingHTTPServer):
     """A daemon thread per request, up to a limit."""
 
-    def __init__(self, address: tuple[str, int], handler: type[MetricsHandler], limits: Limits) -> None:
+    def __init__(
+        self,
+        address: tuple[str, int],
+        handler: type[MetricsHandler],
+        limits: Limits,
+        tls: ScrapeCredentials | None = None,
+    ) -> None:
+        self._tls = tls
+        self._scrape_seconds = limits.scrape_wait.total_seconds()
         family, _, _, _, found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         self.address_family = family
         self._free = threading.Semaphore(limits.scrapes)
@@ -116,6 +125,15 @@ class _Listener(ThreadingHTTPServer):
         finally:
             self._free.release()
 
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Handles a request in its thread, in which the handshake of TLS may take its time, too."""
+        if self._tls is None:
+            super().finish_request(request, client_address)
+            return
+        request.settimeout(self._scrape_seconds)
+        with self._tls.accept(request) as encrypted:
+            super().finish_request(encrypted, client_address)
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A broken connection is not worth a traceback on the server's terminal."""
         log.debug("a scrape was aborted", exc_info=True)
@@ -124,11 +142,19 @@ class _Listener(ThreadingHTTPServer):
 class Exporter:
     """The HTTP endpoint; listens until `close`, on a free port if `port` is 0."""
 
-    def __init__(self, registry: CollectorRegistry, *, host: str, port: int, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        *,
+        host: str,
+        port: int,
+        limits: Limits = DEFAULT_LIMITS,
+        tls: ScrapeCredentials | None = None,
+    ) -> None:
         handler: Any = _Scrape.factory(registry)
         handler.timeout = limits.scrape_wait.total_seconds()
         try:
-            self._http = _Listener((host, port), handler, limits)
+            self._http = _Listener((host, port), handler, limits, tls)
         except (OSError, UnicodeError) as error:  # UnicodeError: not a valid host name
             cause = getattr(error, "strerror", None) or "not a valid host name"
             raise ConfigurationError(f"cannot serve metrics on {host}:{port}: {cause}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.metrics_core import Metric
@@ -11,6 +12,7 @@ from prometheus_client.metrics_core import Metric
 from feddbp_server.metrics.calls import CallMeter
 from feddbp_server.metrics.exporter import Exporter, OnLoop
 from feddbp_server.metrics.families import NAMESPACE, call_families, run_families
+from feddbp_server.metrics.scrape_tls import ScrapeCredentials
 from feddbp_server.run.limits import Limits
 from feddbp_server.run.view import RunView
 
@@ -24,13 +26,14 @@ class Monitor:
         self._limits = limits
         self._exporter: Exporter | None = None
 
-    def listen(self, host: str, port: int) -> int:
-        """Starts to answer scrapes; returns the port. To be called on the server's event loop."""
+    def listen(self, host: str, port: int, *, certs: Path | None = None) -> int:
+        """Starts to answer scrapes, over TLS with certificates; returns the port. Call it on the event loop."""
         # scrapes may ask for metrics by name, and ours have names only once they are collected
         registry = CollectorRegistry(support_collectors_without_names=True)
         registry.register(OnLoop(self._families, asyncio.get_running_loop(), self._limits))
         ProcessCollector(namespace=NAMESPACE, registry=registry)
-        self._exporter = Exporter(registry, host=host, port=port, limits=self._limits)
+        tls = None if certs is None else ScrapeCredentials(certs)
+        self._exporter = Exporter(registry, host=host, port=port, limits=self._limits, tls=tls)
         return self._exporter.port
 
     async def close(self) -> None:
