@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import sys
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from typing import Final
 from feddbp_client.config import ClientConfig
 from feddbp_common.artifacts import DATA_CACHE_NAME
 from feddbp_common.config.command_line import import_from_working_directory, run_command, settings_from, settings_parser
-from feddbp_common.config.identity import visible
+from feddbp_common.config.dry_run import print_options
 from feddbp_common.cpu_cores import let_waiting_threads_sleep
 from feddbp_common.errors import ExitCode
 from feddbp_common.logs import configure_logging
@@ -31,7 +30,7 @@ def _start(argv: Sequence[str]) -> int:
     parser = settings_parser(PROG, "Trains one client (or several) of a federation on private data.", ClientConfig)
     config = settings_from(ClientConfig, parser.parse_args(argv))
     if config.identity.dry_run:
-        print(json.dumps(visible(config), indent=2))
+        print_options(config, config.identity.dry_run_format)
         return ExitCode.OK
     require("a client", CHECKPOINT_MODULES, extra="client")
     configure_logging(as_json=config.identity.json_output, level=config.identity.log_level)
@@ -74,6 +73,7 @@ async def _run(config: ClientConfig) -> int:
             dataset_cache=cache,
             image_cache=image_cache,
             init_from=config.source.init_from,
+            skip_unreadable=config.source.skip_unreadable,
         )
         options = DaemonOptions(
             state_dir=identity.state_dir,

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, Self, TypeAlias
 from pydantic import ByteSize, Field, field_validator, model_validator
 
 from feddbp_common.artifacts import DATA_CACHE_NAME
+from feddbp_common.config.dry_run import FORMAT_HELP, DryRunFormat
 from feddbp_common.config.references import is_module_name
 from feddbp_common.config.types import CommaSeparated, Duration, FrozenModel, parse_ids, parse_numbers
 from feddbp_common.errors import ConfigurationError
@@ -54,6 +55,7 @@ class IdentityConfig(FrozenModel):
         timedelta(minutes=5), ge=timedelta(0), description="how long to retry while the server is unreachable"
     )
     dry_run: bool = Field(False, description="print the resolved configuration and exit")
+    dry_run_format: DryRunFormat = Field("json", description=FORMAT_HELP, json_schema_extra={"flag": "--format"})
     json_output: bool = Field(False, description="logs as JSON lines", json_schema_extra={"flag": "--json"})
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest level that is logged")
 
@@ -147,6 +149,9 @@ class SourceConfig(FrozenModel):
     """Data and model: what this client trains on, and its architecture."""
 
     data: Path | None = Field(None, description="private data, not split: an image folder or an npz file")
+    skip_unreadable: bool = Field(
+        False, description="leave out files in a --data folder that are not readable images; the log names them"
+    )
     data_dir: Path = Field(Path("data"), description="where public data sets are read from or downloaded to")
     data_cache: Path | None = Field(
         None,

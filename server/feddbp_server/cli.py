@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections.abc import Sequence
 
 from feddbp_common.config.command_line import run_command, settings_from, settings_parser
-from feddbp_common.config.identity import visible
+from feddbp_common.config.dry_run import print_options
 from feddbp_common.logs import configure_logging
 from feddbp_server.config import ServerConfig
 from feddbp_server.process import prepare_process
@@ -27,7 +26,7 @@ def _serve(argv: Sequence[str]) -> int:
     )
     config = settings_from(ServerConfig, parser.parse_args(argv), stored=stored_options)
     if config.listen.dry_run:
-        print(json.dumps(visible(config), indent=2))
+        print_options(config, config.listen.dry_run_format)
         return 0
     configure_logging(as_json=config.listen.json_output, level=config.listen.log_level)
     prepare_process()

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
+from feddbp_common.config.dry_run import FORMAT_HELP, DryRunFormat
 from feddbp_common.config.run import RunConfig
 from feddbp_common.config.types import Duration, FrozenModel, format_duration, parse_duration
 from feddbp_common.errors import ConfigurationError
@@ -66,6 +67,7 @@ class ListenConfig(FrozenModel):
         False, description="let operators read global prototypes, for the dashboard; they tell something of the data"
     )
     dry_run: bool = Field(False, description="print the resolved configuration and exit")
+    dry_run_format: DryRunFormat = Field("json", description=FORMAT_HELP, json_schema_extra={"flag": "--format"})
     json_output: bool = Field(False, description="logs and output as JSON lines", json_schema_extra={"flag": "--json"})
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest level that is logged")
 

@@ -14,6 +14,7 @@ _OF_ONE_START: Final[tuple[Location, ...]] = (
     ("listen", "state_dir"),
     ("listen", "reopen"),
     ("listen", "dry_run"),
+    ("listen", "dry_run_format"),
     ("listen", "json_output"),
     ("listen", "log_level"),
 )

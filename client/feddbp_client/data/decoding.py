@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
-from feddbp_client.data.images import DataError, in_memory
+from feddbp_client.data.images import DataError, UnreadableImageError, in_memory
 from feddbp_client.data.progress import Progress
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def _values(picture: Picture, dtype: np.dtype[Any], origin: str) -> Values:
         raise _no_common_scale(origin, pixels.dtype, dtype)
     values = pixels.astype(np.float32)
     if not np.isfinite(values).all():
-        raise DataError(f"{origin}: has NaN or infinite pixels")
+        raise UnreadableImageError(origin, "NaN or infinite pixels")
     return values * _UINT16_PER_UINT8 if pixels.dtype == UINT8 else values
 
 
@@ -200,7 +200,7 @@ def _as_data_error(origin: str) -> Iterator[None]:
     except FileNotFoundError:
         raise DataError(f"{origin}: no such file") from None
     except Exception as error:  # Pillow's decoders raise nearly anything on damaged input, SyntaxError included
-        raise DataError(f"{origin}: not a readable image: {error or type(error).__name__}") from error
+        raise UnreadableImageError(origin, str(error) or type(error).__name__) from error
 
 
 def _opened(file: str | Path | io.BytesIO) -> ImageFile.ImageFile:
@@ -208,7 +208,7 @@ def _opened(file: str | Path | io.BytesIO) -> ImageFile.ImageFile:
     try:
         picture = Image.open(file, formats=_FORMATS)
     except UnidentifiedImageError:
-        raise ValueError(f"it is none of {', '.join(_FORMATS)}") from None
+        raise ValueError("not an image") from None
     width, height = picture.size
     if width * height > MAX_PIXELS:
         picture.close()

@@ -13,13 +13,13 @@ import numpy as np
 import PIL
 
 from feddbp_client.data.decoding import FLOAT32, decode
-from feddbp_client.data.images import DataError
+from feddbp_client.data.images import DataError, UnreadableImageError
 from feddbp_client.data.progress import Progress
 from feddbp_client.data.row_cache import RowCache, open_cache
 from feddbp_common.cpu_cores import usable_cores
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
     from pathlib import Path
 
     import numpy.typing as npt
@@ -64,6 +64,11 @@ class ImageFiles:
 
     def path(self, row: int) -> str:
         return f"{self.root}/{self.names[row]}"
+
+    def without(self, rows: Collection[int]) -> ImageFiles:
+        kept = np.array([row not in rows for row in range(len(self))], dtype=np.bool_)
+        names = [name for name, keep in zip(self.names, kept, strict=True) if keep]
+        return ImageFiles(root=self.root, names=names, sizes=self.sizes[kept], changed=self.changed[kept])
 
     def is_unchanged(self, row: int) -> bool:
         try:
@@ -126,23 +131,32 @@ class FileRows:
     def select(self, rows: npt.NDArray[np.int64]) -> RowSelection:
         return RowSelection(self, rows)
 
-    def in_memory(self) -> npt.NDArray[Any]:
-        """All rows as one array, decoded in several threads."""
-        out = np.empty(self.shape, dtype=self.dtype)
+    def in_memory(self) -> tuple[npt.NDArray[Any], dict[int, str]]:
+        """All rows as one array, decoded in several threads, and by row, why it could not be decoded."""
+        out = np.zeros(self.shape, dtype=self.dtype)
+        unreadable: dict[int, str] = {}
 
         def fill(row: int) -> None:
-            out[row] = self._decoded(row)
+            try:
+                out[row] = self._decoded(row)
+            except UnreadableImageError as error:
+                unreadable[row] = error.reason
 
         _run(fill, range(len(self)))
-        return out
+        return out, unreadable
 
-    def measure(self) -> None:
-        """Decodes the float images whose extremes are not known, and with it checks that all pixels are finite."""
+    def unreadable(self) -> dict[int, str]:
+        """Decodes what is not cached, and with it learns the extremes of floats; by row, why that failed."""
+        found: dict[int, str] = {}
 
-        def measure(row: int) -> None:
-            self._decoded(row)
+        def check(row: int) -> None:
+            try:
+                self._decoded(row)
+            except UnreadableImageError as error:
+                found[row] = error.reason
 
-        _run(measure, np.flatnonzero(~self._known).tolist())
+        _run(check, np.flatnonzero(~self._known).tolist())
+        return found
 
     def extremes(self, rows: npt.NDArray[np.int64]) -> tuple[float, float]:
         """The lowest and the highest pixel of these rows, of float images that were measured."""
@@ -153,8 +167,11 @@ class FileRows:
         path = self.files.path(row)
         try:
             pixels = decode(path, origin=path, size=self.shape[1], dtype=self.dtype)
-        except DataError as error:
-            raise DataError(f"{error}; replace or remove the file, and start the client again") from error
+        except UnreadableImageError as error:
+            remedy = (
+                f"`feddbp data check {self.files.root}` lists all such files; remove them, or give --skip-unreadable"
+            )
+            raise UnreadableImageError(path, error.reason, remedy) from error
         # Compared after it was read: a change meanwhile must not enter the cache either.
         if not self.files.is_unchanged(row):
             raise DataError(f"{path}: was changed after the client had listed its images; start the client again")

@@ -21,6 +21,14 @@ class DataError(FedDBPError):
     """Data that cannot be found, downloaded, read or split; the message names the file and the cause."""
 
 
+class UnreadableImageError(DataError):
+    """A file that is not an image, or a damaged one; `reason` names no file."""
+
+    def __init__(self, origin: str, reason: str, remedy: str = "") -> None:
+        super().__init__(f"{origin}: not a readable image: {reason}" + (f"; {remedy}" if remedy else ""))
+        self.reason = reason
+
+
 class ImageRows(Protocol):
     """Images by row: an array in memory, a memory map, or files that are decoded when a row is read.
 
@@ -64,6 +72,8 @@ class ImageParts:
 
     train: LabelledImages
     test: LabelledImages | None = None
+    skipped: tuple[str, ...] = ()
+    """Files that were left out because they are not readable images, each with the reason."""
 
     def pooled(self) -> LabelledImages:
         if self.test is None:

@@ -30,25 +30,39 @@ def load_private_data(
     class_names: tuple[str, ...] | None = None,
     image_size: int | None = None,
     space: CacheSpace | None = None,
+    skip_unreadable: bool = False,
 ) -> ImageParts:
     """Loads private data; labels are matched by class name where the data has names, else by sorted folder or number.
 
     image_size resizes all images to squares of that side; without it an npz keeps its size, and a folder gets the one
-    that read_folder describes. Decoded images of a large folder are cached in the given space.
+    that read_folder describes. Decoded images of a large folder are cached in the given space. Files of a folder that
+    are not readable images are an error, or left out by skip_unreadable.
     """
     if class_names is not None and (len(class_names) != classes or len(set(class_names)) != classes):
         raise DataError(f"the run has {classes} classes; it needs as many different class names")
     if image_size is not None and image_size < 1:
         raise DataError(f"image size is {image_size}, it must be positive")
-    return _load(path.expanduser().resolve(), classes, class_names, image_size, space)
+    return _load(path.expanduser().resolve(), classes, class_names, image_size, space, skip_unreadable)
 
 
 @cache_last
 def _load(
-    path: Path, classes: int, class_names: tuple[str, ...] | None, image_size: int | None, space: CacheSpace | None
+    path: Path,
+    classes: int,
+    class_names: tuple[str, ...] | None,
+    image_size: int | None,
+    space: CacheSpace | None,
+    skip_unreadable: bool,
 ) -> ImageParts:
     if path.is_dir():
-        return read_folder(path, classes=classes, class_names=class_names, image_size=image_size, space=space)
+        return read_folder(
+            path,
+            classes=classes,
+            class_names=class_names,
+            image_size=image_size,
+            space=space,
+            skip_unreadable=skip_unreadable,
+        )
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
     if path.suffix != ".npz":

@@ -54,6 +54,8 @@ class LocalOptions:
     """Packages from which functions that the run names may be imported."""
     dataset_cache: SharedDatasetCache | None = None
     """Released when the client has its shard; without it the data set stays cached."""
+    skip_unreadable: bool = False
+    """Goes on without files in --data that are not readable images."""
     image_cache: CacheSpace | None = None
     """Where decoded images of a large folder are kept; without it they are decoded in every epoch."""
     init_from: Path | None = None
@@ -179,6 +181,7 @@ def load_client_data(config: RunConfig, client_id: int, options: LocalOptions) -
                 class_names=names,
                 image_size=config.data.image_size,
                 space=options.image_cache,
+                skip_unreadable=options.skip_unreadable,
             )
             return private_shard(private, seed=config.seed, client_id=client_id, validation=config.training.validation)
         except DataError as error:

@@ -31,6 +31,7 @@ COMMAND_MODELS: Final = (
     "feddbp_lab.commands.health:HealthConfig",
     "feddbp_lab.commands.gpu_check:GpuCheckConfig",
     "feddbp_lab.commands.compose:ComposeConfig",
+    "feddbp_lab.commands.data:DataCheckConfig",
     "feddbp_lab.commands.predict:PredictConfig",
     "feddbp_lab.commands.export:ExportConfig",
     "feddbp_lab.commands.privacy:AuditConfig",

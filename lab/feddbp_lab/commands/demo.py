@@ -17,7 +17,7 @@ from rich.console import Console
 
 from feddbp_common.artifacts import CURVES_NAME, METRICS_NAME, SUMMARY_NAME
 from feddbp_common.config.command_line import settings_from, settings_parser
-from feddbp_common.config.identity import visible
+from feddbp_common.config.dry_run import print_options
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.optional_deps import DASHBOARD_MODULES, require
 from feddbp_lab.commands.options import DemoConfig, LocalConfig
@@ -42,7 +42,7 @@ def command(argv: Sequence[str]) -> int:
     )
     config = settings_from(DemoConfig, parser.parse_args(argv))
     if config.here.dry_run:
-        print(json.dumps(visible(config), indent=2))
+        print_options(config, config.here.dry_run_format)
         return ExitCode.OK
     require_lab("the demo")
     if config.here.dashboard:

@@ -40,9 +40,9 @@ def command(argv: Sequence[str]) -> int:
     parser.add_argument("out", type=Path, metavar="OUT", help="the file to write; an existing one is replaced")
     flags = parser.parse_intermixed_args(argv)
     out: Path = flags.out
-    file_format = settings_from(ExportConfig, flags).export.file_format or BY_SUFFIX.get(out.suffix)
-    if file_format is None:
-        raise ConfigurationError(f"{out}: unknown suffix; give --format, or a name that ends in {', '.join(BY_SUFFIX)}")
+    if out.is_dir() or not out.parent.is_dir():
+        raise ConfigurationError(f"{out}: {'is a directory' if out.is_dir() else f'no such directory: {out.parent}'}")
+    file_format = _file_format(out, settings_from(ExportConfig, flags).export.file_format)
     client = load_client(flags.checkpoint, prog=PROG, device="cpu")
     from feddbp_client.inference.model_export import export, facts_of
 
@@ -52,3 +52,14 @@ def command(argv: Sequence[str]) -> int:
     print(f"input: {facts.pixels.dtype} images [batch, {shape}], from {facts.pixels.low:g} to {facts.pixels.high:g}")
     print(f"output: float32 scores [batch, {len(facts.class_names)}], {facts_of(client)['scores']}; highest wins")
     return ExitCode.OK
+
+
+def _file_format(out: Path, chosen: FileFormat | None) -> FileFormat:
+    """By the suffix; a --format that the suffix contradicts would write a file that its readers do not take."""
+    by_suffix = BY_SUFFIX.get(out.suffix.lower())
+    if chosen is None and by_suffix is None:
+        raise ConfigurationError(f"{out}: unknown suffix; give --format, or a name that ends in {', '.join(BY_SUFFIX)}")
+    if chosen is not None and by_suffix not in (None, chosen):
+        suffix = next(suffix for suffix, known in BY_SUFFIX.items() if known == chosen)
+        raise ConfigurationError(f"{out}: --format {chosen} is written to a file that ends in {suffix}")
+    return chosen or by_suffix  # type: ignore[return-value]  # one of them is given

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from feddbp_common.config.catalog import CUSTOM_DATASET, DATASETS
 from feddbp_common.config.command_line import Parser, import_from_working_directory, settings_parser
 from feddbp_common.config.data import DataConfig
+from feddbp_common.config.dry_run import FORMAT_HELP, DryRunFormat
 from feddbp_common.config.run import RunConfig
 from feddbp_common.config.training import TrainingConfig
 from feddbp_common.config.types import CommaSeparated, FrozenModel
@@ -114,6 +115,7 @@ class LocalConfig(FrozenModel):
         False, description="print the summary as JSON and nothing else", json_schema_extra={"flag": "--json"}
     )
     dry_run: bool = Field(False, description="print the resolved configuration and exit")
+    dry_run_format: DryRunFormat = Field("json", description=FORMAT_HELP, json_schema_extra={"flag": "--format"})
 
 
 class DemoConfig(FrozenModel):

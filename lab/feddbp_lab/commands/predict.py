@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import Field
 
 from feddbp_common.config.command_line import settings_from
 from feddbp_common.config.types import FrozenModel
-from feddbp_common.errors import ExitCode
+from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.humanize import percent
+from feddbp_common.image_names import is_image_name
 from feddbp_lab.commands.options import DEVICE_HELP, checkpoint_parser, load_client
 
 if TYPE_CHECKING:
@@ -37,14 +39,31 @@ class PredictConfig(FrozenModel):
 
 def command(argv: Sequence[str]) -> int:
     parser = checkpoint_parser(PROG, "IMAGE...", "Classifies images with a trained client.", PredictConfig)
-    parser.add_argument("images", nargs="+", metavar="IMAGE", help="image files of any kind and size")
+    parser.add_argument(
+        "images",
+        nargs="+",
+        metavar="IMAGE",
+        help="image files of any kind and size, or folders of them",
+    )
     flags = parser.parse_intermixed_args(argv)
     options = settings_from(PredictConfig, flags).prediction
+    images = [image for given in flags.images for image in _images(given)]
     client = load_client(flags.checkpoint, prog=PROG, device=options.device)
-    width = max(map(len, flags.images))
+    width = max(map(len, images))
     # one by one: each result is printed at once, and a file that is no image does not affect the others
-    readable = [_predict(client, image, options, width) for image in flags.images]
+    readable = [_predict(client, image, options, width) for image in images]
     return ExitCode.OK if all(readable) else ExitCode.USAGE
+
+
+def _images(given: str) -> list[str]:
+    """A file as it is given, and the images in a folder and those below it, sorted."""
+    path = Path(given)
+    if not path.is_dir():
+        return [given]
+    found = sorted(str(file) for file in path.rglob("*") if file.is_file() and is_image_name(file))
+    if not found:
+        raise ConfigurationError(f"{given}: holds no images")
+    return found
 
 
 def _predict(client: TrainedClient, image: str, options: PredictionConfig, width: int) -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -26,4 +29,14 @@ def plain_table(*columns: str, title: str | None = None) -> Table:
     )
     for column in columns:
         table.add_column(column)
+    return table
+
+
+def facts_table(rows: Iterable[tuple[str, Text | str]]) -> Table:
+    """A name and a text in each row; long texts are folded."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in rows:
+        table.add_row(name, text if isinstance(text, Text) else Text(text))
     return table

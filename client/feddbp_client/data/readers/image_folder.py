@@ -17,9 +17,10 @@ from feddbp_client.data.images import DataError, ImageParts, LabelledImages
 from feddbp_client.data.progress import Progress
 from feddbp_client.data.readers.image_headers import ImageHeaders, common_type, read_headers
 from feddbp_common.humanize import human_bytes
+from feddbp_common.image_names import is_image_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from feddbp_client.data.images import ImageRows
     from feddbp_client.data.row_cache import CacheSpace
@@ -31,7 +32,8 @@ LARGEST_DEFAULT_SIDE: Final = 64
 LARGEST_IN_MEMORY: Final = 256_000_000
 """Bytes up to which decoded images are read into memory at once."""
 
-_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+_SHOWN: Final = 20
+"""Unreadable files that a message names."""
 
 
 def read_folder(
@@ -41,30 +43,65 @@ def read_folder(
     class_names: Sequence[str] | None,
     image_size: int | None,
     space: CacheSpace | None = None,
+    skip_unreadable: bool = False,
 ) -> ImageParts:
     """All images as RGB squares of one size and pixel type, aspect not kept.
 
     The size is image_size, or else the short side of the first training image, but at most LARGEST_DEFAULT_SIDE. Files
     that are not images are ignored; sub-folders of a class belong to it. Images of more than LARGEST_IN_MEMORY are
-    decoded when they are read, and cached in the given space.
+    decoded when they are read, and cached in the given space; only with skip_unreadable are they all decoded before.
     """
     train_root, test_root = _roots(path)
     train, test = _listed(train_root), None if test_root is None else _listed(test_root)
     numbers = _numbers(path, {*train.by_class, *(test.by_class if test else ())}, classes, class_names)
     if not len(train.files):
         raise DataError(f"{train_root}: holds no images in class folders")
-    parts = [part for part in (train, test) if part and len(part.files)]
-    headers = [read_headers(part.files) for part in parts]
-    for found in headers:
-        found.require_readable()
+    listed = [part for part in (train, test) if part and len(part.files)]
+    checked = [read_headers(part.files) for part in listed]
+    unreadable = [line for found in checked for line in _lines(found.files, found.unreadable)]
+    parts = [part.without(found.unreadable) for part, found in zip(listed, checked, strict=True)]
+    if not len(parts[0].files):
+        raise _unreadable_error(path, unreadable, sum(len(part.files) for part in listed))
+    headers = [found.readable() for found in checked]
     side = image_size or min(int(headers[0].sizes[0].min()), LARGEST_DEFAULT_SIDE)
     dtype = common_type(headers)
     _log_conversion(path, headers, side, dtype, chosen=image_size is not None)
-    images = _images([part.files for part in parts], side, dtype, space)
+    images, damaged = _images([part.files for part in parts], side, dtype, space, decode_now=skip_unreadable)
+    unreadable += [line for part, rows in zip(parts, damaged, strict=True) for line in _lines(part.files, rows)]
+    if unreadable and not skip_unreadable:
+        raise _unreadable_error(path, unreadable, sum(len(part.files) for part in listed))
+    if unreadable:
+        _log.warning("%s: goes on without %d files: %s", path, len(unreadable), _some(unreadable))
     read = [
-        LabelledImages(rows, part.labels(numbers), tuple(numbers)) for rows, part in zip(images, parts, strict=True)
+        LabelledImages(rows, part.without(bad).labels(numbers), tuple(numbers))
+        for rows, part, bad in zip(images, parts, damaged, strict=True)
     ]
-    return ImageParts(*read)
+    if not len(read[0]):
+        raise _unreadable_error(path, unreadable, sum(len(part.files) for part in listed))
+    test_part = read[1] if len(read) > 1 and len(read[1]) else None
+    return ImageParts(read[0], test_part, skipped=tuple(unreadable))
+
+
+def class_folders(path: Path) -> list[str]:
+    """The names of the classes in a folder, sorted."""
+    roots = [root for root in _roots(path) if root is not None]
+    return sorted({folder.name for root in roots for folder in _folders(root)})
+
+
+def _lines(files: ImageFiles, unreadable: Mapping[int, str]) -> list[str]:
+    return [f"{files.names[row]} ({reason})" for row, reason in sorted(unreadable.items())]
+
+
+def _some(lines: Sequence[str]) -> str:
+    more = f" and {len(lines) - _SHOWN:,} more" if len(lines) > _SHOWN else ""
+    return ", ".join(lines[:_SHOWN]) + more
+
+
+def _unreadable_error(path: Path, lines: Sequence[str], total: int) -> DataError:
+    remedy = "replace or remove them, or give --skip-unreadable"
+    if len(lines) > _SHOWN:
+        remedy = f"`feddbp data check {path}` lists all; {remedy}"
+    return DataError(f"{path}: {len(lines):,} of {total:,} files are not readable images: {_some(lines)}; {remedy}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +111,16 @@ class _Listing:
     files: ImageFiles
     by_class: dict[str, int]
     """The number of files in each class folder."""
+
+    def without(self, rows: Collection[int]) -> _Listing:
+        if not rows:
+            return self
+        starts = np.cumsum([0, *self.by_class.values()])
+        by_class = {
+            name: count - sum(start <= row < start + count for row in rows)
+            for (name, count), start in zip(self.by_class.items(), starts, strict=False)
+        }
+        return _Listing(self.files.without(rows), by_class)
 
     def labels(self, numbers: dict[str, int]) -> np.ndarray[Any, np.dtype[np.int64]]:
         of_class = np.array([numbers[name] for name in self.by_class], dtype=np.int64)
@@ -119,7 +166,7 @@ def _files(root: Path, name: str, progress: Progress) -> Iterator[tuple[tuple[st
     for folder, _, files in os.walk(root / name):
         parts = Path(folder).relative_to(root).parts
         for file in map(Path, files):
-            if file.suffix.lower() in _SUFFIXES and not file.name.startswith("."):
+            if is_image_name(file):
                 status = _status(Path(folder, file))
                 if status is not None:
                     progress.advance()
@@ -170,16 +217,29 @@ def _log_conversion(path: Path, headers: list[ImageHeaders], side: int, dtype: n
         )
 
 
-def _images(parts: list[ImageFiles], side: int, dtype: np.dtype[Any], space: CacheSpace | None) -> Sequence[ImageRows]:
+def _images(
+    parts: list[ImageFiles], side: int, dtype: np.dtype[Any], space: CacheSpace | None, *, decode_now: bool
+) -> tuple[Sequence[ImageRows], list[dict[int, str]]]:
+    """The images of each part, and by row, which of them could not be decoded, as far as that is known yet."""
     nbytes = sum(map(len, parts)) * side * side * 3 * dtype.itemsize
     if nbytes <= LARGEST_IN_MEMORY:
-        return [FileRows(files, side=side, dtype=dtype).in_memory() for files in parts]
+        decoded = [FileRows(files, side=side, dtype=dtype).in_memory() for files in parts]
+        return [np.delete(rows, list(bad), axis=0) if bad else rows for rows, bad in decoded], [
+            bad for _, bad in decoded
+        ]
     lazy = [FileRows(files, side=side, dtype=dtype, space=space) for files in parts]
     _log_cache(lazy, nbytes, space)
-    if dtype == FLOAT32:
-        for rows in lazy:
-            rows.measure()
-    return lazy
+    # the range of floats is known only when all are decoded
+    found = [rows.unreadable() if decode_now or dtype == FLOAT32 else {} for rows in lazy]
+    kept = [_without(rows, bad, space) if bad else rows for rows, bad in zip(lazy, found, strict=True)]
+    return kept, found
+
+
+def _without(rows: FileRows, bad: Collection[int], space: CacheSpace | None) -> FileRows:
+    kept = FileRows(rows.files.without(bad), side=rows.shape[1], dtype=rows.dtype, space=space)
+    if rows.dtype == FLOAT32:
+        kept.unreadable()
+    return kept
 
 
 def _log_cache(lazy: list[FileRows], nbytes: int, space: CacheSpace | None) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from feddbp_client.data.decoding import FLOAT32, UINT8, UINT16, read_header
 from feddbp_client.data.file_rows import decoding_threads
-from feddbp_client.data.images import DataError
+from feddbp_client.data.images import DataError, UnreadableImageError
 from feddbp_client.data.progress import Progress
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 _CHUNK: Final = 128
 """Files per call: a header takes 20 microseconds, less than handing over a single call."""
-_SHOWN: Final = 3
-"""Unreadable files that an error names."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,11 +36,11 @@ class ImageHeaders:
     unreadable: dict[int, str]
     """By row, why it is not an image."""
 
-    def require_readable(self) -> None:
-        if self.unreadable:
-            shown = "; ".join(list(self.unreadable.values())[:_SHOWN])
-            more = f" and {len(self.unreadable) - _SHOWN:,} more files" if len(self.unreadable) > _SHOWN else ""
-            raise DataError(f"{shown}{more}; replace or remove what is not an image")
+    def readable(self) -> ImageHeaders:
+        """Those of the files that are images."""
+        kept = [row for row in range(len(self.files)) if row not in self.unreadable]
+        files, depths = self.files.without(self.unreadable), [self.depths[row] for row in kept]
+        return replace(self, files=files, sizes=self.sizes[kept], depths=depths, unreadable={})
 
 
 def read_headers(files: ImageFiles) -> ImageHeaders:
@@ -58,8 +56,8 @@ def read_headers(files: ImageFiles) -> ImageHeaders:
             path = files.path(row)
             try:
                 sizes[row], depths[row], cut = read_header(path, origin=path)
-            except DataError as error:
-                unreadable[row] = str(error)
+            except UnreadableImageError as error:
+                unreadable[row] = error.reason
             else:
                 reduced += cut
         progress.advance(len(rows))

@@ -67,6 +67,16 @@ def read_npz(
     return ImageParts(train, test)
 
 
+def class_names_in(path: Path) -> list[str]:
+    """The names of the classes of a file; numbers up to the highest label, where it has no names."""
+    with _open(path) as file:
+        names = _names(file, path)
+        if names is not None:
+            return list(names)
+        labels = [_array(file, path, f"y_{part}") for part in ("train", "test") if _has(file, part)]
+    return [str(number) for number in range(max((int(found.max()) + 1 for found in labels if found.size), default=0))]
+
+
 def write_npz(path: Path, data: LabelledImages, *, source: str) -> None:
     """Writes an uncompressed npz for map_npz; source identifies what the data was made from."""
     with replacing(path) as handle:

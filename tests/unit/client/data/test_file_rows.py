@@ -58,10 +58,10 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def load(path: Path, space: CacheSpace | None = None, classes: int = 2) -> ImageParts:
+def load(path: Path, space: CacheSpace | None = None, classes: int = 2, *, skip_unreadable: bool = False) -> ImageParts:
     """As in a process that has just been started."""
     clear_dataset_cache()
-    return load_private_data(path, classes=classes, image_size=SIDE, space=space)
+    return load_private_data(path, classes=classes, image_size=SIDE, space=space, skip_unreadable=skip_unreadable)
 
 
 def rows_of(parts: ImageParts) -> FileRows:
@@ -170,14 +170,24 @@ def test_a_damaged_image_behind_a_sound_header_is_named_when_it_is_read(folder: 
     path.write_bytes(path.read_bytes()[:-60])
     rows = rows_of(load(folder, space))
     rows[np.array([0, 1])]
-    with pytest.raises(DataError, match=r"05\.png: not a readable image: .*; replace or remove the file, and start"):
+    with pytest.raises(DataError, match=r"05\.png: not a readable image: .*; `feddbp data check .*` lists all"):
         in_memory(rows)
 
 
 def test_a_file_without_a_sound_header_is_named_at_the_start(folder: Path, space: CacheSpace) -> None:
     (folder / "class1" / "05.png").write_bytes(b"no image")
-    with pytest.raises(DataError, match=r"05\.png: not a readable image"):
+    with pytest.raises(DataError, match=r"class1/05\.png \(not an image\)"):
         load(folder, space)
+
+
+def test_damaged_images_of_a_large_folder_are_found_before_training_if_they_are_to_be_left_out(
+    folder: Path, space: CacheSpace
+) -> None:
+    path = folder / "class1" / "05.png"
+    path.write_bytes(path.read_bytes()[:-60])
+    parts = load(folder, space, skip_unreadable=True)
+    assert [name.partition(" ")[0] for name in parts.skipped] == ["class1/05.png"]
+    assert len(in_memory(parts.train.images)) == len(parts.train.labels) == COUNT - 1
 
 
 def float_folder(path: Path) -> np.ndarray:
@@ -204,7 +214,7 @@ def test_the_range_of_float_images_is_that_of_the_training_images_also_when_they
 def test_a_float_image_that_is_not_finite_is_named_at_the_start(tmp_path: Path, space: CacheSpace) -> None:
     float_folder(tmp_path / "data")
     Image.fromarray(np.full((9, 9), np.nan, dtype=np.float32)).save(tmp_path / "data" / "any" / "07.tif")
-    with pytest.raises(DataError, match=r"07\.tif: has NaN or infinite pixels; replace or remove the file"):
+    with pytest.raises(DataError, match=r"07\.tif \(NaN or infinite pixels\); replace or remove"):
         load(tmp_path / "data", space, classes=1)
 
 

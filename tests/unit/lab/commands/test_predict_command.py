@@ -63,6 +63,22 @@ def test_json_output_has_an_object_per_image(here: Path, capsys: Captured) -> No
         assert answer["candidates"][0]["value"] <= answer["candidates"][1]["value"]
 
 
+def test_all_images_of_a_folder_are_classified(here: Path, capsys: Captured) -> None:
+    (here / "pictures" / "more").mkdir(parents=True)
+    (here / "0.png").rename(here / "pictures" / "b.png")
+    (here / "1.png").rename(here / "pictures" / "more" / "a.PNG")
+    (here / "pictures" / "notes.txt").write_text("no image")
+    assert main(["predict", "client-0", "2.png", "pictures"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
+        "2.png",
+        "pictures/b.png",
+        "pictures/more/a.PNG",
+    ]
+    (here / "empty").mkdir()
+    assert main(["predict", "client-0", "empty"]) == 2
+    assert capsys.readouterr().err == "feddbp: error: empty: holds no images\n"
+
+
 def test_an_unreadable_image_does_not_affect_the_others(here: Path, capsys: Captured) -> None:
     (here / "notes.txt").write_text("no image")
     assert main(["predict", "client-0", "0.png", "missing.png", "notes.txt", "2.png"]) == 2
@@ -135,7 +151,8 @@ def test_a_users_own_model_is_imported_from_the_working_directory(here: Path) ->
             "out.bin: unknown suffix; give --format, or a name that ends in .pt2, .pt, .onnx",
         ),
         (["export", "client-0", "out", "--format", "zip"], "--format: input should be 'torch-export'"),
-        (["export", "client-0", "no/out.pt"], "no/out.pt cannot be written: No such file"),
+        (["export", "client-0", "no/out.pt"], "no/out.pt: no such directory: no"),
+        (["export", "client-0", "client-1"], "client-1: is a directory"),
     ],
 )
 def test_a_mistake_gets_one_line_and_exit_code_2(
@@ -156,6 +173,12 @@ def test_the_format_follows_from_the_suffix_or_the_flag(arguments: list[str], he
         "output: float32 scores [batch, 4], minus the distance; highest wins",
     ]
     assert torch.jit.load(arguments[0])(random_pixels(2)).shape == (2, 4)
+
+
+def test_a_suffix_that_contradicts_the_format_is_refused(here: Path, capsys: Captured) -> None:
+    assert main(["export", "client-0", "model.onnx", "--format", "torchscript"]) == 2
+    message = "model.onnx: --format torchscript is written to a file that ends in .pt"
+    assert capsys.readouterr().err == f"feddbp: error: {message}\n"
 
 
 def test_the_command_knows_every_format() -> None:

@@ -180,7 +180,7 @@ def test_pixels_that_are_not_finite_are_refused_by_name(tmp_path: Path, value: f
     (tmp_path / "any").mkdir()
     for name, pixel in (("1", 0.5), ("2", value)):
         Image.fromarray(np.full((8, 8), pixel, dtype=np.float32)).save(tmp_path / "any" / f"{name}.tif")
-    with pytest.raises(DataError, match=r"any/2\.tif: has NaN or infinite pixels; replace or remove the file"):
+    with pytest.raises(DataError, match=r"any/2\.tif \(NaN or infinite pixels\); replace or remove"):
         load(tmp_path, classes=1, image_size=4)
 
 
@@ -217,12 +217,47 @@ def test_the_log_says_nothing_of_images_that_keep_their_size(tmp_path: Path, cap
     assert caplog.messages == []
 
 
-def test_every_unreadable_file_is_counted_and_the_first_are_named(tmp_path: Path) -> None:
-    write_image(tmp_path / "a" / "good.png", RED)
-    for number in range(5):
-        (tmp_path / "a" / f"{number}.png").write_bytes(b"no image")
-    with pytest.raises(DataError, match=r"a/0\.png: .*a/1\.png: .*a/2\.png: .* and 2 more files; replace or remove"):
-        load(tmp_path, classes=1)
+def damaged_folder(path: Path, *, damaged: int) -> Path:
+    """Two images of `b`, and in `a` a sound one, a truncated one and some that are none."""
+    write_image(path / "a" / "good.png", RED)
+    write_image(path / "a" / "short.png", np.random.default_rng(0).integers(0, 255, (9, 9, 3), dtype=np.uint8))
+    (path / "a" / "short.png").write_bytes((path / "a" / "short.png").read_bytes()[:-60])
+    for number in range(damaged):
+        (path / "a" / f"{number:02d}.png").write_bytes(b"no image")
+    for number in range(2):
+        write_image(path / "b" / f"{number}.png", RED)
+    return path
+
+
+def test_all_unreadable_files_are_named_at_once(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as refused:
+        load(damaged_folder(tmp_path, damaged=2), classes=2)
+    text = str(refused.value)
+    named = "a/00.png (not an image), a/01.png (not an image), a/short.png ("
+    assert text.startswith(f"{tmp_path}: 3 of 6 files are not readable images: {named}")
+    assert text.endswith("; replace or remove them, or give --skip-unreadable")
+    assert "\n" not in text
+
+
+def test_of_many_unreadable_files_the_first_are_named_and_a_command_lists_all(tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match=r"a/19\.png \(not an image\) and 6 more; `feddbp data check .*` lists all; replace"
+    ):
+        load(damaged_folder(tmp_path, damaged=25), classes=2)
+
+
+def test_unreadable_files_can_be_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    parts = load(damaged_folder(tmp_path, damaged=2), classes=2, skip_unreadable=True)
+    assert (parts.train.labels.tolist(), len(parts.train.images)) == ([0, 1, 1], 3)
+    assert [name.partition(" ")[0] for name in parts.skipped] == ["a/00.png", "a/01.png", "a/short.png"]
+    assert "goes on without 3 files: a/00.png (not an image)" in caplog.text
+
+
+def test_a_folder_of_unreadable_files_alone_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "1.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match="1 of 1 files are not readable images"):
+        load(tmp_path, classes=1, skip_unreadable=True)
 
 
 def test_files_are_sorted_folder_by_folder(tmp_path: Path) -> None:
@@ -247,7 +282,7 @@ def test_other_files_and_hidden_ones_are_ignored(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes) -> None:
     write_image(tmp_path / "a" / "1.png", RED)
     (tmp_path / "a" / "2.png").write_bytes(content)
-    with pytest.raises(DataError, match=r"a/2\.png: not a readable image"):
+    with pytest.raises(DataError, match=r"a/2\.png \("):
         load(tmp_path, classes=1)
 
 
