@@ -9,10 +9,24 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from feddbp_common.printable import printable
+
 COLUMNS: Final = ("client", "round", "accuracy", "samples", "train", "evaluate", "collect", "up", "down")
 """Of a report, in the order in which the page receives them."""
 
+_NAME: Final = 64
+"""Characters of a name."""
+
 Json = dict[str, Any]
+
+
+def printable_json(value: Any) -> Any:
+    """The same with every text in it printable: clients name themselves, their models and their failures."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {key: printable_json(entry) for key, entry in value.items()}
+    return [printable_json(entry) for entry in value] if isinstance(value, list) else value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +67,7 @@ class _Losses:
     def add(self, row: ReportRow) -> None:
         for name, value in row.losses.items():
             if value is not None and math.isfinite(value):
-                entry = self.sums[row.round].setdefault(name, [0.0, 0.0])
+                entry = self.sums[row.round].setdefault(printable(name, _NAME), [0.0, 0.0])
                 entry[0] += value
                 entry[1] += 1
 
@@ -107,10 +121,11 @@ class RunModel:
         if self.run and self.run["id"] != run["id"]:
             self.generation += 1
             self._forget()
-        self.run = run
+        self.run = printable_json(run)
         self._info_changed()
 
-    def join(self, client: Json) -> None:
+    def join(self, given: Json) -> None:
+        client: Json = printable_json(given)
         if self.clients.get(client["id"]) != client:
             self.clients[client["id"]] = client
             self._info_changed()
@@ -131,7 +146,7 @@ class RunModel:
         self._wake()
 
     def set_status(self, status: Json, activities: dict[int, Json]) -> None:
-        self.status, self.activities = status, activities
+        self.status, self.activities = printable_json(status), printable_json(activities)
         self._status_version += 1
         self._wake()
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 from zipfile import BadZipFile
@@ -13,6 +16,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from feddbp_common.artifacts import (
+    AUDIT_NAME,
     CLIENT_PROTOTYPES_NAME,
     CLIENTS_NAME,
     DATABASE_NAME,
@@ -31,6 +35,8 @@ from feddbp_lab.results.run_results import RunResults
 from feddbp_server.reporting.history import RoundRecord, read_rounds
 from feddbp_server.reporting.prototype_snapshots import read_snapshot, snapshot_files
 
+_AUDIT_BYTES: Final = 4 << 20
+_TROUBLES: Final = ("refused", "failed", "closed_without", "dropped", "disconnected")
 _MOST_RUNS: Final = 2000
 _DAMAGE: Final = (LookupError, TypeError, ValueError, AttributeError, OSError, FedDBPError)
 
@@ -67,6 +73,27 @@ class RunFiles:
                     entry = json.loads(line)
                     found[int(entry["client"])] = entry
         return found
+
+    def troubles(self) -> Json:
+        """Refusals by reason and the last incidents, from the end of the audit log."""
+        refusals: Counter[str] = Counter()
+        incidents: deque[Json] = deque(maxlen=20)
+        for entry in self._audited():
+            if entry["what"] == "refused":
+                refusals[str(entry["reason"])] += 1
+            if entry["what"] in _TROUBLES:
+                incidents.append(_incident(entry))
+        return {"refusals": dict(refusals), "incidents": list(incidents)}
+
+    def _audited(self) -> Iterator[Json]:
+        with suppress(OSError), (self.state / AUDIT_NAME).open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _AUDIT_BYTES))
+            for line in file.read().splitlines():
+                with suppress(*_DAMAGE):
+                    entry = json.loads(line)
+                    datetime.fromisoformat(entry["at"])
+                    yield {"client": None, **entry, "what": entry["what"]}
 
     def snapshots(self) -> dict[int, PrototypeSet]:
         read = {number: read_snapshot(path) for number, path in snapshot_files(self.state).items()}
@@ -119,13 +146,26 @@ class StoredRun(RunSource):
         for record in self.files.rounds():
             model.close_round(_round(record))
         model.set_complete()
-        model.set_status(_status(summary), {})
+        model.set_status({**_status(summary), **self.files.troubles()}, {})
 
     async def load_prototypes(self) -> dict[int, PrototypeSet]:
         return self._snapshots or self.files.snapshots()
 
     async def client_prototypes(self, client_id: int) -> list[Json]:
         return self.files.client_prototypes(client_id)
+
+
+def _incident(entry: Json) -> Json:
+    detail = entry.get("message") or entry.get("cause")
+    clients = entry.get("clients")
+    about = f" {', '.join(map(str, clients))}" if isinstance(clients, list) else ""
+    where = f" in round {entry['round'] + 1}" if isinstance(entry.get("round"), int) else ""
+    what = f"{str(entry['what']).replace('_', ' ')}{about}{where}"
+    return {
+        "at": datetime.fromisoformat(entry["at"]).timestamp(),
+        "client": entry["client"] if isinstance(entry["client"], int) else None,
+        "message": f"{what}: {detail}" if detail else what,
+    }
 
 
 def find_runs(directory: Path) -> list[Path]:

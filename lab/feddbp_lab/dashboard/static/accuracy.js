@@ -141,7 +141,7 @@ export class AccuracyPanel {
     drawPairs($("gain-chart"), pairs, this.state);
     const better = pairs.filter((pair) => pair.now > pair.local).length;
     const mean = pairs.reduce((sum, pair) => sum + pair.now - pair.local, 0) / pairs.length;
-    legend($("gain-legend"), [["c5 block", "local"], ["c1 block", "this run"], ["", `${better} of ${plural(pairs.length, "client")} better; ${mean >= 0 ? "+" : "−"}${Math.abs(100 * mean).toFixed(1)} points on average`]]);
+    legend($("gain-legend"), [["c5 block", "local"], ["c1 block", "this run"], ["none", `${better} of ${plural(pairs.length, "client")} better; ${mean >= 0 ? "+" : "−"}${Math.abs(100 * mean).toFixed(1)} points on average`]]);
   }
 }
 

@@ -50,7 +50,7 @@ export class LineChart {
       legend: { show: false },
       cursor: { y: false, points: { size: 6 }, drag: { x: true, y: false } },
       scales: { x: { time: false, ...this.scaleX }, y: { ...this.scaleY } },
-      axes: [axis({ values: wholeRounds, ...this.x }), axis({ size: 46, ...this.y })],
+      axes: [axis({ values: wholeRounds, size: 28, ...this.x }), axis({ size: 46, ...this.y })],
       series: [{}, ...series],
       bands: this.bands.map((band) => ({ ...band, fill: css("--band") })),
       hooks: this.hooks,

@@ -13,7 +13,7 @@ export class HealthPanel {
 
   draw() {
     const { perRound, rounds, status } = this.state;
-    const counted = perRound.map((tally, round) => [round, tally]).filter(([round, tally]) => tally && (tally.up || tally.down) && (this.state.isOver || round < (status?.round ?? 0)));
+    const counted = perRound.map((tally, round) => [round, tally]).filter(([round, tally]) => tally && (tally.up || tally.down) && round < (status?.rounds ?? 0) && (this.state.isOver || round < (status?.round ?? 0)));
     this.traffic.draw([counted.map(([round]) => round + 1), counted.map(([, tally]) => tally.up), counted.map(([, tally]) => tally.down)], "No traffic yet", "Clients report it round by round.");
     legend($("traffic-legend"), counted.length ? [["c1", "up"], ["c2", "down"]] : []);
     const x = rounds.map((round) => round.round + 1);
@@ -30,7 +30,7 @@ export class HealthPanel {
     const facts = status.stored ? [] : [["Server", status.version ? `feddbp ${status.version}` : "–"], ["Up for", seconds(status.uptime)], ["Memory", status.memory ? bytes(status.memory) : "–"], ["Aggregation, mean", status.aggregations ? seconds(status.aggregation_seconds / status.aggregations) : "–"]];
     const refused = refusals.length
       ? refusals.map(([reason, count]) => [`Refused: ${reason.toLowerCase().replaceAll("_", " ")}`, plural(count, "call")])
-      : [["Refused calls", status.stored ? "in audit.jsonl" : "none"]];
+      : [["Refused calls", "none"]];
     const key = JSON.stringify([facts.map((fact) => fact[1]), refused]);
     if (key === this.key) return;
     this.key = key;

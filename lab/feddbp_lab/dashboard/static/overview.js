@@ -68,7 +68,7 @@ export class OverviewPanel {
   }
 
   drawAttention(status) {
-    if (status.stored) return;
+    if (status.stored && !status.incidents.length) return;
     const missing = status.missing.map((id) => [id, this.state.activities.get(id)]);
     const gone = [...this.state.activities].filter(([id, client]) => ["away", "left", "blocked"].includes(client.activity) && !status.missing.includes(id));
     const away = [...missing.filter(([, client]) => !client || client.last_seen !== undefined), ...(this.state.isOver ? [] : gone)];
@@ -78,9 +78,9 @@ export class OverviewPanel {
     const note = this.state.isOver ? "The run is over." : working ? `${plural(working, "client")} at work in this round.` : "Every client is connected.";
     const incidents = [...status.incidents].reverse().slice(0, 6).map((incident) => h("li", {}, h("i", { class: "dot is-warn" }), h("p", {}, incident.client === null ? null : h("b", {}, `${this.state.name(incident.client)} `), incident.message), h("time", {}, ago(incident.at))));
     const cards = [
-      h("div", { class: "card" }, h("div", { class: "card-head" }, h("h3", {}, "Missing")), rows.length ? h("ul", { class: "list", id: "missing-list" }, ...rows) : h("p", { class: "muted" }, note)),
+      status.stored ? null : h("div", { class: "card" }, h("div", { class: "card-head" }, h("h3", {}, "Missing")), rows.length ? h("ul", { class: "list", id: "missing-list" }, ...rows) : h("p", { class: "muted" }, note)),
       h("div", { class: "card" }, h("div", { class: "card-head" }, h("h3", {}, "Last incidents")), incidents.length ? h("ul", { class: "list", id: "incident-list" }, ...incidents) : h("p", { class: "muted" }, "None since the server started.")),
-    ];
+    ].filter(Boolean);
     this.put($("attention"), cards.map((card) => card.textContent).join("|"), ...cards);
   }
 }

@@ -165,7 +165,7 @@ export class PrototypesPanel {
       });
       context.textAlign = "left";
     }
-    legend($("matrix-legend"), [["", `from ${(low / 100).toFixed(2)} (pale) to ${(high / 100).toFixed(2)} (strong); most alike: ${this.alike()}`]]);
+    legend($("matrix-legend"), [["none", `from ${(low / 100).toFixed(2)} (pale) to ${(high / 100).toFixed(2)} (strong); most alike: ${this.alike()}`]]);
     canvas.onmousemove = (event) => {
       const x = Math.floor((event.offsetX - left) / cell), y = Math.floor(event.offsetY / cell);
       if (matrix[y]?.[x] === undefined) { hideTip(); return; }
@@ -218,18 +218,18 @@ export class PrototypesPanel {
     replace($("own-caption"), kept ? `The ${kept} of ${channels} channels per class with its own values (Top-K of its Fisher scores)` : "This method keeps no channels of its own");
     if (!kept) { replace(wrap); return; }
     const row = Math.max(6, Math.min(19.5, 400 / rows.length));
-    const { canvas, context, width } = canvasIn(wrap, rows.length * row + 44, `Channels kept by ${this.state.name(this.client)}`);
+    const { canvas, context, width } = canvasIn(wrap, rows.length * row + 60, `Channels kept by ${this.state.name(this.client)}`);
     const scale = width / channels, counts = new Array(channels).fill(0);
     rows.forEach((one, index) => {
       context.fillStyle = css("--hover"); context.fillRect(0, index * row, width, row - 3);
       context.fillStyle = css("--accent");
       one.kept.forEach((channel) => { counts[channel] += 1; context.fillRect(channel * scale, index * row, Math.max(1.25, scale), row - 3); });
     });
-    const base = rows.length * row + 40, most = Math.max(...counts);
+    const base = rows.length * row + 58, most = Math.max(...counts);
     context.fillStyle = css("--s2");
     counts.forEach((count, channel) => count > 1 && context.fillRect(channel * scale, base - 30 * count / most, Math.max(1.25, scale), 30 * count / most));
     context.fillStyle = css("--muted"); context.font = "11px Inter, system-ui, sans-serif";
-    context.fillText("kept for several classes", 0, rows.length * row + 10);
+    context.fillText("kept for several classes", 0, rows.length * row + 16);
     canvas.onmousemove = (event) => {
       const one = rows[Math.floor(event.offsetY / row)], channel = Math.floor(event.offsetX / scale);
       one ? showTip(event, this.state.className(one.class), `channel ${channel}${one.kept.includes(channel) ? ", own value" : ""}`, `kept for ${plural(counts[channel] ?? 0, "class")}`.replace("classs", "classes")) : hideTip();
