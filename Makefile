@@ -7,7 +7,7 @@ PROTO  := proto/feddbp/v1/federation.proto
 SITE   := docs/_build
 MERMAID_VERSION := $(shell sed -nE 's/^mermaid_version = "(.*)"/\1/p' docs/conf.py)
 
-.PHONY: help demo test lint format proto docs chaos fuzz soak bench gpu-check compose-test wheel clean
+.PHONY: help demo test lint format chromium proto docs chaos fuzz soak bench gpu-check compose-test wheel clean
 .DEFAULT_GOAL := help
 
 help:           ## list the targets
@@ -20,6 +20,12 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)  ## a whole federation on this machine: one server, eight clients, ten rounds
 	$(BIN)/feddbp demo
+
+# The tests in tests/browser need it, and are skipped without; only root can install it.
+chromium:       ## install Chromium for the tests of pages, where it is missing
+	@command -v chromium chromium-browser google-chrome > /dev/null || \
+	  { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium; } || \
+	  echo "chromium is missing and was not installed: the tests in tests/browser will be skipped"
 
 test: $(STAMP)  ## every test, and the twenty slowest
 	$(BIN)/python -m pytest -n auto --dist loadfile --durations=20

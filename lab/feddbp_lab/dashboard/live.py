@@ -21,6 +21,8 @@ from feddbp_lab.run_events import fetch_client_prototypes, fetch_prototypes, wat
 _PATIENCE: Final = timedelta(days=3650)
 """A page stays open for as long as its process runs, and a server may be restarted at any time."""
 _RETRY_SECONDS: Final = 1.0
+_SAVE_SECONDS: Final = 0.1
+"""For the server to write the prototypes of a round that has just closed."""
 
 
 class LiveRun(RunSource):
@@ -36,6 +38,7 @@ class LiveRun(RunSource):
         """Of the server, where this machine has them: they remain when the server has exited."""
         self._status = pb.RunStatus()
         self._trouble = ""
+        self._fetching: asyncio.Task[None] | None = None
 
     async def follow(self) -> None:
         """Returns once the run has ended and all of its history has arrived."""
@@ -81,8 +84,20 @@ class LiveRun(RunSource):
                 model.report(messages.reported(event.client_reported))
             case "round_closed":
                 model.close_round(messages.closed(event.round_closed))
+                if model.complete:
+                    self._fetch_soon()
             case "history_complete":
                 model.set_complete()
+                self._fetch_soon()
+
+    def _fetch_soon(self) -> None:
+        """Fetches prototypes while the server is there to be asked; it exits soon after the last round."""
+        if self._fetching is None or self._fetching.done():
+            self._fetching = asyncio.create_task(self._fetch())
+
+    async def _fetch(self) -> None:
+        await asyncio.sleep(_SAVE_SECONDS)
+        self._snapshots = await self.load_prototypes()
 
     def _show(self, status: pb.RunStatus) -> None:
         self._status, self._trouble = status, ""

@@ -1,0 +1,182 @@
+"""The dashboard in a real Chromium: a run watched from its first round to its end, and finished runs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from chromium import Watched, browser_page
+from light_runs import Crowd, Gate, exits, start_server
+from processes import Command, Federation, federation, wait_until
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_client.daemon.connection import Connection
+from feddbp_common.artifacts import METRICS_NAME, SUMMARY_NAME
+
+CLASS_NAMES = ('<img src=x onerror="window.pwned=1">', "[/b]", "$\\frac{$", "horse")
+ARCHITECTURE = "<script>window.pwned=1</script>"
+RUN = ("--clients", 3, "--rounds", 3, "--min-clients", 3, "--feature-dim", 64, "--set", "k_top=5", "--lease", "1s")
+DATA = ("--dataset", "custom", "--class-names", ",".join(CLASS_NAMES))
+
+
+class HostileConnection(Connection):
+    """Joins with names that would be markup if a page did not escape them."""
+
+    async def join(self, request: pb.JoinRequest) -> pb.JoinResponse:
+        request.capabilities.architecture = ARCHITECTURE
+        request.capabilities.device = "$\\frac{$ [/b]"
+        return await super().join(request)
+
+
+def page_address(command: Command) -> str:
+    def printed() -> str:
+        lines = [line for line in command.log.splitlines() if line.startswith("feddbp dashboard: http")]
+        return lines[0].partition(": ")[2] if lines else ""
+
+    return str(wait_until(printed, "the address of the page"))
+
+
+async def start_dashboard(running: Federation, *arguments: object) -> str:
+    command = running.start("feddbp_lab.cli", "dashboard", *arguments, "--port", 0, name="dashboard")
+    return await asyncio.to_thread(page_address, command)
+
+
+async def press(watched: Watched, action: str) -> None:
+    """Presses a button and confirms."""
+    await watched.page.locator(f"#do-{action}").click()
+    await watched.page.locator("#confirm-yes").click()
+    await watched.page.locator("#confirm").wait_for(state="hidden")
+
+
+async def test_a_run_is_watched_from_its_first_round_to_its_end(tmp_path: Path) -> None:
+    with federation(tmp_path) as running:
+        server = await start_server(running, *RUN, *DATA, "--share-prototypes-with-operators")
+        url = await start_dashboard(running, running.state_dir, "--server", running.address)
+        gate = Gate(at_round=1)
+        async with browser_page(url) as watched:
+            page = watched.page
+            await watched.shows("#top-title", "waiting for clients")
+            assert "key=" not in page.url
+
+            crowd = Crowd(running.address, range(3), on_event={1: gate})
+            hostile = HostileConnection(running.address, client_id=0)
+            crowd.clients[0]._connection = hostile
+            async with crowd:
+                await asyncio.wait_for(gate.reached.wait(), 60)
+                await watched.shows("#tiles", "Round2 of 3")
+                await watched.shows("#client-table", ARCHITECTURE)
+                await watched.shows("#timeline-note", "round 1 took")
+
+                await press(watched, "pause")
+                await watched.shows("#top-title", "paused")
+                await press(watched, "resume")
+                await watched.shows("#top-title", "training")
+
+                await crowd.lose(1)
+                await watched.shows("#missing-list", "client 1 is disconnected")
+                await watched.shows("#client-table tr[data-key='1']", "disconnected")
+
+                await page.locator("#do-stop").click()
+                await page.keyboard.press("Escape")
+                await page.locator("#confirm").wait_for(state="hidden")
+
+                async with Crowd(running.address, [1]) as again:
+                    await again.ended()
+                    await crowd.ended()
+            await hostile.close()
+            await exits(server, 0)
+            await watched.shows("#top-title", "finished")
+            await watched.shows("#map-out", "after round 3")
+            await watched.shows("#own-distances", CLASS_NAMES[0])
+            await watched.shows("#accuracy-note", "over 3 clients")
+            await page.locator("#controls button").first.wait_for(state="detached")
+            assert await page.evaluate("window.pwned") is None
+            assert await page.locator("img, main script").count() == 0
+            assert watched.problems == []
+
+        async with browser_page(url.partition("?")[0], width=390, dark=True) as visitor:
+            await visitor.shows("#top-title", "finished")
+            assert not await visitor.has_session()
+            assert await visitor.page.evaluate("document.documentElement.scrollWidth") == 390
+            assert visitor.problems == []
+
+
+def write_run(directory: Path, *, clients: int, rounds: int, method: str = "feddbp") -> None:
+    """The files of a finished run with made-up results."""
+    directory.mkdir(parents=True)
+    lines = [
+        {
+            "client": client,
+            "round": number,
+            "accuracy": (client % 7 + number) / (rounds + 7),
+            "inference": "prototype",
+            "accuracies": {"prototype": 0.5},
+            "test_samples": 10,
+            "losses": {"total": 1.0 / (number + 1)} if number < rounds else {},
+            "seconds": {"evaluate": 0.1, "train": 1.0, "collect": 0.1},
+            "bytes_up": 1000,
+            "bytes_down": 1000,
+        }
+        for number in range(rounds + 1)
+        for client in range(clients)
+    ]
+    point = {"round": rounds, "weighted": 0.7, "unweighted": 0.7, "std_over_clients": 0.1, "clients": clients}
+    per_client = {"architecture": "net", "parameters": 1, "classes_held": 3, "train_samples": 90, "test_samples": 10}
+    summary: dict[str, Any] = {
+        "method": method,
+        "dataset": "digits",
+        "clients": clients,
+        "rounds": rounds,
+        "seed": 0,
+        "outcome": "finished",
+        "reason": "",
+        "completed_rounds": rounds,
+        "accuracy": {"best": point, "last": point},
+        "bytes_up": 1,
+        "bytes_down": 1,
+        "seconds": 10.0,
+        "prototypes_sha256": "",
+        "run_id": f"{method}-0",
+        "per_client": [{"client": number, "accuracy": 0.5, **per_client} for number in range(clients)],
+        "curve": [{**point, "round": number} for number in range(rounds + 1)],
+        "config": {"method": method, "clients": clients, "rounds": rounds, "data": {"dataset": "digits"}},
+    }
+    (directory / METRICS_NAME).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (directory / SUMMARY_NAME).write_text(json.dumps(summary))
+
+
+async def test_a_folder_of_runs_is_browsed_and_a_thousand_clients_scroll(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "many", clients=1000, rounds=3)
+    write_run(tmp_path / "runs" / "many-local", clients=1000, rounds=3, method="local")
+    with federation(tmp_path) as running:
+        url = await start_dashboard(running, tmp_path / "runs")
+        async with browser_page(url) as watched:
+            page = watched.page
+            await watched.shows("#run-table", "many-local")
+            await watched.shows("#compare-legend", "many-local")
+            await page.locator("#run-table a", has_text="many").first.click()
+            await watched.shows("#clients-note", "1,000 clients")
+            assert await page.locator("#client-table tbody tr").count() < 100
+            await page.locator("#client-scroll").evaluate("element => { element.scrollTop = element.scrollHeight }")
+            await watched.shows("#client-table tbody", "client 999")
+            await page.locator("#client-table thead button", has_text="Accuracy").click()
+            await page.locator("#client-table th[aria-sort=descending]").wait_for()
+            await page.locator("#client-filter").fill("client 77")
+            await watched.shows("#clients-note", "19 of 1,000 clients")
+            await watched.shows("#gain-legend", "of 1,000 clients better")
+            await watched.shows("#prototypes", "No prototypes were kept")
+            assert watched.problems == []
+
+
+async def test_a_page_reconnects_when_the_server_is_started_again(tmp_path: Path) -> None:
+    with federation(tmp_path) as running:
+        server = await start_server(running, *RUN, *DATA)
+        url = await start_dashboard(running, "--server", running.address)
+        async with browser_page(url) as watched:
+            await watched.shows("#prototypes", "does not share its prototypes")
+            server.kill()
+            await watched.shows("#notice", "reconnecting")
+            await start_server(running, *RUN, *DATA)
+            await watched.page.locator("#notice", has_text="reconnecting").wait_for(state="hidden", timeout=60_000)
