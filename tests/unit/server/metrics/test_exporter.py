@@ -168,7 +168,7 @@ async def test_a_metrics_port_in_use_is_a_configuration_error(host: str) -> None
 async def test_a_metrics_address_other_machines_can_reach_is_warned_about(
     host: str, warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(Monitor, "listen", lambda *_: 9464)
+    monkeypatch.setattr(Monitor, "listen", lambda *_, **__: 9464)
     server = Server(ServerConfig(listen=ListenConfig(metrics_port=9464, metrics_host=host, state_dir=tmp_path)))
     server._serve_metrics()
     assert (f"metrics are readable, unencrypted, by any host that reaches {host}" in caplog.text) is warned
