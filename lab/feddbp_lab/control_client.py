@@ -14,6 +14,7 @@ import grpc
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
+from feddbp_common.config.run import MAX_CLIENTS
 from feddbp_common.errors import ExitCode, FedDBPError
 from feddbp_common.rpc.credentials import OPERATOR, ClientCredentials
 from feddbp_common.rpc.diagnosis import find_mistake
@@ -51,6 +52,12 @@ class ServerUnreachableError(FedDBPError):
     exit_code = ExitCode.UNREACHABLE
 
 
+class InvalidStatusError(FedDBPError):
+    """The server answers with something that is not a status."""
+
+    exit_code = ExitCode.INVALID_REPLY
+
+
 class RequestRefusedError(FedDBPError):
     """The server answers, and refuses the request."""
 
@@ -60,6 +67,28 @@ class RequestRefusedError(FedDBPError):
         super().__init__(message)
         self.transient = transient
         """Whether the same request may be accepted later."""
+
+
+class StatusPages:
+    """Joins the pages of a status."""
+
+    def __init__(self) -> None:
+        self.whole = pb.RunStatus()
+        self.next_client: int | None = None
+        """From which client on the next page lists; None after the last."""
+        self._begun = False
+
+    def add(self, page: pb.RunStatus) -> None:
+        before = self.next_client or 0
+        self.next_client = page.next_client if page.HasField("next_client") else None
+        if self._begun:
+            self.whole.clients.extend(page.clients)
+        else:
+            self.whole.CopyFrom(page)
+            self.whole.ClearField("next_client")
+        self._begun = True
+        if len(self.whole.clients) > MAX_CLIENTS or (self.next_client is not None and self.next_client <= before):
+            raise InvalidStatusError("the server's status has pages without end")
 
 
 async def get_status(address: str, credentials: ClientCredentials = _NO_CREDENTIALS) -> pb.RunStatus:
@@ -74,8 +103,12 @@ async def call_control(
         stub: pb_grpc.ControlAsyncStub = pb_grpc.ControlStub(channel)
         try:
             call = getattr(stub, type(request).__name__.removesuffix("Request"))
-            status: pb.RunStatus = await call(request, timeout=CALL_SECONDS, metadata=credentials.metadata())
-            return status
+            status = StatusPages()
+            status.add(await call(request, timeout=CALL_SECONDS, metadata=credentials.metadata()))
+            while status.next_client is not None:
+                following = pb.GetStatusRequest(clients_from=status.next_client)
+                status.add(await stub.GetStatus(following, timeout=CALL_SECONDS, metadata=credentials.metadata()))
+            return status.whole
         except grpc.aio.AioRpcError as error:
             raise await _explain(error, address, credentials) from None
 
@@ -118,8 +151,12 @@ async def _open_stream(address: str, credentials: ClientCredentials) -> AsyncGen
     # a new channel every time: a kept one would wait for its own, longer, reconnection backoff
     async with credentials.channel(address, OPERATOR, CHANNEL_OPTIONS) as channel:
         stub: pb_grpc.ControlAsyncStub = pb_grpc.ControlStub(channel)
-        async for status in stub.WatchStatus(pb.WatchStatusRequest(), metadata=credentials.metadata()):
-            yield status
+        status = StatusPages()
+        async for page in stub.WatchStatus(pb.WatchStatusRequest(paged=True), metadata=credentials.metadata()):
+            status.add(page)
+            if status.next_client is None:
+                yield status.whole
+                status = StatusPages()
 
 
 async def _explain(error: grpc.aio.AioRpcError, address: str, credentials: ClientCredentials) -> FedDBPError:

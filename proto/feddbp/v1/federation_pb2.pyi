@@ -1597,12 +1597,17 @@ class GetStatusRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    CLIENTS_FROM_FIELD_NUMBER: _builtins.int
+    clients_from: _builtins.int
+    """Lists the clients from this id on: the `next_client` of the page before, 0 for the first page."""
     def __init__(
         self,
+        *,
+        clients_from: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients_from", b"clients_from"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1614,12 +1619,17 @@ class WatchStatusRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    PAGED_FIELD_NUMBER: _builtins.int
+    paged: _builtins.bool
+    """All pages of every state, in order; the last one has no `next_client`. Without it only the first page of each."""
     def __init__(
         self,
+        *,
+        paged: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["paged", b"paged"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1802,6 +1812,7 @@ class RunStatus(_message.Message):
     NEVER_JOINED_FIELD_NUMBER: _builtins.int
     TRAINING_ALONE_FIELD_NUMBER: _builtins.int
     BLOCKED_FIELD_NUMBER: _builtins.int
+    NEXT_CLIENT_FIELD_NUMBER: _builtins.int
     ACCURACY_CLIENTS_FIELD_NUMBER: _builtins.int
     HEALTH_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
@@ -1834,6 +1845,10 @@ class RunStatus(_message.Message):
     """Number of clients of the run, with ids 0 to total_clients - 1; 0 before 0.2.0."""
     training_alone: _builtins.bool
     """Whether only one of several clients takes part."""
+    next_client: _builtins.int
+    """The client from which the next page lists: one message holds as many as fit. Absent on the last page. Later pages
+    have the id of the run, the phase, the round and their clients only.
+    """
     accuracy_clients: _builtins.int
     """Clients that mean_accuracy is over; absent before 0.2.0."""
     @_builtins.property
@@ -1892,21 +1907,26 @@ class RunStatus(_message.Message):
         never_joined: _abc.Iterable[_builtins.int] | None = ...,
         training_alone: _builtins.bool = ...,
         blocked: _abc.Iterable[_builtins.int] | None = ...,
+        next_client: _builtins.int | None = ...,
         accuracy_clients: _builtins.int | None = ...,
         health: Global___ServerHealth | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_accuracy_clients", b"_accuracy_clients", "_mean_accuracy", b"_mean_accuracy", "accuracy_clients", b"accuracy_clients", "health", b"health", "mean_accuracy", b"mean_accuracy", "time_left", b"time_left"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_accuracy_clients", b"_accuracy_clients", "_mean_accuracy", b"_mean_accuracy", "_next_client", b"_next_client", "accuracy_clients", b"accuracy_clients", "health", b"health", "mean_accuracy", b"mean_accuracy", "next_client", b"next_client", "time_left", b"time_left"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accuracy_clients", b"_accuracy_clients", "_mean_accuracy", b"_mean_accuracy", "accuracy_clients", b"accuracy_clients", "blocked", b"blocked", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "clients", b"clients", "health", b"health", "held_phase", b"held_phase", "incidents", b"incidents", "mean_accuracy", b"mean_accuracy", "method", b"method", "min_clients", b"min_clients", "missing", b"missing", "never_joined", b"never_joined", "phase", b"phase", "reason", b"reason", "refusals", b"refusals", "round", b"round", "rounds", b"rounds", "run_id", b"run_id", "software_version", b"software_version", "time_left", b"time_left", "total_clients", b"total_clients", "training_alone", b"training_alone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accuracy_clients", b"_accuracy_clients", "_mean_accuracy", b"_mean_accuracy", "_next_client", b"_next_client", "accuracy_clients", b"accuracy_clients", "blocked", b"blocked", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "clients", b"clients", "health", b"health", "held_phase", b"held_phase", "incidents", b"incidents", "mean_accuracy", b"mean_accuracy", "method", b"method", "min_clients", b"min_clients", "missing", b"missing", "never_joined", b"never_joined", "next_client", b"next_client", "phase", b"phase", "reason", b"reason", "refusals", b"refusals", "round", b"round", "rounds", b"rounds", "run_id", b"run_id", "software_version", b"software_version", "time_left", b"time_left", "total_clients", b"total_clients", "training_alone", b"training_alone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__accuracy_clients: _TypeAlias = _typing.Literal["accuracy_clients"]  # noqa: Y015
     _WhichOneofArgType__accuracy_clients: _TypeAlias = _typing.Literal["_accuracy_clients", b"_accuracy_clients"]  # noqa: Y015
     _WhichOneofReturnType__mean_accuracy: _TypeAlias = _typing.Literal["mean_accuracy"]  # noqa: Y015
     _WhichOneofArgType__mean_accuracy: _TypeAlias = _typing.Literal["_mean_accuracy", b"_mean_accuracy"]  # noqa: Y015
+    _WhichOneofReturnType__next_client: _TypeAlias = _typing.Literal["next_client"]  # noqa: Y015
+    _WhichOneofArgType__next_client: _TypeAlias = _typing.Literal["_next_client", b"_next_client"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__accuracy_clients) -> _WhichOneofReturnType__accuracy_clients | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__mean_accuracy) -> _WhichOneofReturnType__mean_accuracy | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__next_client) -> _WhichOneofReturnType__next_client | None: ...
 
 Global___RunStatus: _TypeAlias = RunStatus  # noqa: Y015
 

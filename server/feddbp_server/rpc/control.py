@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
+from typing import Final
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
@@ -13,6 +15,10 @@ from feddbp_server.rpc.status_reply import status_of
 from feddbp_server.run.coordinator import Coordinator
 from feddbp_server.run.limits import Limits
 from feddbp_server.run.refusals import RefusedError
+
+_REST_FACTOR: Final = 10.0
+"""Between two statuses of a stream pass this many times what the last one took."""
+_LONGEST_REST: Final = 5.0
 
 
 class ControlService(pb_grpc.ControlServicer):
@@ -29,7 +35,7 @@ class ControlService(pb_grpc.ControlServicer):
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.RunStatus:
         self._identity.check_operator(context)
-        return self._status()
+        return self._status(request.clients_from)
 
     async def WatchStatus(self, request: pb.WatchStatusRequest, context: Context) -> AsyncIterator[pb.RunStatus]:
         self._identity.check_operator(context)
@@ -40,11 +46,16 @@ class ControlService(pb_grpc.ControlServicer):
         try:
             while True:
                 changed = run.upcoming_change()
-                yield self._status()
-                if run.state.phase.is_final or run.draining:
+                over = run.state.phase.is_final or run.draining
+                begun = time.monotonic()
+                async for page in self._pages(all_of_them=request.paged):
+                    yield page
+                if over:
                     return
                 await changed.wait()
-                await asyncio.sleep(self._limits.status_interval.total_seconds())
+                # a status of many clients takes its time, of which the rest of the server keeps the larger share
+                rest = _REST_FACTOR * (time.monotonic() - begun)
+                await asyncio.sleep(min(max(self._limits.status_interval.total_seconds(), rest), _LONGEST_REST))
         finally:
             self._watchers -= 1
 
@@ -97,5 +108,13 @@ class ControlService(pb_grpc.ControlServicer):
         async for row in self._events.client_prototypes(request):
             yield row
 
-    def _status(self) -> pb.RunStatus:
-        return status_of(self._coordinator.view)
+    async def _pages(self, *, all_of_them: bool) -> AsyncIterator[pb.RunStatus]:
+        page = self._status()
+        yield page
+        while all_of_them and page.HasField("next_client"):
+            await asyncio.sleep(0)  # other calls are answered between two pages
+            page = self._status(page.next_client)
+            yield page
+
+    def _status(self, clients_from: int = 0) -> pb.RunStatus:
+        return status_of(self._coordinator.view, clients_from=clients_from)

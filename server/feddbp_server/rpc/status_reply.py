@@ -31,7 +31,32 @@ ACTIVITY_NAMES: Final = {
 """Activities of a client, as metrics and people read them."""
 
 
-def status_of(run: RunView) -> pb.RunStatus:
+_PAGE_BYTES: Final = 512 << 10
+"""Of the clients of one message; one client, whatever it has said of itself, is smaller."""
+_PAGE_CLIENTS: Final = 500
+"""So that no page takes the event loop for longer than a few milliseconds."""
+
+
+def status_of(run: RunView, *, clients_from: int = 0) -> pb.RunStatus:
+    """One page of the status: the first has everything of the run itself."""
+    if not clients_from:
+        status = _run_status(run)
+    else:
+        status = pb.RunStatus(run_id=run.run_id, phase=_PHASES[run.state.phase], round=run.state.round)
+    size = 0
+    for session in run.sessions():
+        if session.client_id < clients_from:
+            continue
+        if size > _PAGE_BYTES or len(status.clients) == _PAGE_CLIENTS:
+            status.next_client = session.client_id
+            break
+        client = _client_status(session, run)
+        size += client.ByteSize()
+        status.clients.append(client)
+    return status
+
+
+def _run_status(run: RunView) -> pb.RunStatus:
     state, policy, accuracy = run.state, run.policy, run.accuracy()
     status = pb.RunStatus(
         run_id=run.run_id,
@@ -41,7 +66,6 @@ def status_of(run: RunView) -> pb.RunStatus:
         round=state.round,
         rounds=policy.rounds,
         min_clients=policy.min_clients,
-        clients=[_client_status(session, run) for session in run.sessions()],
         missing=sorted(run.missing),
         reason=state.reason or run.storage_trouble,
         mean_accuracy=None if accuracy is None else accuracy.accuracy,
