@@ -23,8 +23,9 @@ from feddbp_common.artifacts import ENDPOINT_NAME
 from feddbp_common.atomic_files import replace_text
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.rpc.credentials import CertificateDirectory, is_loopback
-from feddbp_server.config import ServerConfig
-from feddbp_server.reporting.event_log import Audit
+from feddbp_server.config import ListenConfig, ServerConfig
+from feddbp_server.process import tighten
+from feddbp_server.reporting.audit import Audit
 from feddbp_server.reporting.history import RunHistory
 from feddbp_server.reporting.metrics_log import MetricsLog
 from feddbp_server.reporting.prototype_snapshots import PrototypeSnapshots
@@ -57,6 +58,7 @@ class Server:
         self._config = config
         self._limits = config.limits.in_force
         self._stopping = asyncio.Event()
+        tighten(config.listen.state_dir)
         self._store = StoreWriter(SqliteStore(config.listen.state_dir))
         self._audit = Audit(config.listen.state_dir, limits=self._limits)
         self.engine = RunEngine(
@@ -73,10 +75,12 @@ class Server:
         self.coordinator = Coordinator(self.engine, self._limits)
         self._health = health_aio.HealthServicer()
         self._monitor = self._make_monitor()
-        guard = CallGuard(self.engine.event_log, request_wait=self._limits.header_wait)
+        self._identity = _identity(config.listen)
+        classes = config.run.classes
+        guard = CallGuard(self.engine.event_log, limits=self._limits, identity=self._identity, classes=classes)
         self._grpc = grpc.aio.server(
             interceptors=[guard] if self._monitor is None else [self._monitor.meter, guard],
-            options=server_options(config.rounds.lease_in_force, self._limits),
+            options=server_options(config.rounds.lease_in_force, self._limits, classes=classes),
         )
         self.port = 0
         self.metrics_port: int | None = None
@@ -98,7 +102,7 @@ class Server:
             await self._shut_down()
 
     async def _listen(self) -> None:
-        identity = self._identity()
+        identity = self._identity
         uploads = Uploads(self.engine, self._limits)
         federation = FederationService(self.coordinator, identity=identity, uploads=uploads)
         events = RunEventStreams(self.engine, self._limits)
@@ -157,12 +161,6 @@ class Server:
         log.info("metrics are at %s://%s/metrics", scheme, _address(host, self.metrics_port))
         if not (is_loopback(host) or listen.metrics_tls):
             log.warning("metrics are readable, unencrypted, by any host that reaches %s", host)
-
-    def _identity(self) -> Identity:
-        listen = self._config.listen
-        if listen.token_file is not None:
-            return TokenAuth.from_file(listen.token_file)
-        return CertificateAuth() if listen.certs is not None else NoAuth()
 
     def _add_port(self, address: str) -> int:
         listen = self._config.listen
@@ -231,6 +229,12 @@ class Server:
         from grpc_reflection.v1alpha import reflection
 
         reflection.enable_server_reflection((FEDERATION, CONTROL, reflection.SERVICE_NAME), self._grpc)
+
+
+def _identity(listen: ListenConfig) -> Identity:
+    if listen.token_file is not None:
+        return TokenAuth.from_file(listen.token_file)
+    return CertificateAuth() if listen.certs is not None else NoAuth()
 
 
 def _address(host: str, port: int) -> str:

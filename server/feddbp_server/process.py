@@ -1,10 +1,13 @@
-"""Process settings of the server: open files, malloc arenas, BLAS threads."""
+"""Process settings of the server: open files, modes of new files, malloc arenas, BLAS threads."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import resource
+import stat
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 from threadpoolctl import threadpool_limits
@@ -15,9 +18,24 @@ _ARENAS: Final = 2
 
 def prepare_process() -> None:
     """To be called before the first thread starts: memory it allocates would stay in its arena."""
+    _keep_files_private()
     _allow_many_connections()
     _share_arenas()
     _multiply_in_one_thread()
+
+
+def _keep_files_private() -> None:
+    """New files are readable by the server's user alone: uploads and the audit log are nobody else's."""
+    os.umask(0o077)
+
+
+def tighten(directory: Path) -> None:
+    """Takes the rights of other users from the files of a state directory, which an earlier version left readable."""
+    for path in directory.rglob("*"):
+        with suppress(OSError):  # another user's file; the store says so if it is one of its own
+            mode = path.lstat().st_mode
+            if stat.S_ISREG(mode) and mode & 0o077:
+                path.chmod(stat.S_IMODE(mode) & 0o700)
 
 
 def _allow_many_connections() -> None:

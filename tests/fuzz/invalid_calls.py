@@ -71,7 +71,7 @@ _HEADERS: Final[Sequence[tuple[str, Change, pb.RefusalReason.ValueType, str]]] =
 
 _JOINS: Final[Sequence[tuple[str, Change, pb.RefusalReason.ValueType, str]]] = (
     ("no run", lambda r: r.ClearField("run_id"), pb.REFUSAL_REASON_OTHER_RUN, "run_id"),
-    ("another run", lambda r: setattr(r, "run_id", "0" * 10**5), pb.REFUSAL_REASON_OTHER_RUN, "run_id"),
+    ("another run", lambda r: setattr(r, "run_id", "0" * 10**4), pb.REFUSAL_REASON_OTHER_RUN, "run_id"),
     ("an id too high", lambda r: setattr(r, "client_id", 16), pb.REFUSAL_REASON_UNKNOWN_CLIENT, "client_id"),
     ("an id of minus one", lambda r: setattr(r, "client_id", 2**32 - 1), pb.REFUSAL_REASON_UNKNOWN_CLIENT, "client_id"),
     ("an id in use", lambda r: None, pb.REFUSAL_REASON_ID_IN_USE, "client_id"),
@@ -81,10 +81,10 @@ _JOINS: Final[Sequence[tuple[str, Change, pb.RefusalReason.ValueType, str]]] = (
     ("no samples", lambda r: _put(r.data.label_counts, [0] * 5), _REQUEST, "label_counts"),
     ("too many samples", lambda r: _put(r.data.label_counts, [2**32 - 1] * 5), _REQUEST, "label_counts"),
     ("too many tests", lambda r: setattr(r.data, "test_samples", 2**32 - 1), _REQUEST, "test_samples"),
-    ("a long session", lambda r: setattr(r, "previous_session", "x" * 10**5), _REQUEST, "previous_session"),
+    ("a long session", lambda r: setattr(r, "previous_session", "x" * 10**4), _REQUEST, "previous_session"),
     ("a long name", lambda r: setattr(r.capabilities, "architecture", "名" * 257), _REQUEST, "architecture"),
     ("a name of two lines", lambda r: setattr(r.capabilities, "architecture", "a\nb"), _REQUEST, "architecture"),
-    ("a long device", lambda r: setattr(r.capabilities, "device", "x" * 10**5), _REQUEST, "device"),
+    ("a long device", lambda r: setattr(r.capabilities, "device", "x" * 10**4), _REQUEST, "device"),
     ("a strange version", lambda r: setattr(r.capabilities, "software_version", "\x00"), _REQUEST, "software_version"),
 )
 _REPORTS: Final[Sequence[tuple[str, Change, pb.RefusalReason.ValueType, str]]] = (
@@ -96,9 +96,9 @@ _REPORTS: Final[Sequence[tuple[str, Change, pb.RefusalReason.ValueType, str]]] =
     ("more right than asked", lambda r: setattr(r.metrics.accuracies[0], "correct", 6), _REQUEST, "accuracies"),
     ("a rule without a name", lambda r: r.metrics.accuracies[0].ClearField("rule"), _REQUEST, "accuracies"),
     ("a rule twice", lambda r: r.metrics.accuracies.add(rule="head"), _REQUEST, "accuracies"),
-    ("a long rule", lambda r: setattr(r.metrics.accuracies[0], "rule", "x" * 10**5), _REQUEST, "accuracies"),
+    ("a long rule", lambda r: setattr(r.metrics.accuracies[0], "rule", "x" * 10**4), _REQUEST, "accuracies"),
     ("too many rules", lambda r: r.metrics.accuracies.extend(_rules(100)), _REQUEST, "accuracies"),
-    ("a long inference", lambda r: setattr(r.metrics, "inference", "x" * 10**5), _REQUEST, "inference"),
+    ("a long inference", lambda r: setattr(r.metrics, "inference", "x" * 10**4), _REQUEST, "inference"),
     ("a loss that is none", lambda r: setattr(r.metrics.losses[0], "value", float("nan")), _REQUEST, "losses"),
     ("an endless loss", lambda r: setattr(r.metrics.losses[0], "value", float("-inf")), _REQUEST, "losses"),
     ("a loss twice", lambda r: r.metrics.losses.add(name="total"), _REQUEST, "losses"),
@@ -123,6 +123,15 @@ def invalid_calls(open_round: OpenRound) -> Iterator[InvalidCall]:
         yield _changed("Report", what, report, change), reason, field
     yield _upload(open_round, "a digest of 31 bytes", lambda _: None, sha256=bytes(31)), _PAYLOAD, "sha256"
     yield _upload(open_round, "a wrong digest", lambda _: None, sha256=bytes(32)), _PAYLOAD, "sha256"
+    large: tuple[tuple[str, Message], ...] = (
+        ("Join", pb.JoinRequest(run_id="0" * 10**5)),
+        ("Follow", pb.FollowRequest(session="x" * 10**5)),
+        ("Report", pb.ReportRequest(session="x" * 3 * 10**5)),
+        ("GetRun", pb.GetRunRequest(software_version="x" * 10**5)),
+        ("Stop", pb.StopRequest(reason="x" * 10**5)),
+    )
+    for method, message in large:
+        yield _changed(method, "too large", message), pb.REFUSAL_REASON_TOO_LARGE, "request"
     for round_number in (0, 2, 2**32 - 1):
         download = pb.DownloadRequest(session=open_round.sessions[0], round=round_number)
         yield _changed("Download", "another round", download), pb.REFUSAL_REASON_WRONG_ROUND, "round"

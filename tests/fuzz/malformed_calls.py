@@ -18,7 +18,7 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.errors import PayloadError
 from feddbp_common.wire import Encoded, FisherScores, Payload, decode, digest_of, encode
 
-MESSAGE_LIMIT: Final = 1 << 20
+MESSAGE_LIMIT: Final = 384 << 10
 """Bytes of one message; gRPC refuses a longer one."""
 
 

@@ -116,7 +116,7 @@ async def test_leaves_and_failures_are_logged_with_the_clients_reason(running_fe
     await connection.leave(client.session, "maintenance")
     (failed,), (left,) = audit(running_federation, "failed"), audit(running_federation, "left")
     assert (failed["client"], failed["round"]) == (0, 0)
-    assert failed["cause"].startswith("out of memory on the second line xxx")
+    assert failed["cause"].startswith(r"out of memory\non the second\tline xxx")
     assert len(failed["cause"]) == 500
     assert (left["client"], left["reason"]) == (0, "maintenance")
     await connection.close()
@@ -169,6 +169,6 @@ async def test_a_flood_of_refusals_is_counted_but_does_not_fill_the_disk(running
     server.terminate()
     await exits(server, ExitCode.INTERRUPTED)
     written = len(audit(running_federation, "refused"))
-    assert 1_000 <= written < sent
+    assert 100 <= written < sent
     assert written + sum(entry["refusals"] for entry in audit(running_federation, "flood")) == sent
     assert server.log.count("refused Join") == written

@@ -21,7 +21,7 @@ from feddbp_common.config.features import supported_features
 from feddbp_common.config.run import RunConfig
 from feddbp_common.config.training import TrainingConfig
 from feddbp_common.wire import Encoded, FisherScores, Payload, PrototypeSet, decode, encode
-from feddbp_server.reporting.event_log import Audit
+from feddbp_server.reporting.audit import Audit
 from feddbp_server.reporting.history import RunHistory
 from feddbp_server.reporting.metrics_log import MetricsLog
 from feddbp_server.reporting.prototype_snapshots import PrototypeSnapshots

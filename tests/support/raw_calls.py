@@ -66,9 +66,15 @@ class RawAnswer:
 class RawChannel:
     """A channel that sends any bytes to any method."""
 
-    def __init__(self, address: str, *, compression: grpc.Compression | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        compression: grpc.Compression | None = None,
+        options: Sequence[tuple[str, int]] = (),
+    ) -> None:
         # a connection of its own, not one shared with other channels to the same address
-        options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+        options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1), *options]
         self._channel = grpc.aio.insecure_channel(address, options=options, compression=compression)
         self._methods = {name: self._generic(name) for name in METHODS}
 

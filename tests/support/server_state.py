@@ -46,7 +46,7 @@ def run_digest(status: pb.RunStatus) -> str:
     """SHA-256 over the status of the run, without times, addresses and counters of calls."""
     lasting = pb.RunStatus()
     lasting.CopyFrom(status)
-    for passing in ("incidents", "refusals", "time_left"):
+    for passing in ("incidents", "refusals", "time_left", "health"):
         lasting.ClearField(passing)
     for client in lasting.clients:
         client.ClearField("last_seen")

@@ -24,6 +24,8 @@ from feddbp_server.strategies import RunFacts, Shapes, Strategy, Upload
 LabelCounts = Callable[[int], Sequence[int]]
 """A client's training samples per class, by client id."""
 
+_REPLY_INLINE_BYTES: Final = 256 << 10
+"""Up to this size of a client's upload its reply is computed on the event loop: a thread would cost more."""
 _GROUP_UPLOADS: Final = 16
 """Uploads read from the store at a time; two groups bound the memory of closing a round."""
 _NORMS_INLINE_BYTES: Final = 1 << 20
@@ -198,7 +200,9 @@ class Aggregator:
         if own is None:
             return state.reply
         if sources is Sources.ALL:
-            return self._encoded_reply(state.payload, own)
+            if _bytes_of(own) <= _REPLY_INLINE_BYTES:
+                return self._encoded_reply(state.payload, own)
+            return await asyncio.to_thread(self._encoded_reply, state.payload, own)
         payloads = {client_id: own}
         if sources is Sources.FINISHED:
             finished = await self._store.run(lambda store: self._finished_uploads(store, round_number))

@@ -10,8 +10,10 @@ import logging
 import socket
 import socketserver
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from contextlib import suppress
 from http.server import ThreadingHTTPServer
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -89,7 +91,13 @@ class _Scrape(MetricsHandler):
 
 
 class _Listener(ThreadingHTTPServer):
-    """A daemon thread per request, up to a limit."""
+    """A daemon thread per request, up to a limit; beyond it the oldest has to go, unless it is new itself.
+
+    A scrape takes milliseconds: the oldest is one that reads slowly, or not at all.
+    """
+
+    request_queue_size = 64
+    """The default is 5: beyond it a scraper's connection is tried again only after a second."""
 
     def __init__(
         self,
@@ -102,7 +110,10 @@ class _Listener(ThreadingHTTPServer):
         self._scrape_seconds = limits.scrape_wait.total_seconds()
         family, _, _, _, found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         self.address_family = family
-        self._free = threading.Semaphore(limits.scrapes)
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._began: dict[socket.socket, float] = {}
+        """When each request began, oldest first."""
         super().__init__((str(found[0]), int(found[1])), handler)
 
     def server_bind(self) -> None:
@@ -110,20 +121,37 @@ class _Listener(ThreadingHTTPServer):
         socketserver.TCPServer.server_bind(self)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._free.acquire(blocking=False):
+        if not self._make_room(request):
             self.shutdown_request(request)
             return
         try:
             super().process_request(request, client_address)
         except BaseException:  # no thread could be started
-            self._free.release()
+            self._forget(request)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._free.release()
+            self._forget(request)
+
+    def _make_room(self, request: socket.socket) -> bool:
+        now = time.monotonic()
+        with self._lock:
+            if len(self._began) >= self._limits.scrapes:
+                oldest = next(iter(self._began))
+                if now - self._began[oldest] < self._limits.scrape_turn.total_seconds():
+                    return False
+                del self._began[oldest]
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread, which reads or writes, fails at once
+            self._began[request] = now
+        return True
+
+    def _forget(self, request: socket.socket) -> None:
+        with self._lock:
+            self._began.pop(request, None)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         """Handles a request in its thread, in which the handshake of TLS may take its time, too."""

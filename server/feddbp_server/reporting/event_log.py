@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import errno
-import io
-import json
 import logging
-import os
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_common.artifacts import AUDIT_NAME
 from feddbp_common.humanize import address_text, client_names, human_seconds
+from feddbp_common.printable import printable
 from feddbp_common.version import VERSION
 from feddbp_server.aggregation.screening import Screening
+from feddbp_server.reporting.audit import Audit, RateLimit
 from feddbp_server.reporting.round_lines import ClosedRound, RoundLines
-from feddbp_server.run.limits import DEFAULT_LIMITS, Limits
+from feddbp_server.run.limits import Limits
 from feddbp_server.run.participants import Waiting
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.sessions import Session
@@ -39,132 +33,11 @@ from feddbp_server.run.state_machine import (
     RunBegan,
     RunEnded,
 )
-from feddbp_server.run.validation import one_line
-from feddbp_server.store import StoreError
 
 log = logging.getLogger("feddbp.server")
 
 _WAITING_LINES: Final = 30
 """Lines about joins at once; with more clients, one a second."""
-
-
-class RateLimit:
-    """A token bucket: events that callers can repeat at will must not fill the disk."""
-
-    def __init__(self, burst: int, *, per_second: float, clock: Callable[[], float]) -> None:
-        self._burst = float(burst)
-        self._per_second = per_second
-        self._clock = clock
-        self._left, self._counted_at = self._burst, clock()
-        self._withheld = 0
-
-    def take(self) -> bool:
-        """Whether one more is allowed; if not, it is counted as withheld."""
-        now = self._clock()
-        self._left = min(self._left + (now - self._counted_at) * self._per_second, self._burst)
-        self._counted_at = now
-        if self._left < 1:
-            self._withheld += 1
-            return False
-        self._left -= 1
-        return True
-
-    def take_withheld(self) -> int:
-        """How many were withheld since the last call."""
-        withheld, self._withheld = self._withheld, 0
-        return withheld
-
-
-class Audit:
-    """The audit log: joins, uploads, refusals and their reasons, one JSON object a line, append only.
-
-    A call never fails because its entry cannot be written.
-    """
-
-    def __init__(
-        self, directory: Path, *, limits: Limits = DEFAULT_LIMITS, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            self._file = (directory / AUDIT_NAME).open("ab", buffering=0)
-        except OSError as error:
-            raise StoreError(f"the state directory {directory} cannot be used: {error.strerror}") from error
-        self._lost = 0
-        self._limits = limits
-        self._clock = clock
-        self._refusals = RateLimit(limits.audited_refusals, per_second=limits.audited_refusals_per_second, clock=clock)
-        self._of_clients: dict[tuple[int, str], RateLimit] = {}
-        self.recorded: Counter[str] = Counter()
-        """Entries since the server started, by kind, whether or not they could be written."""
-        self.refused: Counter[tuple[str, str]] = Counter()
-        """Refused calls since the server started, by method and reason."""
-
-    @property
-    def refusals(self) -> Counter[str]:
-        """Refused calls since the server started, by reason."""
-        by_reason: Counter[str] = Counter()
-        for (_, reason), times in self.refused.items():
-            by_reason[reason] += times
-        return by_reason
-
-    def record(self, what: str, *, client: int | None = None, **facts: Any) -> None:
-        self.recorded[what] += 1
-        entry = {"at": datetime.now(UTC).isoformat(timespec="milliseconds"), "what": what, "client": client, **facts}
-        try:
-            append_line(self._file, json.dumps(entry))
-        except OSError as error:
-            if not self._lost:
-                log.error("the audit log cannot be written: %s", error.strerror)
-            self._lost += 1
-            return
-        if self._lost:
-            log.warning("the audit log can be written again; %d entries are missing", self._lost)
-            self._lost = 0
-
-    def record_client_event(self, what: str, *, client: int, **facts: Any) -> bool:
-        """Counts an event of a client, and writes it unless there is a flood of them; returns whether it did."""
-        rate_limit = self._of_clients.get((client, what))
-        if rate_limit is None:
-            rate_limit = RateLimit(
-                self._limits.audited_client_events,
-                per_second=self._limits.audited_client_events_per_second,
-                clock=self._clock,
-            )
-            self._of_clients[client, what] = rate_limit
-        if not rate_limit.take():
-            self.recorded[what] += 1
-            return False
-        self._record_flood(rate_limit, what, client)
-        self.record(what, client=client, **facts)
-        return True
-
-    def record_refusal(self, call: str, refusal: RefusedError, *, client: int | None, peer: str) -> bool:
-        """Counts a refusal, and writes it unless there is a flood of them; returns whether it did."""
-        self.refused[call, refusal.reason_name] += 1
-        if not self._refusals.take():
-            return False
-        self._record_flood(self._refusals, "refusals")
-        self.record(
-            "refused",
-            client=client,
-            call=call,
-            peer=peer,
-            reason=refusal.reason_name,
-            field=refusal.details.field or None,
-            message=str(refusal),
-        )
-        return True
-
-    def close(self) -> None:
-        self._record_flood(self._refusals, "refusals")
-        for (client, what), rate_limit in self._of_clients.items():
-            self._record_flood(rate_limit, what, client)
-        self._file.close()
-
-    def _record_flood(self, rate_limit: RateLimit, of_what: str, client: int | None = None) -> None:
-        withheld = rate_limit.take_withheld()
-        if withheld:
-            self.record("flood", client=client, **{of_what: withheld})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +47,13 @@ class Incident:
     at: float
     client_id: int | None
     message: str
+    of_stranger: bool = False
+
+    def is_like(self, client_id: int | None, *, of_stranger: bool) -> bool:
+        """Whether it takes the place of the same party: of all strangers, or of one client."""
+        if of_stranger or self.of_stranger:
+            return of_stranger and self.of_stranger
+        return client_id is not None and client_id == self.client_id
 
 
 class EventLog:
@@ -200,11 +80,13 @@ class EventLog:
         self._changed = changed
         """Called after a new incident."""
 
-    def incident(self, client_id: int | None, message: str) -> None:
-        of_client = [known for known in self.incidents if client_id is not None and known.client_id == client_id]
-        if len(of_client) >= self._limits.incidents_per_client:
-            self.incidents.remove(of_client[0])
-        self.incidents.append(Incident(at=time.time(), client_id=client_id, message=message))
+    def incident(self, client_id: int | None, message: str, *, of_stranger: bool = False) -> None:
+        """`of_stranger`: the caller has not authenticated, and the client is the one that it claims to be."""
+        limits = self._limits
+        alike = [known for known in self.incidents if known.is_like(client_id, of_stranger=of_stranger)]
+        if len(alike) >= (limits.incidents_of_strangers if of_stranger else limits.incidents_per_client):
+            self.incidents.remove(alike[0])
+        self.incidents.append(Incident(at=time.time(), client_id=client_id, message=message, of_stranger=of_stranger))
         self._changed()
 
     def shown(self, *clients: int) -> str:
@@ -226,7 +108,7 @@ class EventLog:
             )
 
     def left(self, session: Session, reason: str) -> None:
-        shown = one_line(reason, self._limits.text_characters)
+        shown = printable(reason, self._limits.text_characters)
         if self.audit.record_client_event("left", client=session.client_id, reason=shown):
             log.info("%s left: %s", self.shown(session.client_id), shown or "no reason given")
 
@@ -271,18 +153,19 @@ class EventLog:
 
     def _could_not(self, what: str, verb: str, session: Session, round_number: int, cause: str) -> None:
         """A client has not completed a round, for the cause that it gives."""
-        shown = one_line(cause, self._limits.text_characters) or "no cause given"
+        shown = printable(cause, self._limits.text_characters) or "no cause given"
         if self.audit.record_client_event(what, client=session.client_id, round=round_number, cause=shown):
             where = self.rounds.name(round_number)
             log.warning("%s %s %s: %s", self.shown(session.client_id), verb, where, shown)
             self.incident(session.client_id, f"{verb} {where}: {shown}")
 
-    def refused(self, call: str, refusal: RefusedError, *, peer: str) -> None:
+    def refused(self, call: str, refusal: RefusedError, *, peer: str, caller: str | None = None) -> None:
         """A flood of refusals is only counted: it must not displace other incidents."""
-        if self.audit.record_refusal(call, refusal, client=refusal.client_id, peer=peer):
+        if self.audit.record_refusal(call, refusal, client=refusal.client_id, peer=peer, caller=caller):
             whose = "" if refusal.client_id is None else f" of {self.shown(refusal.client_id)}"
             log.warning("refused %s%s (%s): %s", call, whose, refusal.reason_name, refusal)
-            self.incident(refusal.client_id, f"refused {call} ({refusal.reason_name}): {refusal}")
+            shown = f"refused {call} ({refusal.reason_name}): {refusal}"
+            self.incident(refusal.client_id, shown, of_stranger=caller == "")
 
     def storage(self, trouble: str) -> None:
         """The store is not writable because of `trouble`, or is writable again if that is empty."""
@@ -294,7 +177,7 @@ class EventLog:
 
     def operated(self, what: str, client: int, reason: str = "") -> None:
         """An operator has dropped, blocked or allowed a client."""
-        shown = one_line(reason, self._limits.text_characters)
+        shown = printable(reason, self._limits.text_characters)
         self.audit.record(f"{what}_by_operator", client=client, reason=shown)
         log.warning("an operator has %s %s%s", what, self.shown(client), f": {shown}" if shown else "")
 
@@ -373,16 +256,3 @@ class EventLog:
                 self.audit.record("ended", phase=phase.value, reason=reason)
                 level = logging.INFO if phase is Phase.FINISHED else logging.ERROR
                 log.log(level, "the run %s: %s", phase.value, reason)
-
-
-def append_line(file: io.FileIO, line: str) -> None:
-    """Adds a line to an unbuffered file, or nothing at all where there is no room for all of it."""
-    end = file.seek(0, os.SEEK_END)
-    encoded = f"{line}\n".encode()
-    try:
-        if file.write(encoded) != len(encoded):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    except OSError:
-        with suppress(OSError):
-            file.truncate(end)
-        raise

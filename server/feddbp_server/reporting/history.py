@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.artifacts import CLIENTS_NAME, ROUNDS_NAME
-from feddbp_server.reporting.event_log import append_line
+from feddbp_server.reporting.audit import append_line
 from feddbp_server.reporting.metrics_log import Report
 from feddbp_server.run.sessions import Session
 

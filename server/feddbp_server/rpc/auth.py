@@ -33,6 +33,9 @@ class Identity(Protocol):
     def check_party(self, context: Context) -> None:
         """Refuses a caller that is neither a client nor the operator."""
 
+    def name_of(self, context: Context) -> str | None:
+        """The name of a caller that has authenticated, empty if it has not; None where no caller does."""
+
 
 class NoAuth:
     """No check: for loopback, and for --insecure."""
@@ -48,6 +51,9 @@ class NoAuth:
 
     def check_party(self, context: Context) -> None:
         pass
+
+    def name_of(self, context: Context) -> str | None:
+        return None
 
 
 class _SubjectAuth(ABC):
@@ -83,6 +89,10 @@ class CertificateAuth(_SubjectAuth):
         names = _names_of(context)
         if len(names) != 1 or not is_party(names[0]):
             raise _not_authorised("certificate", f"{_shown(names)} names neither a client nor the operator")
+
+    def name_of(self, context: Context) -> str | None:
+        names = _names_of(context)
+        return names[0] if len(names) == 1 else ""
 
 
 class TokenAuth(_SubjectAuth):
@@ -120,6 +130,10 @@ class TokenAuth(_SubjectAuth):
         token = _token_of(context)
         if not any(hmac.compare_digest(token, known.encode()) for known in self._tokens.values()):
             raise _not_authorised("token", "unknown token")
+
+    def name_of(self, context: Context) -> str | None:
+        token = _token_of(context)
+        return next((name for name, known in self._tokens.items() if hmac.compare_digest(token, known.encode())), "")
 
 
 def _names_of(context: Context) -> list[str]:

@@ -108,13 +108,13 @@ class FederationService(pb_grpc.FederationServicer):
             return pb.LeaveResponse()
 
 
-def server_options(lease: timedelta, limits: Limits) -> list[tuple[str, int]]:
+def server_options(lease: timedelta, limits: Limits, *, classes: int) -> list[tuple[str, int]]:
     """Options of the gRPC server: pings that notice a lost client before its lease ends, and limits on messages."""
     return [
         *keepalive_options(lease),
         # clients ping as often as they need to: that is no reason to close their connection
         ("grpc.http2.max_ping_strikes", 0),
-        ("grpc.max_receive_message_length", limits.message_bytes),
+        ("grpc.max_receive_message_length", limits.message_bytes + limits.bytes_per_class * classes),
         ("grpc.max_metadata_size", limits.metadata_bytes),
         ("grpc.max_concurrent_streams", limits.streams_per_connection),
         # never share a port with a second server: a bind error has to be an error

@@ -11,7 +11,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from datetime import timedelta
+from contextlib import aclosing
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
@@ -21,8 +21,9 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.errors import PayloadError
 from feddbp_common.rpc.failures import REFUSAL_METADATA_KEY
 from feddbp_server.reporting.event_log import EventLog
-from feddbp_server.rpc.auth import Context
+from feddbp_server.rpc.auth import Context, Identity
 from feddbp_server.rpc.status_codes import STATUS_OF
+from feddbp_server.run.limits import Limits
 from feddbp_server.run.refusals import RefusedError, as_refusal
 from feddbp_server.store import StoreError
 
@@ -33,23 +34,21 @@ log = logging.getLogger("feddbp.server")
 
 
 class _Undecodable:
-    """Takes the place of a request that could not be decoded: a deserializer must not raise."""
+    """Takes the place of a request that was not decoded: a deserializer must not raise."""
 
-    def __init__(self, error: DecodeError) -> None:
-        self._error = error
-
-    def refusal(self) -> RefusedError:
-        return RefusedError(
-            pb.REFUSAL_REASON_INVALID_REQUEST, f"the request is not a message: {self._error}", field="request"
-        )
+    def __init__(self, refusal: RefusedError) -> None:
+        self.refusal = refusal
 
 
 class CallGuard(grpc.aio.ServerInterceptor):
     """Owns how calls fail: what cannot be decoded, does not arrive or is refused ends with a status and is logged."""
 
-    def __init__(self, event_log: EventLog, *, request_wait: timedelta) -> None:
+    def __init__(self, event_log: EventLog, *, limits: Limits, identity: Identity, classes: int = 0) -> None:
         self._event_log = event_log
-        self._request_wait = request_wait
+        self._limits = limits
+        self._identity = identity
+        self._request_wait = limits.header_wait
+        self._request_bytes = limits.request_bytes + classes * limits.bytes_per_class
 
     async def intercept_service(
         self,
@@ -59,8 +58,9 @@ class CallGuard(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:  # no such method: gRPC answers this itself
             return handler
-        decode, encode = _decoder(handler.request_deserializer), handler.response_serializer
         call = handler_call_details.method.rpartition("/")[2]
+        most = self._most_bytes(call, is_upload=handler.stream_unary is not None)
+        decode, encode = _decoder(handler.request_deserializer, most), handler.response_serializer
         if handler.unary_unary is not None:
             return grpc.stream_unary_rpc_method_handler(self._unary(call, handler.unary_unary), decode, encode)
         if handler.unary_stream is not None:
@@ -68,6 +68,12 @@ class CallGuard(grpc.aio.ServerInterceptor):
         if handler.stream_unary is not None:
             return grpc.stream_unary_rpc_method_handler(self._upload(call, handler.stream_unary), decode, encode)
         return handler
+
+    def _most_bytes(self, call: str, *, is_upload: bool) -> int | None:
+        """What a request can honestly have; gRPC's own limit is that of the parts of an upload."""
+        if is_upload:
+            return None
+        return max(self._limits.report_bytes, self._request_bytes) if call == "Report" else self._request_bytes
 
     def _unary(self, call: str, method: Any) -> Any:
         async def guarded(requests: AsyncIterator[Any], context: Context) -> Any:
@@ -82,14 +88,24 @@ class CallGuard(grpc.aio.ServerInterceptor):
         if not inspect.isasyncgenfunction(method):  # it writes its responses itself
             return self._unary(call, method)
 
-        async def guarded(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
+        async def guarded(requests: AsyncIterator[Any], context: Context) -> None:
             try:
-                async for response in method(await self._only(requests), context):
-                    yield response
+                async with aclosing(method(await self._only(requests), context)) as responses:
+                    async for response in responses:
+                        await self._write(response, context)
             except Exception as error:
                 await self._fail(call, error, context)
 
         return guarded
+
+    async def _write(self, response: Any, context: Context) -> None:
+        """Sends a message; a caller that does not take it in time must not hold what is still to be sent."""
+        wait = self._limits.stalled_wait.total_seconds()
+        try:
+            async with asyncio.timeout(wait):
+                await context.write(response)
+        except TimeoutError:
+            raise RefusedError(pb.REFUSAL_REASON_BUSY, f"the caller took no message for {wait:g}s") from None
 
     def _upload(self, call: str, method: Any) -> Any:
         """The method itself bounds the wait for each part, and refuses it: it knows whose it is."""
@@ -113,7 +129,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
         if request is None:
             raise RefusedError(pb.REFUSAL_REASON_INVALID_REQUEST, "there is no request in the call", field="request")
         if isinstance(request, _Undecodable):
-            raise request.refusal()
+            raise request.refusal
         return request
 
     async def _fail(self, call: str, error: Exception, context: Context) -> NoReturn:
@@ -125,17 +141,30 @@ class CallGuard(grpc.aio.ServerInterceptor):
             self._event_log.incident(None, f"{call} failed: {type(error).__name__}")
             await context.abort(grpc.StatusCode.INTERNAL, f"the server failed to answer {call}; its log says why")
         refusal = as_refusal(error)
-        self._event_log.refused(call, refusal, peer=context.peer())
+        caller = self._identity.name_of(context)
+        self._event_log.refused(call, refusal, peer=context.peer(), caller=caller)
         details: Any = ((REFUSAL_METADATA_KEY, refusal.details.SerializeToString()),)
         await context.abort(STATUS_OF[refusal.details.reason], str(refusal), trailing_metadata=details)
 
 
-def _decoder(decode: Any) -> Any:
+def _decoder(decode: Any, most: int | None) -> Any:
     def decoded(data: bytes) -> Any:
+        if most is not None and len(data) > most:
+            return _Undecodable(
+                RefusedError(
+                    pb.REFUSAL_REASON_TOO_LARGE, f"the request has {len(data)} bytes, at most {most}", field="request"
+                )
+            )
         try:
-            return decode(data)
+            message = decode(data)
         except DecodeError as error:
-            return _Undecodable(error)
+            return _Undecodable(
+                RefusedError(
+                    pb.REFUSAL_REASON_INVALID_REQUEST, f"the request is not a message: {error}", field="request"
+                )
+            )
+        message.DiscardUnknownFields()  # they would be stored with the message, and sent on
+        return message
 
     return decoded
 
@@ -152,5 +181,5 @@ class _Decoded:
     async def __anext__(self) -> Any:
         request = await anext(self._requests)
         if isinstance(request, _Undecodable):
-            raise request.refusal()
+            raise request.refusal
         return request

@@ -13,9 +13,11 @@ from datetime import timedelta
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.run import RunConfig
 from feddbp_common.fault_injection import fault_point
+from feddbp_common.printable import printable
 from feddbp_common.wire import chunked
 from feddbp_server.run.client_events import event_for
 from feddbp_server.run.engine import RunEngine
+from feddbp_server.run.fairness import CallsPerClient, FairSlots
 from feddbp_server.run.limits import Limits
 from feddbp_server.run.pushed_states import PushedStates, announced_round, with_state
 from feddbp_server.run.refusals import RefusedError
@@ -43,7 +45,6 @@ from feddbp_server.run.validation import (
     check_progress,
     check_report,
     check_reported_round,
-    one_line,
 )
 from feddbp_server.run.view import RunView
 from feddbp_server.store import StoreError
@@ -58,6 +59,9 @@ class Coordinator:
         self._engine = engine
         self._limits = limits
         self._states = PushedStates(engine, limits)
+        self._joins = CallsPerClient("joins", limits.joins_per_client)
+        self._downloads = CallsPerClient("downloads", limits.downloads_per_client)
+        self._replies = FairSlots(limits.replies)
         self._received_end: set[int] = set()
         """Clients that have received the end of the run."""
 
@@ -87,7 +91,7 @@ class Coordinator:
 
     async def _commit_join(self, request: pb.JoinRequest, peer: str) -> tuple[Session, str]:
         engine = self._engine
-        async with self.sessions.lock:
+        async with self._joins.one_more(request.client_id), self.sessions.lock:
             self.check_allowed(request.client_id)
             check_images(request, self.config, self.sessions.all())
             session, secret = self.sessions.prepare_join(request, engine.clock())
@@ -174,21 +178,19 @@ class Coordinator:
 
     async def download(self, session: Session, round_number: int) -> AsyncIterator[pb.DownloadPart]:
         """The client's own state for a round: its manifest, then its body in chunks."""
-        if session.downloads >= self._limits.downloads_per_session:
-            raise RefusedError(pb.REFUSAL_REASON_BUSY, "this session has too many downloads open")
-        session.downloads += 1
-        try:
+        async with self._downloads.one_more(session.client_id):
             check_download(round_number, self._engine.state)
-            encoded = await self._engine.aggregator.download(
-                session.client_id, round_number, self.sessions.label_counts, self._engine.state.left_out
-            )
+            async with self._replies.turn(session.client_id):
+                encoded = await self._engine.aggregator.download(
+                    session.client_id, round_number, self.sessions.label_counts, self._engine.state.left_out
+                )
             with self._engine.history.downloading(session.client_id, round_number):
                 yield pb.DownloadPart(manifest=encoded.manifest)
                 fault_point("server.download.sending")
                 for piece in chunked(encoded.segments):
+                    if not self.sessions.is_current(session):
+                        raise RefusedError(pb.REFUSAL_REASON_STALE_SESSION, "this session was superseded or has ended")
                     yield pb.DownloadPart(chunk=pb.Chunk(data=piece))
-        finally:
-            session.downloads -= 1
 
     def report_progress(self, session: Session, progress: pb.Progress) -> None:
         check_progress(progress)
@@ -266,7 +268,7 @@ class Coordinator:
         await self._operate(ResumeRequested())
 
     async def stop(self, reason: str) -> None:
-        shown = one_line(reason, self._limits.text_characters)
+        shown = printable(reason, self._limits.text_characters)
         await self._operate(StopRequested(shown or "stopped by an operator"))
 
     async def drop(self, client_id: int, reason: str) -> None:

@@ -20,7 +20,8 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.run import RunConfig
 from feddbp_common.fault_injection import fault_point
 from feddbp_server.aggregation.aggregator import Aggregator, GlobalState
-from feddbp_server.reporting.event_log import Audit, EventLog
+from feddbp_server.reporting.audit import Audit
+from feddbp_server.reporting.event_log import EventLog
 from feddbp_server.reporting.history import RunHistory
 from feddbp_server.reporting.metrics_log import MetricsLog, reports_in
 from feddbp_server.reporting.prototype_snapshots import PrototypeSnapshots

@@ -34,8 +34,14 @@ class Limits:
 
     streams_per_session: int = 4
     """Event streams: one, and those of lost connections that were not noticed yet."""
-    downloads_per_session: int = 4
-    """As with event streams; each holds the bytes it sends."""
+    downloads_per_client: int = 4
+    """Of all its sessions; each holds the bytes it sends."""
+    joins_per_client: int = 8
+    """At the same time; they wait for each other."""
+    replies: int = 4
+    """Personal states that are computed at the same time, one for each client."""
+    stalled_wait: timedelta = timedelta(seconds=30)
+    """For a caller to take the next message of a stream that is sent to it."""
     pushed_states: int = 32
     """States that are sent with events at the same time; more wait, or are left to be downloaded."""
     pushed_state_bytes: int = 1 << 20
@@ -52,8 +58,14 @@ class Limits:
     disconnection_wait: timedelta = timedelta(seconds=1)
     """Before a client whose event stream ended counts as lost, and before a finished server says for whom it waits."""
 
-    message_bytes: int = 1 << 20
-    """Of one message: a chunk has 256 KiB and every other message is smaller."""
+    message_bytes: int = 384 << 10
+    """Of one message: a chunk has 256 KiB and every other message is smaller, but for those that list classes."""
+    bytes_per_class: int = 12
+    """More of a message for each class of the run, for its id and its number of samples."""
+    request_bytes: int = 64 << 10
+    """Of a single request, and `bytes_per_class` more: it has names and numbers only."""
+    report_bytes: int = 192 << 10
+    """Of a report, which may have `report_entries` names."""
     metadata_bytes: int = 16 << 10
     """Of a call's metadata, which holds a token at most."""
     streams_per_connection: int = 4096
@@ -74,15 +86,29 @@ class Limits:
     """In the status: the newest ones."""
     incidents_per_client: int = 3
     """So that no client can displace every other incident."""
-    audited_refusals: int = 1000
-    """Refusals written to the audit log at once, or any caller could fill the disk; the rest are only counted."""
-    audited_refusals_per_second: float = 20.0
+    incidents_of_strangers: int = 5
+    """Of all callers together that have not authenticated where others do."""
+    audited_refusals: int = 100
+    """Refusals of one caller, by its name or else its host, that are written to the audit log at once; the rest are
+    only counted, or any caller could fill the disk."""
+    audited_refusals_per_second: float = 0.1
+    audited_strangers: int = 1000
+    """The same for all callers together that have not authenticated: they take nothing from those that have."""
+    audited_strangers_per_second: float = 1.0
+    audited_hosts: int = 1000
+    """Hosts with an allowance of their own; those beyond share one."""
+    audit_bytes: int = 16 << 20
+    """Of the audit log, which is then continued in a new file."""
+    audit_files: int = 4
+    """Older files of the audit log that are kept."""
     audited_client_events: int = 20
     """The same for each kind of event that a client can repeat, and for each client."""
     audited_client_events_per_second: float = 0.1
 
     scrapes: int = 8
     """Concurrent scrapes of the metrics, which need no authentication; each takes a thread."""
+    scrape_turn: timedelta = timedelta(seconds=1)
+    """After that a scrape has to make room for another one, if there are too many."""
     scrape_wait: timedelta = timedelta(seconds=10)
     """For a scraper that sends or receives nothing."""
     collect_wait: timedelta = timedelta(seconds=5)

@@ -29,8 +29,6 @@ class Session:
     """On the server's monotonic clock."""
     streams: int = 0
     """Open event streams."""
-    downloads: int = 0
-    """Downloads that are being sent."""
     progress: pb.Progress = field(default_factory=pb.Progress)
     peer: str = ""
     """Where it last joined or followed from, as gRPC names it; empty before that."""

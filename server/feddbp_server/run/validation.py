@@ -142,11 +142,6 @@ def check_progress(progress: pb.Progress) -> None:
         raise _invalid("epochs_done", f"is {progress.epochs_done} of {progress.epochs}")
 
 
-def one_line(text: str, limit: int) -> str:
-    """A text from the wire, cut off and made printable, so that it fits on one line of a log."""
-    return "".join(letter if letter.isprintable() else " " for letter in text[:limit])
-
-
 def wrong_round(asked: int, state: RunState) -> RefusedError:
     return RefusedError(
         pb.REFUSAL_REASON_RUN_ENDED if state.phase.is_final else pb.REFUSAL_REASON_WRONG_ROUND,

@@ -135,6 +135,22 @@ async def test_silent_scrapers_take_a_limited_number_of_threads() -> None:
                     await asyncio.sleep(0.02)
 
 
+async def test_slow_readers_make_room_for_a_scrape() -> None:
+    """They stay connected, and read nothing of what they have asked for."""
+    async with exported(Gauge("feddbp_test")) as listening:
+        with ExitStack() as slow:
+            for _ in range(DEFAULT_LIMITS.scrapes):
+                reader = slow.enter_context(socket.create_connection(("127.0.0.1", listening.port)))
+                reader.sendall(b"GET /metrics HTTP/1.1\r\n")
+            async with asyncio.timeout(DEFAULT_LIMITS.scrape_wait.total_seconds() / 2):
+                while True:
+                    try:
+                        assert "feddbp_test" in await scraped(listening.port)
+                        break
+                    except (urllib.error.URLError, ConnectionError):
+                        await asyncio.sleep(0.1)
+
+
 async def test_after_closing_neither_port_nor_thread_is_left() -> None:
     async with exported(Gauge("feddbp_test")) as listening:
         assert any(thread.name == "metrics" for thread in threading.enumerate())

@@ -31,6 +31,9 @@ class RefusingAuth:
 
     def check_party(self, context: object) -> None: ...
 
+    def name_of(self, context: object) -> str | None:
+        return ""
+
 
 async def first_of(stream: AsyncIterator[object]) -> object:
     return await anext(stream)

@@ -19,7 +19,7 @@ from run_machine import ids
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.exchange import RealType, WireConfig
 from feddbp_common.wire import Encoded, Payload, PrototypeSet, decode, digest_of, encode
-from feddbp_server.reporting.event_log import Audit
+from feddbp_server.reporting.audit import Audit
 from feddbp_server.run.limits import Limits
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.store import MemoryStore

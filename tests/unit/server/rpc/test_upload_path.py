@@ -21,6 +21,7 @@ from run_machine import ids
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_client.daemon.connection import Connection
 from feddbp_common.wire import Payload
+from feddbp_server.rpc.auth import NoAuth
 from feddbp_server.rpc.interceptors import CallGuard
 from feddbp_server.run.limits import DEFAULT_LIMITS
 from feddbp_server.store import SqliteStore
@@ -28,7 +29,7 @@ from feddbp_server.store import SqliteStore
 T = TypeVar("T")
 
 ARCHITECTURE = Path(__file__).parents[4] / "docs" / "architecture.md"
-MOST = 20
+MOST = 21
 IN_CLIENT = ContextVar("IN_CLIENT", default=False)
 """True in tasks of the client, which shares the event loop with the server."""
 
@@ -81,7 +82,7 @@ async def listening(directory: Path) -> AsyncIterator[tuple[Server, str]]:
     """A server with the interceptor and the store of the command, and its address."""
     async with Server(SqliteStore(directory), directory) as server:
         listener = grpc.aio.server(
-            interceptors=[CallGuard(server.engine.event_log, request_wait=DEFAULT_LIMITS.header_wait)]
+            interceptors=[CallGuard(server.engine.event_log, limits=DEFAULT_LIMITS, identity=NoAuth())]
         )
         pb_grpc.add_FederationServicer_to_server(server.federation, listener)
         port = listener.add_insecure_port("127.0.0.1:0")

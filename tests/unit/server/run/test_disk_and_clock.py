@@ -28,7 +28,7 @@ from run_machine import ids
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.wire import Payload
-from feddbp_server.reporting.event_log import Audit
+from feddbp_server.reporting.audit import Audit
 from feddbp_server.reporting.metrics_log import MetricsLog
 from feddbp_server.rpc.status_reply import status_of
 from feddbp_server.run.refusals import RefusedError, as_refusal
