@@ -24,7 +24,7 @@ from feddbp_common.atomic_files import replace_text
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.rpc.credentials import CertificateDirectory, is_loopback
 from feddbp_server.config import ListenConfig, ServerConfig
-from feddbp_server.process import tighten
+from feddbp_server.process import settle_heap, tighten
 from feddbp_server.reporting.audit import Audit
 from feddbp_server.reporting.history import RunHistory
 from feddbp_server.reporting.metrics_log import MetricsLog
@@ -122,6 +122,7 @@ class Server:
         self._serve_metrics()
         await self._grpc.start()
         await self._set_health()
+        settle_heap()
         self._write_endpoint()
         self._log_start()
 

@@ -1,8 +1,9 @@
-"""Process settings of the server: open files, modes of new files, malloc arenas, BLAS threads."""
+"""Process settings of the server: open files, modes of new files, malloc, BLAS threads, garbage collection."""
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import resource
 import stat
@@ -13,14 +14,18 @@ from typing import Final
 from threadpoolctl import threadpool_limits
 
 _M_ARENA_MAX: Final = -8  # of glibc's malloc.h
+_M_MMAP_THRESHOLD: Final = -3
+_M_TRIM_THRESHOLD: Final = -1
 _ARENAS: Final = 2
+_MMAP_BYTES: Final = 8 << 20
+_KEPT_BYTES: Final = 64 << 20
 
 
 def prepare_process() -> None:
     """To be called before the first thread starts: memory it allocates would stay in its arena."""
     _keep_files_private()
     _allow_many_connections()
-    _share_arenas()
+    _configure_malloc()
     _multiply_in_one_thread()
 
 
@@ -45,10 +50,23 @@ def _allow_many_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _share_arenas() -> None:
-    """Limits malloc arenas: with one for every gRPC thread, each would keep its peak memory of a round."""
-    with suppress(OSError, AttributeError, TypeError):  # other C libraries have no arenas
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _ARENAS)
+def settle_heap() -> None:
+    """To be called once the server listens: what was made by then stays, and need not be looked at again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def _configure_malloc() -> None:
+    """Limits malloc arenas, and keeps memory between the uploads of a round.
+
+    With an arena for every gRPC thread, each would keep its peak memory of a round. And bodies of uploads would be
+    taken from the system and given back one by one, which clears every page of them each time.
+    """
+    with suppress(OSError, AttributeError, TypeError):  # other C libraries have no such settings
+        malloc = ctypes.CDLL(None)
+        malloc.mallopt(_M_ARENA_MAX, _ARENAS)
+        malloc.mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
+        malloc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def _multiply_in_one_thread() -> None:

@@ -154,15 +154,17 @@ def _check_prototypes(manifest: pb.Manifest, rules: PayloadRules, label_counts: 
     if any(later <= earlier for earlier, later in pairwise(class_ids)):
         refuse("class_ids", "must be ascending without repeats")
     if label_counts is not None:
+        label_counts = list(label_counts)  # a list is read faster than a field of a message
         _check_classes_held(class_ids, label_counts)
     _check_counts(class_ids, list(declared.counts), rule, label_counts)
 
 
 def _check_classes_held(class_ids: list[int], label_counts: Sequence[int]) -> None:
     """Refuses rows of classes without declared samples, also in payloads without counts."""
-    for class_id in class_ids:
-        if not label_counts[class_id]:
-            refuse("class_ids", f"names class {class_id}, of which no samples were declared at join")
+    if all(map(label_counts.__getitem__, class_ids)):
+        return
+    missing = next(class_id for class_id in class_ids if not label_counts[class_id])
+    refuse("class_ids", f"names class {missing}, of which no samples were declared at join")
 
 
 def _check_counts(

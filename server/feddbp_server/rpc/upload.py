@@ -59,6 +59,8 @@ class PartStream:
         gRPC may replace the status of a call by an internal error if the call ends while the client is sending.
         """
         received = 0
+        if not self._sending:
+            return
         with suppress(TimeoutError):
             async with asyncio.timeout(limits.discard_total.total_seconds()):
                 while self._sending and received <= limits.discard_bytes:
@@ -79,23 +81,31 @@ class _Incoming:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self._wait: asyncio.Timeout | None = None
+        self._patience: asyncio.Timeout | None = None
         self._superseded = False
 
     def give_up(self) -> None:
         """Ends the upload of a session that was superseded."""
         self._superseded = True
-        if self._wait is not None:
-            self._wait.reschedule(asyncio.get_running_loop().time())
+        if self._patience is not None:
+            self._patience.reschedule(asyncio.get_running_loop().time())
 
-    async def next_of(self, parts: PartStream, wait: timedelta) -> pb.UploadPart | None:
+    async def read(self, parts: PartStream, add: Callable[[bytes], None], wait: timedelta) -> None:
+        """Reads the rest of the parts, each within its time; one timer for all of them, which each part sets again."""
+        loop, seconds = asyncio.get_running_loop(), wait.total_seconds()
         try:
-            async with asyncio.timeout(0 if self._superseded else wait.total_seconds()) as self._wait:
-                return await parts.next()
+            async with asyncio.timeout(0 if self._superseded else seconds) as self._patience:
+                while (part := await parts.next()) is not None:
+                    if part.WhichOneof("part") != "chunk":
+                        raise PayloadError("chunk", "only chunks may follow the header")
+                    add(part.chunk.data)
+                    fault_point("server.upload.receiving")
+                    if not self._superseded:
+                        self._patience.reschedule(loop.time() + seconds)
         except TimeoutError:
             raise _superseded() if self._superseded else _stalled(wait) from None
         finally:
-            self._wait = None
+            self._patience = None
 
 
 class Uploads:
@@ -142,8 +152,9 @@ class Uploads:
             await self._commit_report_again(session, header)
             return earlier
         with self._admit(session, header) as incoming:
-            await admit()
-            parts.admitted()
+            if header.awaits_admission:
+                await admit()
+                parts.admitted()
             self._engine.history.upload_begun(session.client_id, header.round)
             body, payload = await self._receive(incoming, header.manifest, parts)
             return await self.commit(session, header, body, payload)
@@ -208,11 +219,7 @@ class Uploads:
     async def _receive(self, incoming: _Incoming, manifest: pb.Manifest, parts: PartStream) -> tuple[bytes, Payload]:
         """The body, assembled from its chunks, and the payload in it, once digest and values are checked."""
         assembler = BodyAssembler(manifest.total_bytes)
-        while (part := await incoming.next_of(parts, self._limits.chunk_wait)) is not None:
-            if part.WhichOneof("part") != "chunk":
-                raise PayloadError("chunk", "only chunks may follow the header")
-            assembler.add(part.chunk.data)
-            fault_point("server.upload.receiving")
+        await incoming.read(parts, assembler.add, self._limits.chunk_wait)
         if not assembler.complete:
             await asyncio.sleep(_LOSS_SECONDS)
         body = assembler.body()

@@ -19,7 +19,7 @@ from feddbp_server.run.client_events import event_for
 from feddbp_server.run.engine import RunEngine
 from feddbp_server.run.fairness import CallsPerClient, FairSlots
 from feddbp_server.run.limits import Limits
-from feddbp_server.run.pushed_states import PushedStates, announced_round, with_state
+from feddbp_server.run.pushed_states import PushedStates, announced_round
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.reports import commit_report, report_record
 from feddbp_server.run.sessions import Session
@@ -142,8 +142,8 @@ class Coordinator:
                 if event != sent:
                     if wants_state and announced_round(event) not in (None, pushed):
                         pushed = announced_round(event)
-                        async with self._states.state_for(session, event) as state:
-                            yield with_state(event, state)
+                        async with self._states.with_state(session, event) as announcement:
+                            yield announcement
                     else:
                         yield event
                     sent = event

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, suppress
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.fault_injection import fault_point
+from feddbp_common.wire import Encoded
 from feddbp_server.run.engine import RunEngine
 from feddbp_server.run.limits import Limits
 from feddbp_server.run.refusals import RefusedError
@@ -29,21 +30,21 @@ class PushedStates:
         self._slots = asyncio.Semaphore(limits.pushed_states)
 
     @asynccontextmanager
-    async def state_for(self, session: Session, event: pb.RoundEvent) -> AsyncIterator[pb.PushedState | None]:
-        """The state that belongs to an event, if there is one to be sent; in memory until the context ends."""
+    async def with_state(self, session: Session, event: pb.RoundEvent) -> AsyncIterator[pb.RoundEvent]:
+        """The event with the state that belongs to it, if there is one to be sent; in memory until the context ends."""
         number = announced_round(event)
         if number is None or session.client_id in self._engine.state.uploaded:
-            yield None
+            yield event
             return
         has_slot = await self._take_slot()
         try:
             state = await self._state(session, number) if has_slot else None
             fault_point("server.state.pushing")
             if state is None:
-                yield None
+                yield event
             else:
                 with self._engine.history.downloading(session.client_id, number):
-                    yield state
+                    yield _joined(event, state)
         finally:
             if has_slot:
                 self._slots.release()
@@ -55,7 +56,7 @@ class PushedStates:
             return await asyncio.wait_for(self._slots.acquire(), self._limits.pushed_state_wait.total_seconds())
         return False
 
-    async def _state(self, session: Session, number: int) -> pb.PushedState | None:
+    async def _state(self, session: Session, number: int) -> Encoded | None:
         engine = self._engine
         try:
             check_download(number, engine.state)  # the round may have closed meanwhile
@@ -66,7 +67,7 @@ class PushedStates:
             return None
         if encoded.manifest.total_bytes > self._limits.pushed_state_bytes:
             return None
-        return pb.PushedState(manifest=encoded.manifest, body=encoded.body())
+        return encoded
 
 
 def announced_round(event: pb.RoundEvent) -> int | None:
@@ -76,9 +77,9 @@ def announced_round(event: pb.RoundEvent) -> int | None:
     return event.final_evaluation.round if event.HasField("final_evaluation") else None
 
 
-def with_state(event: pb.RoundEvent, state: pb.PushedState | None) -> pb.RoundEvent:
-    if state is None:
-        return event
-    if event.HasField("round_opened"):
-        return pb.RoundEvent(round_opened=event.round_opened, state=state)
-    return pb.RoundEvent(final_evaluation=event.final_evaluation, state=state)
+def _joined(event: pb.RoundEvent, state: Encoded) -> pb.RoundEvent:
+    joined = pb.RoundEvent()
+    joined.CopyFrom(event)
+    joined.state.manifest.CopyFrom(state.manifest)
+    joined.state.body = state.body()  # the one copy of it here
+    return joined

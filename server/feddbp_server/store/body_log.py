@@ -122,6 +122,8 @@ class BodyLog:
         try:
             _write_all(self._open(create=True), (header, body, padding), place.start)
         except OSError as error:
+            self._appended.pop()
+            self._add_free(place.start, place.end)
             raise sqlite3.OperationalError(f"{self._path.name}: {error.strerror}") from error
         self._dirty = True
         fault_point("server.body.written")

@@ -7,7 +7,7 @@ import os
 import sqlite3
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Final
 
@@ -33,6 +33,8 @@ _ROOM: Final = 4 << 20
 _LOG_BYTES: Final = 64 << 20
 """A write-ahead log of this size is checkpointed by the next commit. A round does not reach it; without it, a run that
 is paused or waiting would grow the log with every join."""
+_CHECKPOINT_BYTES: Final = 4 << 20
+"""A log of this size is checkpointed when a round has closed."""
 _INLINE_BYTES: Final = 2048
 """Bodies up to this size are kept in their row: a record of their own would take more space than they do."""
 _SCHEMA: Final = """
@@ -178,6 +180,10 @@ class SqliteStore(Store):
             if not nested:
                 self._lost = None
 
+    def _in_transaction(self) -> AbstractContextManager[None]:
+        """The transaction that is open, or one of its own: what goes to both files needs one."""
+        return nullcontext() if self._depth else self.transaction()
+
     def _check_in_place(self) -> None:
         """Fails if the file was removed or replaced: it would still accept writes, and be lost with this process."""
         try:
@@ -224,7 +230,7 @@ class SqliteStore(Store):
         )
 
     def save_upload(self, record: UploadRecord, body: bytes) -> None:
-        with self.transaction():
+        with self._in_transaction():
             place: Place | tuple[None, None] = (None, None)
             if len(body) > _INLINE_BYTES:
                 place, body = self._bodies.append(_key(record), body), b""
@@ -270,7 +276,7 @@ class SqliteStore(Store):
             self._db.execute("DELETE FROM report WHERE round >= ?", (round_number,))
 
     def _delete_uploads(self, condition: str, parameters: tuple[int, ...]) -> None:
-        with self.transaction():
+        with self._in_transaction():
             deleted = self._db.execute(
                 f"DELETE FROM upload WHERE {condition} RETURNING start, length",  # noqa: S608 - fixed conditions
                 parameters,
@@ -280,7 +286,10 @@ class SqliteStore(Store):
                     self._bodies.release(Place(start, length))
 
     def tidy(self) -> None:
-        self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        """Moves the log into the database once it is worth two more waits for the disk."""
+        with suppress(FileNotFoundError):
+            if self._path.with_name(f"{DATABASE_NAME}-wal").stat().st_size >= _CHECKPOINT_BYTES:
+                self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")
         self._bodies.trim()
 
     def save_report(self, record: ReportRecord) -> bool:

@@ -29,16 +29,14 @@ class _Job:
     future: asyncio.Future[Any]
     loop: asyncio.AbstractEventLoop
 
-    def settle(self, result: Any = None, error: BaseException | None = None) -> None:
-        def deliver() -> None:
-            if self.future.cancelled():
-                return
-            if error is not None:
-                self.future.set_exception(error)
-            else:
-                self.future.set_result(result)
-
-        self.loop.call_soon_threadsafe(deliver)
+    def settle(self, result: Any, error: BaseException | None) -> None:
+        """To be called on the event loop."""
+        if self.future.cancelled():
+            return
+        if error is not None:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(result)
 
 
 class StoreWriter:
@@ -101,23 +99,32 @@ class StoreWriter:
         return group, True
 
     def _commit(self, group: list[_Job]) -> None:
-        results: list[tuple[_Job, Any]] = []
-        failures: list[tuple[_Job, BaseException]] = []
+        results: list[tuple[_Job, Any, BaseException | None]] = []
         try:
             with self._store.transaction():
                 for job in group:
                     try:
                         with self._store.transaction():
-                            results.append((job, job.work(self._store)))
+                            result = job.work(self._store)
+                        results.append((job, result, None))
                     except Exception as error:  # only this job fails; the rest of the group commits
-                        failures.append((job, error))
-        except Exception as error:  # the whole group was rolled back
-            failures.extend((job, error) for job, _ in results)
-            results.clear()
-        for job, result in results:
-            job.settle(result)
-        for job, cause in failures:
-            job.settle(error=cause)
+                        results.append((job, None, error))
+        except Exception as error:  # the whole group was rolled back, or never begun
+            causes = {id(job): cause for job, _, cause in results}
+            results = [(job, None, causes.get(id(job)) or error) for job in group]
+        _deliver(results)
+
+
+def _deliver(results: list[tuple[_Job, Any, BaseException | None]]) -> None:
+    """Settles a group with one wake-up of its event loop, and of every other one that has a job in it."""
+
+    def settle(loop: asyncio.AbstractEventLoop) -> None:
+        for job, result, error in results:
+            if job.loop is loop:
+                job.settle(result, error)
+
+    for loop in {job.loop for job, _, _ in results}:
+        loop.call_soon_threadsafe(settle, loop)
 
 
 class Jobs(Protocol):

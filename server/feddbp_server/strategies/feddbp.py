@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from feddbp_common.methods.feddbp import FedDBPSettings
-from feddbp_common.methods.fusion import Marks, fuse, mark_top_channels
+from feddbp_common.methods.fusion import Marks, fuse_channels, mark_top_channels, top_channels_of
 from feddbp_common.seeding import derive_seed
 from feddbp_common.wire import FisherScores, Payload, PrototypeSet, TopChannels
 from feddbp_server.strategies.base import RunFacts, Shapes, Upload
@@ -37,9 +37,7 @@ class FedDBPStrategy(PrototypeAveraging[FedDBPSettings]):
         if not self.personalises or prototypes is None:
             return super().kept_part(upload)
         if isinstance(fisher, FisherScores):
-            marks = mark_top_channels(fisher.scores, self.settings.k_top)
-            channels = marks.nonzero()[1].astype(np.uint16)
-            fisher = TopChannels(channels.reshape(len(prototypes), self.settings.k_top))
+            fisher = TopChannels(top_channels_of(fisher.scores, self.settings.k_top))
         own = replace(prototypes, vectors=prototypes.vectors.copy())
         return Payload(prototypes=own, fisher=fisher, tensors=upload.tensors)
 
@@ -72,8 +70,12 @@ class FedDBPStrategy(PrototypeAveraging[FedDBPSettings]):
             or not self.personalises
         ):
             return known
-        keep = _important(own_upload, self.settings.k_top)
-        return replace(known, prototypes=fuse(shared, own_upload.prototypes, keep, eta=self.settings.eta))
+        fisher = own_upload.fisher
+        if isinstance(fisher, FisherScores):
+            fisher = TopChannels(top_channels_of(fisher.scores, self.settings.k_top))
+        assert fisher is not None  # required by the upload rules
+        fused = fuse_channels(shared, own_upload.prototypes, fisher.channels, eta=self.settings.eta)
+        return replace(known, prototypes=fused)
 
     def kept_channels(self, own_upload: Payload) -> Marks | None:
         fuses = self.settings.anchors == "global" and not self.settings.without_personalisation
