@@ -83,7 +83,7 @@ async def test_a_client_that_starts_late_joins_at_the_next_round(running_federat
 
 @pytest.mark.parametrize("victim", ["server", "client"])
 def test_killing_a_process_changes_no_bit(victim: str, undisturbed: Federation, running_federation: Federation) -> None:
-    fault = {"server": "server.report.committed@4", "client": "client.report.answered@2"}  # in round 1
+    fault = {"server": "server.upload.committed@4", "client": "client.upload.receipt@2"}  # in round 1
     server = running_federation.server(*SMALL_RUN, env={VARIABLE: fault["server"]} if victim == "server" else None)
     clients = [
         running_federation.client("0", env={VARIABLE: fault["client"]} if victim == "client" else None),

@@ -152,9 +152,8 @@ class Uploads:
             await self._commit_report_again(session, header)
             return earlier
         with self._admit(session, header) as incoming:
-            if header.awaits_admission:
-                await admit()
-                parts.admitted()
+            await admit()
+            parts.admitted()
             self._engine.history.upload_begun(session.client_id, header.round)
             body, payload = await self._receive(incoming, header.manifest, parts)
             return await self.commit(session, header, body, payload)

@@ -10,6 +10,7 @@ belong together are found out.
 from __future__ import annotations
 
 import bisect
+import errno
 import fcntl
 import os
 import sqlite3
@@ -124,7 +125,7 @@ class BodyLog:
         except OSError as error:
             self._appended.pop()
             self._add_free(place.start, place.end)
-            raise sqlite3.OperationalError(f"{self._path.name}: {error.strerror}") from error
+            raise _storage_error(error) from error
         self._dirty = True
         fault_point("server.body.written")
         return place
@@ -151,7 +152,7 @@ class BodyLog:
                 raise sqlite3.OperationalError(f"{self._path.name} is another file than at the start")
             os.fdatasync(self._open())
         except OSError as error:
-            raise sqlite3.OperationalError(f"{self._path.name}: {error.strerror}") from error
+            raise _storage_error(error) from error
         self._dirty = False
         fault_point("server.body.synced")
 
@@ -258,6 +259,13 @@ def _damaged(path: Path, key: BodyKey) -> DamagedBodyError:
         f"{path.name} does not hold the upload of client {key.client_id} to round {key.round + 1}, "
         "which the database has; the two files belong together"
     )
+
+
+def _storage_error(error: OSError) -> sqlite3.OperationalError:
+    """In SQLite's words, since one cause should have one name whichever file meets it first."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return sqlite3.OperationalError("database or disk is full")
+    return sqlite3.OperationalError("disk I/O error")
 
 
 def _write_all(fd: int, pieces: tuple[bytes, ...], offset: int) -> None:
