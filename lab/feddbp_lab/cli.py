@@ -60,6 +60,7 @@ COMMANDS: Final = MappingProxyType(
             summary="drop, block or allow a client of a server's run", module="feddbp_lab.commands.client"
         ),
         "stop": Command(summary="end a server's run for good", module="feddbp_lab.commands.operate", function="stop"),
+        "backup": Command(summary="copy a run while its server goes on", module="feddbp_lab.commands.backup"),
         "certs": Command(summary="create certificates or tokens for a federation", module="feddbp_lab.commands.certs"),
         "compose": Command(
             summary="write a Docker Compose file for a federation", module="feddbp_lab.commands.compose"

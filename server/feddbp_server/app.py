@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -26,6 +27,7 @@ from feddbp_common.rpc.credentials import CertificateDirectory, is_loopback
 from feddbp_server.config import ListenConfig, ServerConfig
 from feddbp_server.process import settle_heap, tighten
 from feddbp_server.reporting.audit import Audit
+from feddbp_server.reporting.event_command import EventCommand, command_words
 from feddbp_server.reporting.history import RunHistory
 from feddbp_server.reporting.metrics_log import MetricsLog
 from feddbp_server.reporting.prototype_snapshots import PrototypeSnapshots
@@ -56,7 +58,7 @@ class Server:
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
-        self._limits = config.limits.in_force
+        self._limits = replace(config.limits.in_force, lost_after=config.operations.lost_after)
         self._stopping = asyncio.Event()
         tighten(config.listen.state_dir)
         self._store = StoreWriter(SqliteStore(config.listen.state_dir))
@@ -72,6 +74,7 @@ class Server:
             history=RunHistory(config.listen.state_dir),
             snapshots=self._snapshots(),
         )
+        self.engine.event_log.command = EventCommand(command_words(config.operations.on_event))
         self.coordinator = Coordinator(self.engine, self._limits)
         self._health = health_aio.HealthServicer()
         self._monitor = self._make_monitor()
@@ -214,6 +217,7 @@ class Server:
         await self.engine.drain()
         await self._grpc.stop(_GRACE.total_seconds())
         await self.engine.drain()  # streams that ended in the grace period have applied events
+        await self.engine.event_log.command.close()
         if self._monitor is not None:
             await self._monitor.close()
         await self._store.close()

@@ -28,7 +28,9 @@ def _serve(argv: Sequence[str]) -> int:
     if config.listen.dry_run:
         print_options(config, config.listen.dry_run_format)
         return 0
-    configure_logging(as_json=config.listen.json_output, level=config.listen.log_level)
+    configure_logging(
+        as_json=config.listen.json_output, level=config.listen.log_level, file=config.operations.log_target
+    )
     prepare_process()
     return asyncio.run(_run(config))
 

@@ -6,14 +6,16 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
+from pydantic import BeforeValidator, ByteSize, Field, PlainSerializer, field_validator, model_validator
 
 from feddbp_common.config.dry_run import FORMAT_HELP, DryRunFormat
 from feddbp_common.config.run import RunConfig
 from feddbp_common.config.types import Duration, FrozenModel, format_duration, parse_duration
 from feddbp_common.errors import ConfigurationError
+from feddbp_common.logs import LogFile
 from feddbp_common.rpc.credentials import check_exposure
 from feddbp_common.rpc.keepalive import DEFAULT_LEASE
+from feddbp_server.reporting.event_command import command_words
 from feddbp_server.run.limits import DEFAULT_LIMITS, Limits
 from feddbp_server.run.state_machine import RoundPolicy
 
@@ -123,6 +125,37 @@ class RoundsConfig(FrozenModel):
         return self.lease or min(DEFAULT_LEASE, self.round_deadline or DEFAULT_LEASE)
 
 
+class OperationsConfig(FrozenModel):
+    """Operations: a log file, and a command for events that need attention."""
+
+    on_event: str = Field(
+        "",
+        description="command that is started when the run ends or fails, a client is lost or the disk is full; it gets "
+        "JSON on its standard input",
+        json_schema_extra={"metavar": "COMMAND"},
+    )
+    lost_after: Duration = Field(
+        timedelta(minutes=5), gt=timedelta(0), description="how long a client is disconnected before --on-event is told"
+    )
+    log_file: Path | None = Field(None, description="write the log to this file, too")
+    log_file_size: ByteSize = Field(
+        ByteSize(10_000_000), ge=1000, description="size at which the log file is renamed to FILE.1 and begun anew"
+    )
+    log_files: int = Field(5, ge=0, le=1000, description="renamed log files that are kept")
+
+    @property
+    def log_target(self) -> LogFile | None:
+        if self.log_file is None:
+            return None
+        return LogFile(path=self.log_file, size=int(self.log_file_size), kept=self.log_files)
+
+    @field_validator("on_event")
+    @classmethod
+    def _is_command_line(cls, text: str) -> str:
+        command_words(text)
+        return text
+
+
 class LimitsConfig(FrozenModel):
     """Limits: resources that uploads may take."""
 
@@ -165,6 +198,7 @@ class ServerConfig(FrozenModel):
     listen: ListenConfig = ListenConfig()
     rounds: RoundsConfig = RoundsConfig()
     limits: LimitsConfig = LimitsConfig()
+    operations: OperationsConfig = OperationsConfig()
     run: RunConfig = RunConfig()
 
     @model_validator(mode="after")

@@ -19,7 +19,7 @@ _OF_ONE_START: Final[tuple[Location, ...]] = (
     ("listen", "log_level"),
 )
 """Options that a later start does not take over."""
-_PATHS: Final[tuple[Location, ...]] = (("listen", "certs"), ("listen", "token_file"))
+_PATHS: Final[tuple[Location, ...]] = (("listen", "certs"), ("listen", "token_file"), ("operations", "log_file"))
 _ROUNDS: Final[Location] = ("run", "rounds")
 
 

@@ -15,6 +15,7 @@ from feddbp_common.printable import printable
 from feddbp_common.version import VERSION
 from feddbp_server.aggregation.screening import Screening
 from feddbp_server.reporting.audit import Audit, RateLimit
+from feddbp_server.reporting.event_command import EventCommand
 from feddbp_server.reporting.round_lines import ClosedRound, RoundLines
 from feddbp_server.run.limits import Limits
 from feddbp_server.run.participants import Waiting
@@ -71,6 +72,8 @@ class EventLog:
     ) -> None:
         self.audit = audit
         self.rounds = rounds
+        self.command = EventCommand()
+        """Told of what needs an operator; does nothing unless it is replaced."""
         self._names = names
         """The name of a client, if it has one."""
         self._waiting_lines = RateLimit(_WAITING_LINES, per_second=1.0, clock=clock)
@@ -119,6 +122,12 @@ class EventLog:
         limit = "" if seconds_left is None else f", for {human_seconds(seconds_left)} at most"
         waits = "" if awaited_in is None else f"; {self.rounds.name(awaited_in)} waits for it{limit}"
         log.warning("%s is disconnected%s", self.shown(session.client_id), waits)
+
+    def lost(self, session: Session, seconds: float) -> None:
+        """A client has been disconnected for so long that an operator should know."""
+        name = session.capabilities.name
+        log.warning("%s has been disconnected for %s", self.shown(session.client_id), human_seconds(seconds))
+        self.command.notify("client_lost", client=session.client_id, name=name, seconds=round(seconds))
 
     def waiting(self, waiting: Waiting) -> None:
         """A client has joined a run that waits for others; of many joins at once only some are told."""
@@ -172,8 +181,10 @@ class EventLog:
         if trouble:
             log.error("%s; nothing is accepted until it can be written", trouble)
             self.incident(None, trouble)
+            self.command.notify("storage_trouble", reason=trouble)
         else:
             log.warning("the state directory can be used again")
+            self.command.notify("storage_recovered")
 
     def operated(self, what: str, client: int, reason: str = "") -> None:
         """An operator has dropped, blocked or allowed a client."""
@@ -256,3 +267,4 @@ class EventLog:
                 self.audit.record("ended", phase=phase.value, reason=reason)
                 level = logging.INFO if phase is Phase.FINISHED else logging.ERROR
                 log.log(level, "the run %s: %s", phase.value, reason)
+                self.command.notify(f"run_{phase.value}", reason=reason)

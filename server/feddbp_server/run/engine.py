@@ -137,6 +137,7 @@ class RunEngine:
             return run_id
 
         self.run_id = await self.store.run(open_in_store)
+        self.event_log.command.run_id = self.run_id
         fault_point("server.start.opened")
         if self.run_id == proposed:
             self.metrics_log.restore([])

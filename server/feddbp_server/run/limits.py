@@ -58,6 +58,9 @@ class Limits:
     disconnection_wait: timedelta = timedelta(seconds=1)
     """Before a client whose event stream ended counts as lost, and before a finished server says for whom it waits."""
 
+    lost_after: timedelta = timedelta(minutes=5)
+    """Before an operator is told of a client that is disconnected."""
+
     message_bytes: int = 384 << 10
     """Of one message: a chunk has 256 KiB and every other message is smaller, but for those that list classes."""
     bytes_per_class: int = 12

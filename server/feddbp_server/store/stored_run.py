@@ -34,6 +34,19 @@ def read_stored_run(state_dir: Path) -> StoredRun | None:
         raise StoreError(f"{path} cannot be read: {error}; restore it from a backup or move it away") from error
 
 
+def read_run_id(state_dir: Path) -> str | None:
+    """Returns the id of the run in a state directory, whether or not a client has joined it."""
+    path = state_dir / DATABASE_NAME
+    if not path.is_file():
+        return None
+    try:
+        with closing(open_read_only(path)) as database:
+            row = database.execute("SELECT run_id FROM run").fetchone()
+            return None if row is None else str(row[0])
+    except sqlite3.Error as error:
+        raise StoreError(f"{path} cannot be read: {error}") from error
+
+
 def open_read_only(path: Path) -> sqlite3.Connection:
     # without a log there is nothing to recover: immutable, so that reading leaves no files behind
     is_clean = not path.with_name(f"{path.name}-wal").exists()
