@@ -37,6 +37,7 @@ COMMANDS: Final = MappingProxyType(
             summary="run grids of federations and report on them", module="feddbp_lab.commands.experiment"
         ),
         "report": Command(summary="print the results of a run so far", module="feddbp_lab.commands.report"),
+        "compare": Command(summary="print several runs side by side", module="feddbp_lab.commands.compare"),
         "data": Command(summary="check what a client would read from a path", module="feddbp_lab.commands.data"),
         "predict": Command(summary="classify images with a trained client", module="feddbp_lab.commands.predict"),
         "export": Command(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -36,24 +37,31 @@ def command(argv: Sequence[str]) -> int:
     )
     directory: Path = parser.parse_args(argv).directory
     missing = missing_modules(("matplotlib",))
-    try:
-        results = _read(directory)
+    with damage_as_error(str(directory)):
+        results = read_results(directory)
         files = [name for name in (SUMMARY_NAME, METRICS_NAME) if (directory / name).exists()]
         table = run_table(results, directory, files if missing else [*files, CURVES_NAME])
         if not missing:
             draw_curves(results, directory / CURVES_NAME)
-    except OSError as error:
-        raise ConfigurationError(f"{error.filename or directory}: {error.strerror}") from None
-    except _DAMAGE as error:
-        problem = f"{error} is missing" if isinstance(error, KeyError) else error
-        raise ConfigurationError(f"the results in {directory} are damaged: {problem}") from error
     Console().print(table)
     if missing:
         print(f"{PROG}: no curves were drawn: they need matplotlib: {install_command('lab')}", file=sys.stderr)
     return ExitCode.OK
 
 
-def _read(directory: Path) -> RunResults:
+@contextmanager
+def damage_as_error(place: str) -> Iterator[None]:
+    """Reports files that cannot be read, or lack something, in one line."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigurationError(f"{error.filename or place}: {error.strerror}") from None
+    except _DAMAGE as error:
+        problem = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise ConfigurationError(f"the results in {place} are damaged: {problem}") from error
+
+
+def read_results(directory: Path) -> RunResults:
     if not directory.is_dir():
         raise ConfigurationError(f"{directory}: no such directory")
     if (directory / SUMMARY_NAME).exists():
