@@ -165,6 +165,12 @@ class LimitsConfig(FrozenModel):
         ge=1,
         description="bytes of all uploads that are being received; they take up to three times as much memory",
     )
+    max_samples: int = Field(
+        DEFAULT_LIMITS.samples,
+        ge=1,
+        le=DEFAULT_LIMITS.samples,
+        description="most training or test samples that a client may declare; they weigh averages and accuracies",
+    )
     header_wait: Duration = Field(
         DEFAULT_LIMITS.header_wait, gt=timedelta(0), description="longest wait for a request, or an upload's header"
     )
@@ -187,6 +193,7 @@ class LimitsConfig(FrozenModel):
         return Limits(
             upload_bytes=self.max_upload_bytes,
             bytes_in_flight=self.max_bytes_in_flight,
+            samples=self.max_samples,
             header_wait=self.header_wait,
             chunk_wait=self.chunk_wait,
         )

@@ -169,7 +169,7 @@ class Uploads:
     async def _commit_report_again(self, session: Session, header: pb.UploadHeader) -> None:
         """Of an upload that was committed before, perhaps without its report: by a client of an earlier version."""
         if header.HasField("metrics"):
-            check_report(header.round, header.metrics, self._engine.state, self._limits)
+            check_report(header.round, header.metrics, session.data, self._engine.state, self._limits)
             record = report_record(session, header.round, header.metrics)
             await self._engine.run_shielded(commit_report(self._engine, record))
 
@@ -180,7 +180,7 @@ class Uploads:
         """Refuses on the header what has no chance, and holds room for the rest; nothing else was read by then."""
         self._check_open(session, header)
         if header.HasField("metrics"):
-            check_report(header.round, header.metrics, self._engine.state, self._limits)
+            check_report(header.round, header.metrics, session.data, self._engine.state, self._limits)
         check_manifest(
             header.manifest,
             self._rules,

@@ -82,6 +82,8 @@ class Limits:
     """Accuracies or loss terms in one report."""
     samples: int = 2**31 - 1
     """Training or test samples of one client."""
+    reported_time: timedelta = timedelta(days=366)
+    """Of one part of one client's round."""
     reported_bytes: int = 2**40
     """Of one client in one round: the sums over all clients and rounds stay within the status's integers."""
 

@@ -106,14 +106,24 @@ def check_reported_round(round_number: int, state: RunState) -> None:
         raise wrong_round(round_number, state)
 
 
-def check_report(round_number: int, metrics: pb.RoundMetrics, state: RunState, limits: Limits) -> None:
+def check_report(
+    round_number: int, metrics: pb.RoundMetrics, data: pb.DataSummary, state: RunState, limits: Limits
+) -> None:
+    """Checks a report, also against the data that the client declared when it joined."""
     check_reported_round(round_number, state)
-    for kind, samples, correct in (
-        ("test", metrics.test_samples, [entry.correct for entry in metrics.accuracies]),
-        ("validation", metrics.validation_samples, [entry.validation_correct for entry in metrics.accuracies]),
+    # at most half of the samples of a class are held out, and one more where their number is odd
+    most_held_out = sum(data.label_counts) + len(data.label_counts)
+    for kind, samples, most, correct in (
+        ("test", metrics.test_samples, data.test_samples, [entry.correct for entry in metrics.accuracies]),
+        (
+            "validation",
+            metrics.validation_samples,
+            most_held_out,
+            [entry.validation_correct for entry in metrics.accuracies],
+        ),
     ):
-        if samples > limits.samples:
-            raise _invalid(f"{kind}_samples", f"is {samples}, at most {limits.samples} are admitted")
+        if samples > most:
+            raise _invalid(f"{kind}_samples", f"is {samples}, at most {most} fit what was declared at join")
         if max(correct, default=0) > samples:
             raise _invalid("accuracies", f"more correct samples than the {samples} {kind} samples")
     if metrics.rare_test_samples > metrics.test_samples:
@@ -130,8 +140,9 @@ def check_report(round_number: int, metrics: pb.RoundMetrics, state: RunState, l
     if not all(isfinite(term.value) for term in metrics.losses):
         raise _invalid("losses", "a value is not finite")
     seconds = (metrics.seconds.evaluate, metrics.seconds.train, metrics.seconds.collect)
-    if not all(isfinite(taken) and taken >= 0 for taken in seconds):
-        raise _invalid("seconds", "a time is negative or not finite")
+    longest = limits.reported_time.total_seconds()
+    if not all(isfinite(taken) and 0 <= taken <= longest for taken in seconds):
+        raise _invalid("seconds", f"a time is negative, not finite, or longer than {limits.reported_time.days} days")
     for field, count in (("bytes_down", metrics.bytes_down), ("bytes_up", metrics.bytes_up)):
         if count > limits.reported_bytes:
             raise _invalid(field, f"is {count}, at most {limits.reported_bytes} are admitted")

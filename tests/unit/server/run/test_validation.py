@@ -165,24 +165,28 @@ def test_there_is_nothing_to_download_before_the_run_begins() -> None:
         check_download(0, state(Phase.WAITING, 0))
 
 
+DATA = pb.DataSummary(label_counts=[4, 5], test_samples=5)
+"""As declared at join."""
+
+
 def metrics(correct: int, samples: int) -> pb.RoundMetrics:
     return pb.RoundMetrics(accuracies=[pb.Accuracy(rule="head", correct=correct)], test_samples=samples)
 
 
 def test_reports_on_this_round_and_earlier_ones_are_admitted() -> None:
     for number in (0, 3, 4):
-        check_report(number, metrics(5, 5), state(), DEFAULT_LIMITS)
+        check_report(number, metrics(5, 5), DATA, state(), DEFAULT_LIMITS)
 
 
 def test_reports_on_a_future_round_are_refused() -> None:
     with pytest.raises(RefusedError) as refusal:
-        check_report(5, metrics(5, 5), state(), DEFAULT_LIMITS)
+        check_report(5, metrics(5, 5), DATA, state(), DEFAULT_LIMITS)
     assert refusal.value.details.reason == pb.REFUSAL_REASON_WRONG_ROUND
 
 
 def test_more_correct_samples_than_test_samples_are_refused() -> None:
     with pytest.raises(RefusedError) as refusal:
-        check_report(4, metrics(6, 5), state(), DEFAULT_LIMITS)
+        check_report(4, metrics(6, 5), DATA, state(), DEFAULT_LIMITS)
     details = refusal.value.details
     assert (details.reason, details.field) == (pb.REFUSAL_REASON_INVALID_REQUEST, "accuracies")
 
@@ -196,7 +200,9 @@ def test_more_correct_samples_than_test_samples_are_refused() -> None:
         ({"accuracies": [pb.Accuracy(rule="two\nlines")]}, "accuracies"),
         ({"inference": "x" * 257}, "inference"),
         ({"test_samples": 2**31}, "test_samples"),
+        ({"test_samples": 6}, "test_samples"),  # more than were declared at join
         ({"validation_samples": 2**31}, "validation_samples"),
+        ({"validation_samples": 12}, "validation_samples"),
         (
             {"accuracies": [pb.Accuracy(rule="head", correct=1, validation_correct=3)], "validation_samples": 2},
             "accuracies",
@@ -208,6 +214,7 @@ def test_more_correct_samples_than_test_samples_are_refused() -> None:
         ({"losses": [pb.LossTerm(name="", value=1.0)]}, "losses"),
         ({"seconds": pb.Seconds(train=-1.0)}, "seconds"),
         ({"seconds": pb.Seconds(collect=math.inf)}, "seconds"),
+        ({"seconds": pb.Seconds(train=1.7e308)}, "seconds"),
         ({"bytes_up": 2**41}, "bytes_up"),
         ({"bytes_down": 2**41}, "bytes_down"),
     ],
@@ -215,7 +222,7 @@ def test_more_correct_samples_than_test_samples_are_refused() -> None:
 def test_impossible_reports_are_refused(changed: dict[str, object], field: str) -> None:
     usual: dict[str, object] = {"inference": "head", "test_samples": 5}
     with pytest.raises(RefusedError) as refusal:
-        check_report(4, pb.RoundMetrics(**{**usual, **changed}), state(), DEFAULT_LIMITS)  # type: ignore[arg-type]
+        check_report(4, pb.RoundMetrics(**{**usual, **changed}), DATA, state(), DEFAULT_LIMITS)  # type: ignore[arg-type]
     assert (refusal.value.details.reason, refusal.value.details.field) == (pb.REFUSAL_REASON_INVALID_REQUEST, field)
     assert "\n" not in str(refusal.value)
 
