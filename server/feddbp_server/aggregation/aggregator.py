@@ -11,15 +11,15 @@ from typing import Final
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.run import RunConfig, Sources
-from feddbp_common.errors import refuse
 from feddbp_common.wire import Encoded, Payload, decode, encode
 from feddbp_common.wire.codec import prototype_bytes
 from feddbp_common.wire.payload import Norms
 from feddbp_server.aggregation.comparison import ComparedPrototypes, compare
+from feddbp_server.aggregation.layouts import LayoutAgreement
 from feddbp_server.aggregation.screening import Screening, screen
 from feddbp_server.run.limits import DEFAULT_LIMITS
 from feddbp_server.store import AggregateRecord, Jobs, Store, UploadRecord
-from feddbp_server.strategies import RunFacts, Shapes, Strategy, Upload
+from feddbp_server.strategies import RunFacts, Shapes, Strategy, UnusableStateError, Upload
 
 LabelCounts = Callable[[int], Sequence[int]]
 """A client's training samples per class, by client id."""
@@ -66,7 +66,7 @@ class Aggregator:
             config.settings, RunFacts.of(config)
         )
         self._state = self._encoded_state(self._strategy.initial())
-        self._layout: Shapes | None = None
+        self._layouts = LayoutAgreement(self._strategy.layout)
         self._cache = UploadCache(cache_bytes)
         self._norms: dict[int, tuple[int, Norms]] = {}
         """By client id, the norms of its last upload and its round; others are computed when the round closes."""
@@ -87,25 +87,13 @@ class Aggregator:
         await self._restore_layout(0 if record is None else record.completed_rounds)
 
     def check_layout(self, manifest: pb.Manifest) -> Shapes:
-        """Refuses an upload whose tensors cannot be averaged with those of the clients before it."""
-        if not self.upload_rules.tensors:
-            return {}
-        layout = self._strategy.layout({tensor.name: tuple(tensor.shape) for tensor in manifest.tensors})
-        expected = layout if self._layout is None else self._layout
-        for name in sorted(expected.keys() | layout.keys()):
-            if layout.get(name) != expected.get(name):
-                refuse(name, f"has shape {_shown(layout.get(name))}, for other clients {_shown(expected.get(name))}")
-        return layout
-
-    def settle_layout(self, manifest: pb.Manifest) -> None:
-        """Fixes the layout of the run by its first accepted upload."""
-        self._layout = self.check_layout(manifest)
+        """Refuses an upload whose tensors cannot be averaged with those of most clients."""
+        return self._layouts.check(manifest) if self.upload_rules.tensors else {}
 
     async def _restore_layout(self, open_round: int) -> None:
-        """Restores it from any upload: the open round or the one before has one, as soon as there are any."""
-        records = await self._store.run(lambda store: store.uploads(open_round) or store.uploads(open_round - 1))
-        if records:
-            self.settle_layout(pb.Manifest.FromString(records[0].manifest))
+        """Decides it again by the last round that was closed, whose uploads are still there."""
+        if open_round and self.upload_rules.tensors:
+            self._layouts.settle(await self._store.run(lambda store: store.uploads(open_round - 1)))
 
     def cache(self, round_number: int, client_id: int, payload: Payload) -> None:
         """Caches the part of a stored upload that aggregation and the client's next reply read."""
@@ -130,9 +118,11 @@ class Aggregator:
         label_counts: Mapping[int, Sequence[int]],
         loop: asyncio.AbstractEventLoop,
     ) -> GlobalState:
+        unlike = self._layouts.settle(records) if self.upload_rules.tensors else {}
+        records = [record for record in records if record.client_id not in unlike]
         screening = screen(
             self._norms_in(round_number, records, loop),
-            {client_id: sum(counts) for client_id, counts in label_counts.items()},
+            {record.client_id: sum(label_counts[record.client_id]) for record in records},
             self._config.aggregation,
         )
         kept = [record for record in records if record.client_id not in screening.left_out]
@@ -143,7 +133,11 @@ class Aggregator:
             )
             for client_id, payload in self._payloads(round_number, kept, loop)
         )
-        state = self._strategy.aggregate(self._state.payload, uploads, round_number=round_number)
+        screening = replace(screening, left_out={**unlike, **screening.left_out})
+        try:
+            state = self._strategy.aggregate(self._state.payload, uploads, round_number=round_number)
+        except UnusableStateError as error:
+            state, screening = error.instead, replace(screening, unusable=str(error))
         return replace(self._encoded_state(state), screening=screening)
 
     def _norms_in(
@@ -230,7 +224,10 @@ class Aggregator:
             self._config.aggregation,
         )
         admitted = (screening.admit(upload, expanded[upload.client_id]) for upload in uploads)
-        state = self._strategy.aggregate(self._strategy.initial(), admitted, round_number=round_number)
+        try:
+            state = self._strategy.aggregate(self._strategy.initial(), admitted, round_number=round_number)
+        except UnusableStateError as error:
+            state = error.instead
         return self._encoded_reply(state, own)
 
     def _encoded_state(self, payload: Payload) -> GlobalState:
@@ -270,10 +267,6 @@ def _done(result: list[tuple[int, Payload]]) -> Future[list[tuple[int, Payload]]
     future: Future[list[tuple[int, Payload]]] = Future()
     future.set_result(result)
     return future
-
-
-def _shown(shape: tuple[int, ...] | None) -> str:
-    return "none" if shape is None else str(list(shape))
 
 
 class UploadCache:

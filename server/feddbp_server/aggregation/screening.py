@@ -19,6 +19,7 @@ import numpy as np
 from feddbp_common.config.exchange import AggregationConfig
 from feddbp_common.wire import Payload
 from feddbp_common.wire.payload import PROTOTYPES, TENSORS, AnyArray, Norms, row_norms
+from feddbp_server.aggregation.layouts import Mismatch
 from feddbp_server.strategies import Upload
 
 GUARD_MULTIPLE: Final = 30.0
@@ -42,7 +43,7 @@ class Deviation:
 class Screening:
     """What became of the uploads of a round that differ from the others."""
 
-    left_out: Mapping[int, Deviation] = field(default_factory=dict)
+    left_out: Mapping[int, Deviation | Mismatch] = field(default_factory=dict)
     clipped: Mapping[int, Deviation] = field(default_factory=dict)
     bounds: Norms = field(default_factory=dict)
     """The largest norms under the rule `clipped`; empty under others."""
@@ -50,6 +51,8 @@ class Screening:
     """The most samples that a client is weighted by."""
     capped: Mapping[int, int] = field(default_factory=dict)
     """Clients that declared more samples, and how many."""
+    unusable: str = ""
+    """Why clients could not use what the round gave, so that the state before it stays; empty if they can."""
 
     def admit(self, upload: Upload, expanded: Payload | None = None) -> Upload:
         """An upload as it is aggregated; `expanded` replaces its payload if that has to be clipped."""

@@ -208,6 +208,12 @@ class EventLog:
     def screened(self, number: int, screening: Screening) -> None:
         """Names the clients whose uploads were left out of an average, or count for less than they would."""
         where = self.rounds.name(number)
+        if screening.unusable:
+            self.audit.record("unusable", round=number, reason=screening.unusable)
+            log.error(
+                "%s: the state before it stays, since clients could not use this one: %s", where, screening.unusable
+            )
+            self.incident(None, f"{where}: the state before it stays: {screening.unusable}")
         found = {
             "left_out": {client: f"left out, {why}" for client, why in screening.left_out.items()},
             "clipped": {client: f"clipped, {why}" for client, why in screening.clipped.items()},

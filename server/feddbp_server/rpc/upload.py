@@ -242,7 +242,6 @@ class Uploads:
         if not self._engine.sessions.is_current(session):
             raise _superseded()
         self._check_open(session, header)
-        self._engine.aggregator.settle_layout(header.manifest)
         return await self._engine.run_shielded(self._commit(session, header, body, payload))
 
     async def _commit(

@@ -62,6 +62,14 @@ class RunFacts:
         )
 
 
+class UnusableStateError(FedDBPError):
+    """Clients could not use the state after a round; the run continues in another one."""
+
+    def __init__(self, reason: str, *, instead: Payload) -> None:
+        super().__init__(reason)
+        self.instead = instead
+
+
 class Strategy(ABC, Generic[SettingsT]):
     """The server's half of a method. Its state between rounds, `known`, is a payload, so that it is stored like one."""
 
@@ -104,15 +112,16 @@ class Strategy(ABC, Generic[SettingsT]):
     def aggregate(self, known: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
         """The state after a round. Uploads come in the order of client ids, each read once."""
 
-    def check_sendable(self, payload: Payload, rules: PayloadRules, *, otherwise: str) -> None:
+    def check_sendable(self, payload: Payload, rules: PayloadRules, *, otherwise: str, instead: Payload) -> None:
         """Raises unless a payload meets the rules: means of admitted values do, trained or summed values may not.
 
-        Otherwise every client would fail on it, one by one and without the reason.
+        Otherwise every client would fail on it, one by one and without the reason. `instead` is the state in which the
+        run continues: it must not end because of what a member uploads.
         """
         try:
             check_values(payload, rules, real_type=self.facts.wire_type)
         except PayloadError as error:
-            raise FedDBPError(f"{otherwise}; {error}") from error
+            raise UnusableStateError(f"{otherwise}; {error}", instead=instead) from error
 
     def kept_channels(self, own_upload: Payload) -> npt.NDArray[np.bool_] | None:
         """Marks, for every class of an upload, the channels in which its client keeps its own values."""

@@ -75,6 +75,7 @@ class FedGenStrategy(Strategy[FedGenSettings]):
             Payload(tensors=generator.tensors()),
             FEDGEN.download_rules(settings, self.facts.shape),
             otherwise="the generator diverged, try a smaller server_learning_rate",
+            instead=Payload(tensors=known),
         )
         return {**generator.tensors(), **(adam.tensors() if settings.keep_adam else {})}
 

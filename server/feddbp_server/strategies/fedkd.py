@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -46,17 +47,18 @@ class FedKDStrategy(Strategy[FedKDSettings]):
         mean = tensor_average(self.facts)
         for upload in uploads:
             mean.add(decompress(_weights(upload.payload)), of=f"client {upload.client_id}")
-        compressed = compress(mean.result(), self.settings.energy(round_number, self.facts.rounds))
+        averaged = mean.result()
+        compressed = compress(averaged, self.settings.energy(round_number, self.facts.rounds))
         if not self._sends_updates:
             return Payload(tensors=compressed)
-        totals = _totals(known, self._as_received(compressed))
+        state = _moved(known, self._as_received(compressed), round_number)
         self.check_sendable(
-            Payload(tensors=totals),
+            state,
             FEDKD.download_rules(self.settings, self.facts.shape),
-            otherwise="the shared model diverged, try a smaller mentee_learning_rate",
+            otherwise="the shared model is out of bounds: updates of clients are too large, or mentee_learning_rate is",
+            instead=_moved(known, {name: np.zeros_like(update) for name, update in averaged.items()}, round_number),
         )
-        completed = np.array([round_number + 1], dtype=np.int32)
-        return Payload(tensors={ROUND: completed, **compressed, **totals})
+        return replace(state, tensors={**state.tensors, **compressed})
 
     def reply(self, known: Payload, own_upload: Payload | None) -> Payload:
         if not self._sends_updates or not known.tensors:
@@ -84,9 +86,10 @@ def _round_of(payload: Payload) -> int:
     return int(payload.tensors[ROUND][0])
 
 
-def _totals(known: Payload, compressed: dict[str, AnyArray]) -> dict[str, AnyArray]:
-    """The sum of all updates, each as clients receive it."""
-    return {
-        TOTAL + name: known.tensors[TOTAL + name] + update if known.tensors else update
-        for name, update in decompress(compressed).items()
+def _moved(known: Payload, update: Mapping[str, AnyArray], round_number: int) -> Payload:
+    """The state after an update, with the sum of all updates; each is as clients receive it."""
+    totals = {
+        TOTAL + name: known.tensors[TOTAL + name] + change if known.tensors else change
+        for name, change in decompress(update).items()
     }
+    return Payload(tensors={ROUND: np.array([round_number + 1], dtype=np.int32), **update, **totals})

@@ -42,6 +42,7 @@ class FedTGPStrategy(Strategy[FedTGPSettings]):
             self.reply(state, None),
             FEDTGP.download_rules(self.settings, shape),
             otherwise="the training of prototypes diverged, try a smaller server_learning_rate",
+            instead=known,
         )
         return state
 

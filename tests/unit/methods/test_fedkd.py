@@ -29,6 +29,7 @@ from feddbp_common.methods.fedkd import FedKDSettings
 from feddbp_common.methods.small_model import SMALL_MODEL
 from feddbp_common.wire import Payload, WireType, check_values, decode, encode
 from feddbp_common.wire.svd import compress, decompress
+from feddbp_server.strategies import UnusableStateError
 
 EITHER_TARGET = pytest.mark.parametrize("target", ["params", "update"])
 
@@ -391,14 +392,23 @@ def test_malicious_factors_cannot_make_a_mean_overflow_the_wire_type() -> None:
 
 
 @pytest.mark.parametrize(("wire_type", "change"), [(WireType.FLOAT16, 4e4), (WireType.FLOAT32, 6e5)])
-def test_updates_that_sum_to_an_overflow_fail_the_run_and_not_its_clients(wire_type: WireType, change: float) -> None:
+def test_updates_that_sum_to_an_overflow_leave_the_shared_model_as_it_is(wire_type: WireType, change: float) -> None:
     server = strategy(target="update", wire_type=wire_type)
     tensors = {**mentee_tensors(0), "fc.bias": np.full(512, change, np.float32), "round": np.zeros(1, np.int32)}
     check_values(Payload(tensors=tensors), rules_for_uploads("fedkd", target="update"), real_type=wire_type)
     known = server.aggregate(Payload(), iter([upload_of(0, Payload(tensors=tensors))]), round_number=0)
     encode(server.reply(known, None), real_type=wire_type)
-    with pytest.raises(FedDBPError, match=r"the shared model diverged, .*; total\.fc\.bias: has a value of"):
-        server.aggregate(known, iter([upload_of(0, Payload(tensors=tensors))]), round_number=1)
+    again = Payload(tensors={**tensors, "round": np.ones(1, np.int32)})
+    with pytest.raises(
+        UnusableStateError, match=r"the shared model is out of bounds: .*; total\.fc\.bias: has a"
+    ) as error:
+        server.aggregate(known, iter([upload_of(0, again)]), round_number=1)
+    after = error.value.instead
+    assert after.tensors["round"].tolist() == [2]
+    for own_upload, unchanged in ((None, known.tensors["total.fc.bias"]), (again, np.zeros(512, np.float32))):
+        reply = server.reply(after, own_upload)  # a client that took part adds nothing, any other has all of before
+        sent = reply.tensors["total.fc.bias" if own_upload is None else "fc.bias"]
+        np.testing.assert_array_equal(sent, unchanged)
 
 
 def test_the_total_update_is_the_sum_of_the_aggregated_updates() -> None:
