@@ -15,6 +15,7 @@ from feddbp_server.run.state_machine import (
     Aggregated,
     CloseRound,
     Connected,
+    DeadlineExtended,
     Disconnected,
     Effect,
     Event,
@@ -29,6 +30,7 @@ from feddbp_server.run.state_machine import (
     RunEnded,
     RunFailed,
     RunState,
+    Skipped,
     StopRequested,
     Tick,
     Uploaded,
@@ -105,6 +107,10 @@ class LifeOfARun(RuleBasedStateMachine):
     def report(self, client: int, behind: int) -> None:
         self.happen(Reported(client, self.run.state.round - behind))
 
+    @rule(client=CLIENTS, behind=st.integers(-1, 1))
+    def skip(self, client: int, behind: int) -> None:
+        self.happen(Skipped(client, self.run.state.round - behind))
+
     @precondition(lambda self: Phase.AGGREGATING in (self.run.state.phase, self.run.state.held_phase))
     @rule()
     def aggregated(self) -> None:
@@ -149,7 +155,8 @@ class LifeOfARun(RuleBasedStateMachine):
             assert after.phase is Phase.PAUSED
             assert not any(isinstance(effect, CloseRound | RunEnded) for effect in effects)
         if after.phase is Phase.COLLECTING and before.phase is Phase.COLLECTING and after.round == before.round:
-            assert after.selected <= before.selected or RoundOpened(after.round, after.selected) in effects
+            extended = any(isinstance(effect, DeadlineExtended) for effect in effects)
+            assert after.selected <= before.selected or extended or RoundOpened(after.round, after.selected) in effects
 
     @invariant()
     def uploads_are_of_those_selected(self) -> None:
