@@ -7,7 +7,7 @@ PROTO  := proto/feddbp/v1/federation.proto
 SITE   := docs/_build
 MERMAID_VERSION := $(shell sed -nE 's/^mermaid_version = "(.*)"/\1/p' docs/conf.py)
 
-.PHONY: help demo test lint format chromium proto docs chaos fuzz soak bench gpu-check compose-test wheel clean
+.PHONY: help demo test lint format chromium proto docs chaos ray-test fuzz soak bench gpu-check compose-test wheel clean
 .DEFAULT_GOAL := help
 
 help:           ## list the targets
@@ -58,6 +58,9 @@ $(SITE)/mermaid/mermaid.min.js: docs/conf.py
 
 chaos: $(STAMP) ## kill either side at every point, cut the network in every way
 	$(BIN)/python -m pytest tests/chaos -m "full or not full" -n auto
+
+ray-test: $(STAMP) ## experiments on a Ray of two nodes on this machine, one of which is killed
+	$(BIN)/python -m pytest tests/ray -m "full or not full"
 
 fuzz: $(STAMP)  ## a hundred thousand malformed calls against a live server
 	$(BIN)/python -m pytest tests/fuzz -m "full or not full" -s

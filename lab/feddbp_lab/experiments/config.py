@@ -48,7 +48,8 @@ class ExecutionConfig(FrozenModel):
 
     executor: Literal["local", "ray"] = Field("local", description="run cells on this machine, or by Ray on a cluster")
     ray_address: str | None = Field(
-        None, description="a running Ray: auto, or HOST:PORT (default: RAY_ADDRESS, else a Ray of this machine's own)"
+        None,
+        description="a running Ray: auto, or HOST:PORT (default: one that runs here, else one of the runner's own)",
     )
     jobs: int | None = Field(
         None, ge=1, description="cells that run at the same time; default one per core, or one per GPU"

@@ -31,7 +31,7 @@ from feddbp_lab.experiments.run.lease import (
     take_lease,
 )
 from feddbp_lab.experiments.run.store import DirectoryStore, Store, open_store
-from feddbp_lab.experiments.run.workspace import InPlaceWorkspace, NodeWorkspace, Workspace
+from feddbp_lab.experiments.run.workspace import InPlaceWorkspace, NodeWorkspace, Workspace, default_work_dir
 from feddbp_lab.processes.freeze import FreezeError
 from feddbp_lab.processes.guard import GRACE_SECONDS
 from feddbp_lab.processes.local_federation import FederationOptions, LocalFederation
@@ -66,8 +66,10 @@ class CellJob:
     cell: Cell
     out: str
     data_dir: Path
-    work_dir: Path | None
-    """Where the state is kept while the cell runs; None: in its directory at --out."""
+    in_place: bool
+    """Whether the state is kept in the cell's directory at --out while the cell runs."""
+    work_dir: Path | None = None
+    """Where it is kept otherwise; None: in the temporary directory of the machine."""
     keep_state: bool = False
     lease_seconds: float = 60.0
     copy_rounds: int = 5
@@ -185,10 +187,10 @@ class _Attempt:
         return CellOutcome(verdict=Verdict.DONE, summary=summary)
 
     def _workspace(self) -> Workspace:
-        if self._job.work_dir is None:
+        if self._job.in_place:
             assert isinstance(self._store, DirectoryStore)
             return InPlaceWorkspace(self._store, self._lease)
-        return NodeWorkspace(self._store, self._lease, self._job.work_dir)
+        return NodeWorkspace(self._store, self._lease, self._job.work_dir or default_work_dir())
 
     async def _run_in(self, workspace: Workspace) -> dict[str, Any]:
         directory = workspace.directory

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import getpass
 import sys
-import tempfile
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 from rich.console import Console
@@ -111,9 +108,8 @@ async def _run_cells(
     cells: list[Cell], output: OutputDir, where: ExecutionConfig, failed: list[Cell], *, heading: str = ""
 ) -> int:
     """Runs cells; `failed` are those that failed before and are not run again."""
-    executor = _executor(where)
-    executor.check(cells)
-    async with executor:
+    async with _executor(where) as executor:
+        executor.check(cells)
         if heading:
             print(f"{heading}; {executor.description}", flush=True)
         runner = await _use(executor, cells, output, where)
@@ -138,24 +134,24 @@ async def _use(executor: Executor, cells: list[Cell], output: OutputDir, where: 
 
 
 def _executor(where: ExecutionConfig) -> Executor:
+    if where.executor == "ray":
+        from feddbp_lab.experiments.run.ray_executor import RayExecutor
+
+        return RayExecutor(address=where.ray_address, jobs=where.jobs)
     return LocalExecutor(jobs=where.local_jobs, cores=where.cores, gpus=where.gpus, memory=where.machine_memory)
 
 
 def _job(cell: Cell, *, output: OutputDir, where: ExecutionConfig) -> CellJob:
-    in_place = output.mirror is None and where.executor == "local" and where.work_dir is None
     return CellJob(
         cell=cell,
         out=output.name if output.mirror else str(output.path.resolve()),
         data_dir=where.data_dir.resolve(),
-        work_dir=None if in_place else where.work_dir or _default_work_dir(),
+        in_place=output.mirror is None and where.executor == "local" and where.work_dir is None,
+        work_dir=where.work_dir,
         keep_state=where.keep_state,
         lease_seconds=where.lease.total_seconds(),
         copy_rounds=where.copy_rounds,
     )
-
-
-def _default_work_dir() -> Path:
-    return Path(tempfile.gettempdir()) / f"feddbp-{getpass.getuser()}"
 
 
 def _display(cells: list[Cell]) -> LiveCellDisplay | PlainCellDisplay:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
@@ -162,6 +163,10 @@ class NodeWorkspace(Workspace):
 
     def _key(self, name: str) -> str:
         return cell_key(self._lease.cell_id, name)
+
+
+def default_work_dir() -> Path:
+    return Path(tempfile.gettempdir()) / f"feddbp-{getpass.getuser()}"
 
 
 def _replace(source: Path, target: Path) -> None:

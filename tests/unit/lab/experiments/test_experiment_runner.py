@@ -214,7 +214,7 @@ class FailureRecorder:
 
 def runner_of(output_dir: OutputDir, cells: list[Cell], display: FailureRecorder) -> Runner:
     def job(cell: Cell) -> CellJob:
-        return CellJob(cell=cell, out=str(output_dir.path), data_dir=output_dir.path, work_dir=None)
+        return CellJob(cell=cell, out=str(output_dir.path), data_dir=output_dir.path, in_place=True)
 
     executor = LocalExecutor(jobs=2, cores=2)
     return Runner(output=output_dir, cells=cells, executor=executor, display=display, job=job)
