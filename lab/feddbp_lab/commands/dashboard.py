@@ -141,7 +141,8 @@ async def _serve(config: DashboardConfig, directory: Path | None) -> None:
 
 async def _open_library(source: SourceConfig, directory: Path | None) -> Library:
     from feddbp_lab.dashboard.library import Library, read_baseline
-    from feddbp_lab.dashboard.stored import RunFiles, StoredRun, find_runs
+    from feddbp_lab.dashboard.stored import StoredRun
+    from feddbp_lab.results.run_files import RunFiles, find_runs
 
     baseline = {} if source.baseline is None else read_baseline(find_runs(source.baseline)[0])
     if directory is None or source.server:
@@ -158,7 +159,7 @@ async def _open_library(source: SourceConfig, directory: Path | None) -> Library
 
 async def _open_live(source: SourceConfig, directory: Path | None) -> LiveRun:
     from feddbp_lab.dashboard.live import LiveRun
-    from feddbp_lab.dashboard.stored import RunFiles
+    from feddbp_lab.results.run_files import RunFiles
 
     address = source.server or _DEFAULT_SERVER
     credentials = ClientCredentials(certs=source.certs, token_file=source.token_file)

@@ -15,6 +15,8 @@ from feddbp_common.config.command_line import Parser
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.optional_deps import install_command, missing_modules
 from feddbp_lab.results.curves import draw_curves
+from feddbp_lab.results.pictures.report import write_run_pictures
+from feddbp_lab.results.run_files import last_accuracies
 from feddbp_lab.results.run_results import RunResults
 from feddbp_lab.terminal.run_table import run_table
 
@@ -26,7 +28,7 @@ _DAMAGE: Final = (LookupError, TypeError, ValueError, AttributeError)
 def command(argv: Sequence[str]) -> int:
     parser = Parser(
         prog=PROG,
-        description=f"Prints the results of a run so far, and draws its curves into DIR/{CURVES_NAME}.",
+        description="Prints the results of a run so far, and draws pictures of it, with a page that has them all.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -35,17 +37,36 @@ def command(argv: Sequence[str]) -> int:
         metavar="DIR",
         help=f"a server's --state-dir, or any directory with its {SUMMARY_NAME} and {METRICS_NAME}",
     )
-    directory: Path = parser.parse_args(argv).directory
-    missing = missing_modules(("matplotlib",))
+    parser.add_argument(
+        "--columns",
+        type=int,
+        choices=(1, 2),
+        default=2,
+        help="width of the pictures in columns of a paper (default: 2)",
+    )
+    parser.add_argument(
+        "--baseline",
+        type=Path,
+        metavar="DIR",
+        help="a `local` run of the same seed, to picture the gain over it",
+    )
+    flags = parser.parse_args(argv)
+    directory: Path = flags.directory
+    missing = missing_modules(("matplotlib", "jinja2"))
     with damage_as_error(str(directory)):
         results = read_results(directory)
         files = [name for name in (SUMMARY_NAME, METRICS_NAME) if (directory / name).exists()]
         table = run_table(results, directory, files if missing else [*files, CURVES_NAME])
+        baseline = last_accuracies(read_results(flags.baseline).metrics) if flags.baseline else None
         if not missing:
             draw_curves(results, directory / CURVES_NAME)
+            pictures = write_run_pictures(directory, results, columns=flags.columns, baseline=baseline)
     Console().print(table)
-    if missing:
-        print(f"{PROG}: no curves were drawn: they need matplotlib: {install_command('lab')}", file=sys.stderr)
+    if not missing:
+        print(f"pictures  {pictures}")
+    else:
+        needed = f"{', '.join(missing)}: {install_command('lab')}"
+        print(f"{PROG}: no curves were drawn: they need {needed}", file=sys.stderr)
     return ExitCode.OK
 
 

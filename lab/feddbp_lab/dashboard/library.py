@@ -12,7 +12,8 @@ from feddbp_common.artifacts import SUMMARY_NAME
 from feddbp_common.methods import method_named
 from feddbp_lab.dashboard.model import Json
 from feddbp_lab.dashboard.source import RunSource
-from feddbp_lab.dashboard.stored import RunFiles, StoredRun, last_accuracies
+from feddbp_lab.dashboard.stored import StoredRun
+from feddbp_lab.results.run_files import RunFiles, last_accuracies
 from feddbp_lab.results.run_results import RunResults
 
 _OPEN_RUNS: Final = 8

@@ -15,7 +15,7 @@ from feddbp_lab.control_client import FINAL_PHASES, Request, RequestRefusedError
 from feddbp_lab.dashboard import messages
 from feddbp_lab.dashboard.model import Json
 from feddbp_lab.dashboard.source import RunSource
-from feddbp_lab.dashboard.stored import RunFiles
+from feddbp_lab.results.run_files import RunFiles
 from feddbp_lab.run_events import fetch_client_prototypes, fetch_prototypes, watch_run
 
 _PATIENCE: Final = timedelta(days=3650)

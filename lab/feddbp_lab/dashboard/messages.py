@@ -9,7 +9,7 @@ from feddbp_common.config.run import run_from_proto
 from feddbp_common.humanize import address_text, short_device
 from feddbp_common.rpc.enum_words import enum_word
 from feddbp_lab.dashboard.model import Json, ReportRow
-from feddbp_lab.dashboard.run_info import run_info
+from feddbp_lab.results.run_info import run_info
 from feddbp_lab.terminal.status_words import mean_accuracy, rounds_done
 
 

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
@@ -25,6 +24,7 @@ from feddbp_lab.dashboard.library import Library
 from feddbp_lab.dashboard.live import LiveRun
 from feddbp_lab.dashboard.model import Cursor, Json
 from feddbp_lab.dashboard.source import RunSource
+from feddbp_lab.results.html_templates import html_templates
 
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
@@ -54,13 +54,7 @@ class Pages:
         self._library = library
         self._access = access
         self._secure = secure
-        self._templates = Environment(
-            loader=PackageLoader("feddbp_lab.dashboard"),
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
+        self._templates = html_templates("feddbp_lab.dashboard")
 
     # --- pages ---
 

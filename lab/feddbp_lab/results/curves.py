@@ -36,6 +36,19 @@ STYLE: Final[dict[Any, Any]] = {
     "xtick.labelsize": 7.5,
     "ytick.labelsize": 7.5,
 }
+INK: Final = "#1a1a1a"
+"""The colour of text, axes and the highlighted line for print; a page replaces it by its own text colour."""
+PRINT_STYLE: Final[dict[Any, Any]] = {
+    **STYLE,
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    # a fixed salt: the same numbers give the same file, and equal ids within a page mean equal content
+    "svg.hashsalt": "feddbp",
+}
 _NAMED_CLIENTS: Final = 10
 """With more clients, all are drawn in grey: twenty colours cannot be distinguished."""
 _MARKED_ROUNDS: Final = 25

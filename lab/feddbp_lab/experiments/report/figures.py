@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from feddbp_lab.experiments.plan import Coordinates, Part
 from feddbp_lab.experiments.report.outcomes import Outcomes
-from feddbp_lab.results.curves import COLOURS, DASHES, STYLE
+from feddbp_lab.results.curves import COLOURS, DASHES, INK, PRINT_STYLE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,19 +19,6 @@ _LOG_FROM: Final = 5.0
 _MARKED_LINES: Final = 4
 _MARKED_ROUNDS: Final = 25
 """With more lines or rounds, the points are not marked."""
-INK: Final = "#1a1a1a"
-"""The colour of text, axes and the highlighted line; the page replaces it by its own text colour."""
-_FIGURE_STYLE: Final[dict[Any, Any]] = {
-    **STYLE,
-    "text.color": INK,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "axes.titlecolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    # a fixed salt: the same numbers give the same file, and equal ids within a page mean equal content
-    "svg.hashsalt": "feddbp",
-}
 _AXES_INCHES: Final = (3.0, 2.3)
 _LEFT, _BOTTOM, _TOP = 0.5, 0.42, 0.28
 """Inches around the axes of a panel; the right side depends on the names of the lines."""
@@ -128,7 +115,7 @@ def draw_panels(panels: Sequence[Panel], stem: Path) -> tuple[Path, Path]:
     right = max(_LEAST_RIGHT, 0.05 * wide + _NAME_WIDTH * longest)
     panel_width, height = _LEFT + wide + right, _BOTTOM + high + _TOP
     width = panel_width * len(panels)
-    with mpl.rc_context(_FIGURE_STYLE):
+    with mpl.rc_context(PRINT_STYLE):
         figure = Figure(figsize=(width, height))
         for number, panel in enumerate(panels):
             left = (number * panel_width + _LEFT) / width

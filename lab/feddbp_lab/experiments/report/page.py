@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from feddbp_lab.experiments.report.figures import INK
 from feddbp_lab.experiments.report.formatted import FormattedTable
 from feddbp_lab.experiments.run.cell_dir import Failure
+from feddbp_lab.results.curves import INK
+from feddbp_lab.results.html_templates import html_templates
 
 _PIXELS_PER_POINT: Final = 1.7
 """Largest size of a figure on the page, where the window is wide enough."""
@@ -69,16 +70,5 @@ class PageSection:
 
 
 def render_page(sections: Sequence[PageSection]) -> str:
-    # only a report needs it: the other commands work in an installation without jinja2
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    # autoescape=True: Jinja2's own choice by file name does not cover names that end in .j2
-    environment = Environment(
-        loader=PackageLoader("feddbp_lab.experiments.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    environment = html_templates("feddbp_lab.experiments.report")
     return environment.get_template("page.html.j2").render(sections=sections)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 from lab_samples import printed, results
 from light_runs import Crowd, Gate, finish, start_server
+from PIL import Image
 from processes import Federation
 
 from feddbp_common.errors import ExitCode
@@ -53,8 +56,9 @@ async def test_a_run_that_is_going_on_can_be_reported(
     shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert [line[:7] for line in shown if " light " in line] == ["0 light", "1 light"]
     assert "so far 2 of 9 rounds, training" in shown
-    assert shown[-1].endswith("metrics.jsonl, curves.png")
-    assert "summary.json" not in shown[-1]
+    assert shown[-2].endswith("metrics.jsonl, curves.png")
+    assert "summary.json" not in shown[-2]
+    assert shown[-1].startswith(f"pictures {directory}/report.html")
     server.kill()
     assert main(["report", str(directory)]) == 0
     assert "its server is not running" in " ".join(capsys.readouterr().out.split())
@@ -77,7 +81,7 @@ def test_without_matplotlib_there_is_a_table_and_a_hint(
     assert main(["report", str(finished)]) == 0
     output, note = capsys.readouterr()
     assert output.startswith("FedDBP on digits, seed 0")
-    assert note == f"feddbp report: no curves were drawn: they need matplotlib: {install_command('lab')}\n"
+    assert note == f"feddbp report: no curves were drawn: they need matplotlib, jinja2: {install_command('lab')}\n"
     assert not (finished / "curves.png").exists()
 
 
@@ -87,13 +91,47 @@ def test_it_prints_the_same_table_as_the_demo(
     monkeypatch.chdir(finished.parent)
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["report", "run"]) == 0
-    assert capsys.readouterr().out == printed(run_table(results(), Path("run")))
+    pictures = "pictures  run/report.html, and as PNG and SVG in run/pictures/\n"
+    assert capsys.readouterr().out == printed(run_table(results(), Path("run"))) + pictures
 
 
 def test_a_run_that_failed_is_reported_with_its_reason(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (finished / "summary.json").write_text(json.dumps(results(outcome="failed").summary))
     assert main(["report", str(finished)]) == 0
     assert "failed: too few clients" in capsys.readouterr().out
+
+
+def test_pictures_are_written_for_one_and_two_columns(finished: Path) -> None:
+    baseline = finished.with_name("local")
+    shutil.copytree(finished, baseline)
+    widths = {}
+    for columns in ("1", "2"):
+        assert main(["report", str(finished), "--columns", columns, "--baseline", str(baseline)]) == 0
+        assert {path.name for path in (finished / "pictures").iterdir()} >= {"accuracy.png", "accuracy.svg", "gain.svg"}
+        with Image.open(finished / "pictures" / "gain.png") as picture:
+            widths[columns] = picture.width
+    assert widths == {"1": 1050, "2": 2148}  # 3.5 and 7.16 inches at 300 dots
+    page = (finished / "report.html").read_text()
+    assert page.count("<svg") >= 2
+    assert "<script" not in page
+    ids = re.findall(r' id="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+
+
+async def test_a_run_that_shares_prototypes_is_pictured_with_names_like_formulas(
+    running_federation: Federation,
+) -> None:
+    names = "$\\frac{$,<b>,[/b],horse"
+    await finish(
+        running_federation,
+        *("--clients", 2, "--min-clients", 2, "--rounds", 2, "--feature-dim", 64, "--share-prototypes-with-operators"),
+        *("--dataset", "custom", "--class-names", names),
+        clients=2,
+    )
+    directory = running_federation.state_dir
+    assert main(["report", str(directory)]) == 0
+    drawn = {path.stem for path in (directory / "pictures").glob("*.svg")}
+    assert drawn == {"accuracy", "split", "timeline", "class-map", "similarity"}
 
 
 def without(name: str) -> Callable[[Path], Any]:

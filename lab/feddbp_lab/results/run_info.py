@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from feddbp_common.config.run import RunConfig
-from feddbp_lab.dashboard.model import Json
 
 _NAMES: Final = {
     "cifar10": ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
@@ -14,7 +13,7 @@ _NAMES: Final = {
 """Names of classes that a data set's own files give, and a run's configuration does not."""
 
 
-def run_info(config: RunConfig, *, run_id: str, version: str = "", shares_prototypes: bool) -> Json:
+def run_info(config: RunConfig, *, run_id: str, version: str = "", shares_prototypes: bool) -> dict[str, Any]:
     return {
         "id": run_id,
         "method": config.method,

@@ -1,0 +1,1 @@
+"""Pictures of a run for print: the same that the dashboard shows, as PNG, SVG and one page."""

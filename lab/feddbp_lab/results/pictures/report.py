@@ -1,0 +1,50 @@
+"""Writes the pictures of a run beside its results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from feddbp_common.atomic_files import replace_text
+from feddbp_common.humanize import human_bytes, human_seconds, percent
+from feddbp_common.methods import method_named
+from feddbp_common.printable import printable
+from feddbp_lab.results.pictures.figure import write_pictures
+from feddbp_lab.results.pictures.page import render_pictures
+from feddbp_lab.results.pictures.run_pictures import pictures_of
+from feddbp_lab.results.run_files import RunFiles
+from feddbp_lab.results.run_results import RunResults
+
+PICTURES_DIR: Final = "pictures"
+PAGE_NAME: Final = "report.html"
+
+
+def write_run_pictures(
+    directory: Path, results: RunResults, *, columns: int = 2, baseline: Mapping[int, float] | None = None
+) -> str:
+    """Writes DIR/pictures/*.png and *.svg and DIR/report.html; returns where, for people."""
+    pictures = pictures_of(RunFiles(directory), results, baseline or {})
+    files = write_pictures(pictures, directory / PICTURES_DIR, columns=columns)
+    title = f"{method_named(results.summary['method']).title} on {printable(results.summary['dataset'], 80)}"
+    replace_text(directory / PAGE_NAME, render_pictures(title, _facts(results), pictures, files))
+    return f"{directory / PAGE_NAME}, and as PNG and SVG in {directory / PICTURES_DIR}/"
+
+
+def _facts(results: RunResults) -> dict[str, str]:
+    summary = results.summary
+    last, best = summary["accuracy"]["last"], summary["accuracy"]["best"]
+    return {
+        "Clients": str(len(summary["per_client"])),
+        "Rounds": str(summary["completed_rounds"]),
+        "Seed": str(summary["seed"]),
+        "Outcome": str(summary["outcome"]),
+        "Mean accuracy, last": _of(last),
+        "Mean accuracy, best": _of(best),
+        "Traffic": human_bytes(summary["bytes_up"] + summary["bytes_down"]),
+        "Time": human_seconds(summary["seconds"]),
+    }
+
+
+def _of(point: dict[str, float] | None) -> str:
+    return percent(None) if point is None else f"{percent(point['weighted'])} over {point['clients']:.0f} clients"

@@ -1,0 +1,163 @@
+"""The files of a run: what its server wrote, wherever they are, and the runs in a folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+from zipfile import BadZipFile
+
+import numpy as np
+
+from feddbp_common.artifacts import (
+    AUDIT_NAME,
+    CLIENT_PROTOTYPES_NAME,
+    CLIENTS_NAME,
+    DATABASE_NAME,
+    METRICS_NAME,
+    PROTOTYPES_DIR_NAME,
+    ROUNDS_NAME,
+    SUMMARY_NAME,
+)
+from feddbp_common.errors import ConfigurationError, FedDBPError
+from feddbp_common.wire import PrototypeSet
+from feddbp_lab.results.run_results import RunResults
+from feddbp_server.reporting.history import RoundRecord, read_rounds
+from feddbp_server.reporting.prototype_snapshots import read_snapshot, snapshot_files
+
+Json = dict[str, Any]
+_AUDIT_BYTES: Final = 4 << 20
+_TROUBLES: Final = ("refused", "failed", "closed_without", "dropped", "disconnected")
+_MOST_RUNS: Final = 2000
+DAMAGE: Final = (LookupError, TypeError, ValueError, AttributeError, OSError, FedDBPError)
+"""Errors from reading files in which something is missing or of the wrong type."""
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The directory of a run; a demo's and a cell's have the server's state in `server/`, as long as it is kept."""
+
+    path: Path
+
+    @property
+    def state(self) -> Path:
+        inner = self.path / "server"
+        return inner if not (self.path / ROUNDS_NAME).exists() and inner.is_dir() else self.path
+
+    def results(self) -> RunResults:
+        for directory in dict.fromkeys((self.path, self.state)):
+            if (directory / SUMMARY_NAME).exists() and (directory / METRICS_NAME).exists():
+                return RunResults.read(directory)
+        found = RunResults.read_unfinished(self.state)
+        if found is None:
+            raise ConfigurationError(f"{self.path} has neither a {SUMMARY_NAME} nor a {DATABASE_NAME}")
+        return found
+
+    def rounds(self) -> list[RoundRecord]:
+        return read_rounds(self.state / ROUNDS_NAME)
+
+    def clients(self) -> dict[int, Json]:
+        """What clients said when they joined; the last line of a client counts."""
+        found: dict[int, Json] = {}
+        with suppress(OSError):
+            for line in (self.state / CLIENTS_NAME).read_bytes().splitlines():
+                with suppress(*DAMAGE):
+                    entry = json.loads(line)
+                    found[int(entry["client"])] = entry
+        return found
+
+    def troubles(self) -> Json:
+        """Refusals by reason and the last incidents, from the end of the audit log."""
+        refusals: Counter[str] = Counter()
+        incidents: deque[Json] = deque(maxlen=20)
+        for entry in self._audited():
+            if entry["what"] == "refused":
+                refusals[str(entry["reason"])] += 1
+            if entry["what"] in _TROUBLES:
+                incidents.append(_incident(entry))
+        return {"refusals": dict(refusals), "incidents": list(incidents)}
+
+    def _audited(self) -> Iterator[Json]:
+        with suppress(OSError), (self.state / AUDIT_NAME).open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _AUDIT_BYTES))
+            for line in file.read().splitlines():
+                with suppress(*DAMAGE):
+                    entry = json.loads(line)
+                    datetime.fromisoformat(entry["at"])
+                    yield {"client": None, **entry, "what": entry["what"]}
+
+    def snapshots(self) -> dict[int, PrototypeSet]:
+        read = {number: read_snapshot(path) for number, path in snapshot_files(self.state).items()}
+        return {number: found for number, found in read.items() if found is not None}
+
+    def client_prototypes(self, client_id: int) -> list[Json]:
+        path = self.state / PROTOTYPES_DIR_NAME / CLIENT_PROTOTYPES_NAME
+        with suppress(*DAMAGE, BadZipFile), np.load(path, allow_pickle=False) as stored:
+            rows, channels = np.flatnonzero(stored["client_ids"] == client_id), int(stored["channels"])
+            kept = np.unpackbits(stored["kept"][rows], axis=1, count=channels)
+            columns = {name: stored[name][rows] for name in ("class_ids", "samples", "distances", "cosines")}
+            return [
+                {
+                    "class": int(columns["class_ids"][row]),
+                    "samples": int(columns["samples"][row]),
+                    "distance": round(float(columns["distances"][row]), 4),
+                    "cosine": round(float(columns["cosines"][row]), 4),
+                    "channels": channels,
+                    "kept": np.flatnonzero(kept[row]).tolist(),
+                }
+                for row in range(len(rows))
+            ]
+        return []
+
+
+def _incident(entry: Json) -> Json:
+    detail = entry.get("message") or entry.get("cause")
+    clients = entry.get("clients")
+    about = f" {', '.join(map(str, clients))}" if isinstance(clients, list) else ""
+    where = f" in round {entry['round'] + 1}" if isinstance(entry.get("round"), int) else ""
+    what = f"{str(entry['what']).replace('_', ' ')}{about}{where}"
+    return {
+        "at": datetime.fromisoformat(entry["at"]).timestamp(),
+        "client": entry["client"] if isinstance(entry["client"], int) else None,
+        "message": f"{what}: {detail}" if detail else what,
+    }
+
+
+def find_runs(directory: Path) -> list[Path]:
+    """The runs in a folder: itself, the cells of an experiment, or its subdirectories."""
+    if not directory.is_dir():
+        raise ConfigurationError(f"{directory}: no such directory")
+    if _is_run(directory):
+        return [directory]
+    found = sorted(path for path in _candidates(directory) if _is_run(path))[:_MOST_RUNS]
+    if not found:
+        raise ConfigurationError(
+            f"{directory} holds no run: neither a {SUMMARY_NAME} nor a {DATABASE_NAME}, nor folders with one"
+        )
+    return found
+
+
+def _candidates(directory: Path) -> Iterator[Path]:
+    for pattern in ("*/", "cells/*/"):
+        yield from (path for path in directory.glob(pattern) if path.is_dir())
+
+
+def _is_run(path: Path) -> bool:
+    return any((folder / name).exists() for folder in (path, path / "server") for name in (SUMMARY_NAME, DATABASE_NAME))
+
+
+def last_accuracies(metrics: Iterable[dict[str, Any]]) -> dict[int, float]:
+    """Every client's accuracy in its last round with test samples."""
+    last: dict[int, tuple[int, float]] = {}
+    for line in metrics:
+        if line["test_samples"]:
+            newest = line["round"], line["accuracy"]
+            last[line["client"]] = max(newest, last.get(line["client"], newest))
+    return {client: accuracy for client, (_, accuracy) in last.items()}
