@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
+from feddbp_client.compute.instruction_set import restrict_instructions
 from feddbp_client.config import ClientConfig
 from feddbp_common.artifacts import DATA_CACHE_NAME
 from feddbp_common.config.command_line import import_from_working_directory, run_command, settings_from, settings_parser
@@ -34,6 +35,8 @@ def _start(argv: Sequence[str]) -> int:
         return ExitCode.OK
     require("a client", CHECKPOINT_MODULES, extra="client")
     configure_logging(as_json=config.identity.json_output, level=config.identity.log_level)
+    if config.compute.reproducible:
+        restrict_instructions()
     return asyncio.run(_run(config))
 
 

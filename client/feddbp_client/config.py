@@ -113,6 +113,9 @@ class ComputeConfig(FrozenModel):
     deterministic: bool = Field(
         False, description="the same bits every time, also on a GPU; slower, and one client at a time"
     )
+    reproducible: bool = Field(
+        False, description="train on the CPU with AVX2 alone, for the same bits on other kinds of x86-64 CPU"
+    )
     fast: bool = Field(False, description="fastest kernels on a GPU, compiled networks; results differ slightly")
 
     @field_validator("gpu", mode="before")
@@ -136,9 +139,15 @@ class ComputeConfig(FrozenModel):
     def _check_mode(self) -> Self:
         if self.deterministic and self.fast:
             raise ConfigurationError("give --deterministic or --fast, not both")
+        if self.reproducible and (self.fast or self.gpu is not None or self.device not in ("auto", "cpu")):
+            raise ConfigurationError("--reproducible is for the CPU; leave out --gpu, --device and --fast")
         if self.deterministic and self.jobs_per_gpu > 1:
             raise ConfigurationError("--deterministic trains one client at a time; leave out --jobs-per-gpu")
         return self
+
+    @property
+    def chosen_device(self) -> str:
+        return "cpu" if self.reproducible else self.device
 
     @property
     def mode(self) -> Mode:

@@ -85,7 +85,7 @@ def plan_compute(
 ) -> ComputePlan:
     """Chooses devices for the clients of a process; raises ConfigurationError if one cannot be used."""
     hardware = hardware or TorchHardware()
-    devices = choose_devices(client_ids, gpu=config.gpu, device=config.device, hardware=hardware)
+    devices = choose_devices(client_ids, gpu=config.gpu, device=config.chosen_device, hardware=hardware)
     clients_on = Counter(devices.values())
     if config.gpu_memory_share < 1:
         for device in clients_on:
