@@ -24,6 +24,8 @@ class Command:
     summary: str
     module: str
     function: str = "command"
+    subcommands: tuple[str, ...] = ()
+    """Where the command itself tells them apart; others declare theirs to argparse."""
 
     def load(self) -> Callable[[Sequence[str]], int]:
         loaded: Callable[[Sequence[str]], int] = getattr(import_module(self.module), self.function)
@@ -38,13 +40,19 @@ COMMANDS: Final = MappingProxyType(
         ),
         "report": Command(summary="print the results of a run so far", module="feddbp_lab.commands.report"),
         "compare": Command(summary="print several runs side by side", module="feddbp_lab.commands.compare"),
-        "data": Command(summary="check what a client would read from a path", module="feddbp_lab.commands.data"),
+        "data": Command(
+            summary="check what a client would read from a path",
+            module="feddbp_lab.commands.data",
+            subcommands=("check",),
+        ),
         "predict": Command(summary="classify images with a trained client", module="feddbp_lab.commands.predict"),
         "export": Command(
             summary="export a trained client to a file for other programs", module="feddbp_lab.commands.export"
         ),
         "privacy": Command(
-            summary="audit what a finished run tells about its data", module="feddbp_lab.commands.privacy"
+            summary="audit what a finished run tells about its data",
+            module="feddbp_lab.commands.privacy",
+            subcommands=("audit",),
         ),
         "gpu-check": Command(
             summary="measure this machine's GPU and print what to report", module="feddbp_lab.commands.gpu_check"
@@ -58,13 +66,18 @@ COMMANDS: Final = MappingProxyType(
         "pause": Command(summary="pause a server's run", module="feddbp_lab.commands.operate", function="pause"),
         "resume": Command(summary="resume a paused run", module="feddbp_lab.commands.operate", function="resume"),
         "client": Command(
-            summary="drop, block or allow a client of a server's run", module="feddbp_lab.commands.client"
+            summary="drop, block or allow a client of a server's run",
+            module="feddbp_lab.commands.client",
+            subcommands=("drop", "block", "allow"),
         ),
         "stop": Command(summary="end a server's run for good", module="feddbp_lab.commands.operate", function="stop"),
         "backup": Command(summary="copy a run while its server goes on", module="feddbp_lab.commands.backup"),
         "certs": Command(summary="create certificates or tokens for a federation", module="feddbp_lab.commands.certs"),
         "compose": Command(
             summary="write a Docker Compose file for a federation", module="feddbp_lab.commands.compose"
+        ),
+        "completion": Command(
+            summary="print a completion script for your shell", module="feddbp_lab.commands.completion"
         ),
         "health": Command(summary="check the health of a server", module="feddbp_lab.commands.health"),
     }
