@@ -19,12 +19,14 @@ from feddbp_lab.experiments.report.client_tables import client_table, cost_table
 from feddbp_lab.experiments.report.csv_files import clients_csv, results_csv
 from feddbp_lab.experiments.report.figures import draw_panels, panels_of
 from feddbp_lab.experiments.report.formatted import FormattedTable
+from feddbp_lab.experiments.report.gain import gain_picture
 from feddbp_lab.experiments.report.grid import ResultGrid
 from feddbp_lab.experiments.report.outcomes import Outcomes
 from feddbp_lab.experiments.report.page import PageFigure, PagePart, PageSection, PageTable, render_page
 from feddbp_lab.experiments.report.tables import accuracy_table, difference_table
 from feddbp_lab.experiments.report.text_formats import as_latex, as_markdown
 from feddbp_lab.experiments.run.output_dir import OutputDir
+from feddbp_lab.results.pictures.figure import write_pictures
 
 
 def write_report(output: OutputDir) -> Path:
@@ -58,6 +60,7 @@ class _ReportWriter:
             self._add_part(part, plan.name if len(plan.parts) == 1 else f"{plan.name}-{number}")
             for number, part in enumerate(plan.parts, start=1)
         ]
+        parts += self._gain()
         self._markdown += [f"Failed: `{cell_id}`: {failure.cause}\n" for cell_id, failure in failures.items()]
         self._write_file(".md", "\n".join(self._markdown))
         self._write_file(".tex", "\n".join(self._latex))
@@ -108,6 +111,17 @@ class _ReportWriter:
         self._files.extend((png, svg))
         self._markdown.append(f"![{title}]({png.name})\n")
         return PageFigure.from_file(svg, title)
+
+    def _gain(self) -> list[PagePart]:
+        """The paired dots of every client, where a method and local training have done the same splits."""
+        picture = gain_picture(self._plan, self._outcomes)
+        if picture is None:
+            return []
+        png, svg = write_pictures([picture], self._directory, columns=2)[picture.name]
+        self._files.extend((png, svg))
+        self._markdown.append(f"![{picture.title}]({png.name})\n\n{picture.caption}\n")
+        figure = PageFigure.from_file(svg, picture.caption)
+        return [PagePart(title=picture.title, figure=figure, tables=[])]
 
     def _write_file(self, suffix: str, text: str) -> None:
         path = self._directory / f"{self._plan.name}{suffix}"

@@ -34,6 +34,8 @@ class Line:
     x: tuple[float, ...]
     y: tuple[float, ...]
     deviations: tuple[float | None, ...] = ()
+    bands: tuple[tuple[float, float], ...] = ()
+    """The confidence interval at every point, drawn as a band."""
     highlighted: bool = False
     marked: bool = False
     """Whether every point has a dot."""
@@ -57,7 +59,8 @@ def panels_of(part: Part, outcomes: Outcomes) -> list[Panel]:
 def _curves(part: Part, outcomes: Outcomes, column: Coordinates) -> Panel:
     lines, rows = [], part.combinations(part.report.rows)
     for row in rows:
-        curve = outcomes.at(part.point({**row, **column})).mean_curve()
+        point = outcomes.at(part.point({**row, **column}))
+        curve, bands = point.mean_curve(), point.curve_bands()
         # a shorter run is shown from its first training on
         first = part.report.from_round if max(curve, default=0) > part.report.from_round else 1
         shown = {number: accuracy for number, accuracy in curve.items() if number >= first}
@@ -66,6 +69,7 @@ def _curves(part: Part, outcomes: Outcomes, column: Coordinates) -> Panel:
                 name=" ".join(part.labels(row)),
                 x=tuple(shown),
                 y=tuple(shown.values()),
+                bands=tuple(bands[number] for number in shown) if bands else (),
                 highlighted=part.key(row) == part.report.highlight,
                 marked=len(rows) <= _MARKED_LINES and len(shown) <= _MARKED_ROUNDS,
             )
@@ -132,6 +136,9 @@ def _draw(axes: Axes, panel: Panel) -> None:
     from matplotlib.ticker import MaxNLocator, NullLocator
 
     for line, style in zip(panel.lines, _line_styles(panel.lines), strict=True):
+        if line.bands:
+            low, high = zip(*line.bands, strict=True)
+            axes.fill_between(line.x, low, high, color=style["color"], alpha=0.12, linewidth=0)
         if any(line.deviations):
             bars = [deviation or 0.0 for deviation in line.deviations]
             axes.errorbar(line.x, line.y, yerr=bars, elinewidth=0.7, **style)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 from feddbp_common.config.nested import dotted
 from feddbp_common.evaluation import best_round, counted_by_round
 from feddbp_lab.experiments.plan import Plan, Point
+from feddbp_lab.experiments.report.intervals import student_quantile
 from feddbp_lab.experiments.run.cell_dir import CellDir, CellState, DamagedCellError, Failure
 from feddbp_lab.experiments.run.output_dir import OutputDir
 from feddbp_lab.results.protocol import Basis, basis_of, counts_in_result, expected_clients
@@ -113,6 +115,18 @@ class PointResult:
         curves = [found.curve for result in self.results if (found := result.of_rule(None))]
         common = set.intersection(*(set(curve) for curve in curves)) if curves else set()
         return {number: fmean(curve[number] for curve in curves) for number in sorted(common)}
+
+    def curve_bands(self) -> dict[int, tuple[float, float]]:
+        """The 95 % confidence interval of the mean curve over seeds, by round; empty for a single seed."""
+        curves = [found.curve for result in self.results if (found := result.of_rule(None))]
+        if len(curves) < 2:
+            return {}
+        reach = student_quantile(len(curves) - 1) / math.sqrt(len(curves))
+        bands = {}
+        for number, mean in self.mean_curve().items():
+            spread = reach * stdev(curve[number] for curve in curves)
+            bands[number] = max(0.0, mean - spread), min(100.0, mean + spread)
+        return bands
 
     def total(self, quantity: Callable[[CellResult], float | None]) -> float | None:
         """A quantity of the cells added up over seeds; None if one of them, or all, lack it."""

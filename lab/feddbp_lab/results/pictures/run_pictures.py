@@ -126,7 +126,7 @@ def _gain(results: RunResults, baseline: Mapping[int, float]) -> Picture | None:
     return Picture(name="gain", title="Gain over local training", caption=caption, draw=partial(draw_gain, pairs=pairs))
 
 
-def draw_gain(axes: Axes, *, pairs: Mapping[int, tuple[float, float]]) -> None:
+def draw_gain(axes: Axes, *, pairs: Mapping[int, tuple[float, float]], ours: str = "this run") -> None:
     """Paired dots, the largest gain first."""
     ordered = sorted(pairs.items(), key=lambda item: item[1][0] - item[1][1])
     for place, (_, (before, after)) in enumerate(ordered):
@@ -136,7 +136,7 @@ def draw_gain(axes: Axes, *, pairs: Mapping[int, tuple[float, float]]) -> None:
     axes.scatter(
         places, [100 * b for _, (b, _) in ordered], s=size, facecolor="white", edgecolor=INK, zorder=3, label="local"
     )
-    axes.scatter(places, [100 * a for _, (_, a) in ordered], s=size, color=BLUE, zorder=4, label="this run")
+    axes.scatter(places, [100 * a for _, (_, a) in ordered], s=size, color=BLUE, zorder=4, label=ours)
     if len(ordered) <= 40:
         axes.set_xticks(list(places), [str(client) for client, _ in ordered])
     axes.set(xlabel="client, by gain", ylabel="accuracy (%)")

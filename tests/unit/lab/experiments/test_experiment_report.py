@@ -363,7 +363,7 @@ def test_figures_are_written_as_files_and_embedded_in_the_page(tmp_path: Path, r
     drawing = (directory / "small.svg").read_text()
     assert "<svg" in drawing
     page = (directory / "index.html").read_text()
-    assert page.count("<svg") == 1
+    assert page.count("<svg") == 2  # and the gain over local training
     assert "currentColor" in page
     assert "<!DOCTYPE svg" not in page
     assert "![A small grid](small.png)" in (directory / "small.md").read_text()
@@ -390,7 +390,7 @@ def test_the_same_results_give_the_same_files(tmp_path: Path) -> None:
         for name in ("one", "two")
     )
     assert first == second
-    suffixes = (".md", ".tex", ".csv", "-clients.csv", ".png", ".svg")
+    suffixes = (".md", ".tex", ".csv", "-clients.csv", ".png", ".svg", "-gain.png", "-gain.svg")
     assert set(first) == {*(f"small{suffix}" for suffix in suffixes), "index.html"}
 
 

@@ -1,0 +1,69 @@
+"""The gain over local training of every client, as a picture: one method against `local` on the same splits."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Final
+
+from feddbp_lab.experiments.plan import Plan
+from feddbp_lab.experiments.report.outcomes import CellResult, Outcomes
+from feddbp_lab.results.pictures.figure import Picture
+from feddbp_lab.results.pictures.run_pictures import draw_gain
+
+_LOCAL: Final = "local"
+_SHOWN: Final = "feddbp"
+"""The method that is compared, if the experiment has it; else its first."""
+
+
+def gain_picture(plan: Plan, outcomes: Outcomes) -> Picture | None:
+    """None unless a method and `local` have done the same splits, and test samples are part of the report."""
+    if any(part.report.value != "test" for part in plan.parts):
+        return None
+    local = {_split(found): found for found in outcomes.done.values() if found.options.get("method") == _LOCAL}
+    compared = [found for found in outcomes.done.values() if _split(found) in local and not _is_local(found)]
+    if not compared:
+        return None
+    methods = [found.options["method"] for found in compared]
+    method = _SHOWN if _SHOWN in methods else methods[0]
+    first = next(found for found in compared if found.options["method"] == method)
+    same = [found for found in compared if _settings(found) == _settings(first)]
+    rows = [row for found in same for row in _pairs(found, local[_split(found)])]
+    if not rows:
+        return None
+    better = sum(after > before for before, after in rows)
+    points = 100 * sum(after - before for before, after in rows) / len(rows)
+    return Picture(
+        name=f"{plan.name}-gain",
+        title="Gain over local training, per client",
+        caption=f"Accuracy of each client with {method} and with local training on the same split: {better} of "
+        f"{len(rows)} better, {points:+.1f} points on average. A client of each seed and split is one pair.",
+        draw=partial(draw_gain, pairs=dict(enumerate(rows)), ours=method),
+        aspect=0.4,
+    )
+
+
+def _is_local(found: CellResult) -> bool:
+    return bool(found.options.get("method") == _LOCAL)
+
+
+def _split(found: CellResult) -> tuple[Any, ...]:
+    """What has to agree for two cells to have the same clients and data: everything but the method."""
+    return tuple(sorted((name, str(value)) for name, value in found.options.items() if not name.startswith("method")))
+
+
+def _settings(found: CellResult) -> tuple[Any, ...]:
+    return tuple(sorted((name, str(value)) for name, value in found.options.items() if name.startswith("method")))
+
+
+def _pairs(found: CellResult, local: CellResult) -> list[tuple[float, float]]:
+    ours, theirs = found.of_rule(None), local.of_rule(None)
+    if ours is None or theirs is None:
+        return []
+    pairs = []
+    for client in ours.reported.test.samples:
+        after, before = ours.reported.test.accuracy_of(client), None
+        if client in theirs.reported.test.samples:
+            before = theirs.reported.test.accuracy_of(client)
+        if after is not None and before is not None:
+            pairs.append((before / 100, after / 100))
+    return pairs
