@@ -16,6 +16,7 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_common.config.run import MAX_CLIENTS
 from feddbp_common.errors import ExitCode, FedDBPError
+from feddbp_common.printable import make_printable
 from feddbp_common.rpc.credentials import OPERATOR, ClientCredentials
 from feddbp_common.rpc.diagnosis import find_mistake
 from feddbp_common.rpc.failures import TRANSIENT_REASONS, describe_failure, refusal_in, status_text
@@ -79,6 +80,7 @@ class StatusPages:
         self._begun = False
 
     def add(self, page: pb.RunStatus) -> None:
+        make_printable(page)  # a server may say anything, and clients through it
         before = self.next_client or 0
         self.next_client = page.next_client if page.HasField("next_client") else None
         if self._begun:

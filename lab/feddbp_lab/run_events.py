@@ -8,6 +8,7 @@ import grpc
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
+from feddbp_common.printable import make_printable
 from feddbp_common.rpc.credentials import OPERATOR, ClientCredentials
 from feddbp_common.wire import BodyAssembler, PrototypeSet, decode
 from feddbp_lab.control_client import CHANNEL_OPTIONS, as_call_error
@@ -25,6 +26,7 @@ async def watch_run(
         stub: pb_grpc.ControlAsyncStub = pb_grpc.ControlStub(channel)
         try:
             async for page in stub.WatchRun(request, metadata=credentials.metadata()):
+                make_printable(page)
                 yield page
         except grpc.aio.AioRpcError as error:
             raise as_call_error(error, address, with_certificate=credentials.certs is not None) from None

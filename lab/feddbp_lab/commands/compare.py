@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from rich.console import Console
 from rich.text import Text
 
 from feddbp_common.config.command_line import Parser
@@ -17,6 +16,7 @@ from feddbp_common.optional_deps import install_command, missing_modules
 from feddbp_lab.commands.report import damage_as_error, read_results
 from feddbp_lab.results.comparison import ComparedRun, Comparison
 from feddbp_lab.terminal.comparison_table import comparison_view
+from feddbp_lab.terminal.format import terminal
 
 PROG: Final = "feddbp compare"
 
@@ -49,7 +49,7 @@ def command(argv: Sequence[str]) -> int:
 
 
 def _print(comparison: Comparison, obstacles: Sequence[str]) -> None:
-    console = Console(highlight=False)
+    console = terminal(highlight=False)
     for piece in comparison_view(comparison, width=console.width):
         console.print(piece, soft_wrap=isinstance(piece, Text))
     for obstacle in obstacles:

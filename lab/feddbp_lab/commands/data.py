@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pydantic import Field
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -19,7 +19,7 @@ from feddbp_common.config.types import CommaSeparated, FrozenModel
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.humanize import human_bytes
 from feddbp_common.optional_deps import CHECKPOINT_MODULES, require
-from feddbp_lab.terminal.format import facts_table, plain_table
+from feddbp_lab.terminal.format import facts_table, plain_table, terminal
 
 if TYPE_CHECKING:
     from feddbp_client.data.check import DataReport
@@ -62,7 +62,7 @@ def command(argv: Sequence[str]) -> int:
     if options.json_output:
         print(json.dumps({**asdict(report), "warnings": report.warnings}, indent=2))
     else:
-        console = Console(highlight=False)
+        console = terminal(highlight=False)
         for piece in _view(flags.path, report):
             # as one line each, names and commands can be copied
             console.print(piece, soft_wrap=isinstance(piece, Text))

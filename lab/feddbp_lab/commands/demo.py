@@ -26,6 +26,7 @@ from feddbp_lab.processes.local_federation import FederationOptions, LocalFedera
 from feddbp_lab.processes.signals import handle_stop_signals
 from feddbp_lab.results.curves import draw_curves
 from feddbp_lab.results.run_results import MetricsTail, RunResults
+from feddbp_lab.terminal.format import terminal
 from feddbp_lab.terminal.lines import PlainDisplay, SilentDisplay
 from feddbp_lab.terminal.live import LiveDisplay
 from feddbp_lab.terminal.run_table import run_table
@@ -106,7 +107,7 @@ async def _run_until_signal(options: FederationOptions, here: LocalConfig) -> in
 
 
 async def _run(options: FederationOptions, here: LocalConfig, stack: AsyncExitStack) -> int:
-    console, as_json = Console(), here.json_output
+    console, as_json = terminal(), here.json_output
     page: DashboardProcess | None = None
     with _display(options, console, as_json=as_json) as display:
         async with LocalFederation(options) as federation, aclosing(federation.statuses()) as statuses:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from rich.console import Console
 from rich.text import Text
 
 from feddbp_common.config.command_line import Parser, add_settings, settings_from
@@ -23,7 +22,7 @@ from feddbp_lab.experiments.run.output_dir import OutputDir
 from feddbp_lab.experiments.run.packing import pack
 from feddbp_lab.experiments.spec import BUILT_IN, load_experiment
 from feddbp_lab.processes.local_federation import require_lab
-from feddbp_lab.terminal.format import plain_table
+from feddbp_lab.terminal.format import plain_table, terminal
 
 PROG: Final = "feddbp experiment"
 
@@ -53,9 +52,9 @@ def _status(flags: argparse.Namespace) -> int:
     if flags.as_json:
         print(json.dumps(as_dict(output), indent=2))
     elif flags.watch:
-        watch_status(output, Console())
+        watch_status(output, terminal())
     else:
-        print_status(output, Console())
+        print_status(output, terminal())
     return ExitCode.OK
 
 
@@ -81,7 +80,7 @@ def _list(_: argparse.Namespace) -> int:
         cells = expand(spec, seeds=seeds_of(spec, "quick"), profile="quick").cells
         table.add_row(Text(name, style="bold"), str(len(cells)), spec.title)
     profiles = "\n".join(f"  {name:<6} {profile.title}" for name, profile in PROFILES.items())
-    Console().print(table, Text(f"Profiles:\n{profiles}", style="dim"), sep="\n")
+    terminal().print(table, Text(f"Profiles:\n{profiles}", style="dim"), sep="\n")
     return ExitCode.OK
 
 

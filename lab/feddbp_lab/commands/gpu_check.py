@@ -8,7 +8,6 @@ from dataclasses import asdict
 from typing import Final
 
 from pydantic import Field
-from rich.console import Console
 
 from feddbp_common.config.command_line import settings_from, settings_parser
 from feddbp_common.config.types import FrozenModel
@@ -16,6 +15,7 @@ from feddbp_common.cpu_cores import let_waiting_threads_sleep
 from feddbp_common.errors import ExitCode
 from feddbp_lab.commands.options import DEVICE_HELP
 from feddbp_lab.processes.local_federation import require_client
+from feddbp_lab.terminal.format import terminal
 
 PROG: Final = "feddbp gpu-check"
 
@@ -55,7 +55,7 @@ def command(argv: Sequence[str]) -> int:
     workload = Workload(
         architecture=config.model, image_size=config.image_size, batch_size=config.batch_size, steps=config.steps
     )
-    console = Console(quiet=config.json_output, soft_wrap=True, highlight=False)
+    console = terminal(quiet=config.json_output, soft_wrap=True, highlight=False)
     findings: list[Finding] = []
 
     def show(finding: Finding) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from feddbp_common.config.catalog import FEATURE_DIM
@@ -21,7 +21,7 @@ from feddbp_common.errors import ExitCode
 from feddbp_common.humanize import NO_VALUE
 from feddbp_common.methods import METHODS, PRESET_MARK, ExchangeShape, Method, method_named
 from feddbp_common.methods.payload_size import ImageShape, PayloadSize
-from feddbp_lab.terminal.format import plain_table
+from feddbp_lab.terminal.format import plain_table, terminal
 
 PROG: Final = "feddbp methods"
 
@@ -60,7 +60,7 @@ def command(argv: Sequence[str]) -> int:
         described = [_as_dict(each, scale) for each in METHODS.values()] if method is None else _as_dict(method, scale)
         print(json.dumps(described, indent=2))
     else:
-        Console().print(methods_table(scale) if method is None else settings_table(method, scale))
+        terminal().print(methods_table(scale) if method is None else settings_table(method, scale))
     return ExitCode.OK
 
 

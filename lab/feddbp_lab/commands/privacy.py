@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Final
 
 from pydantic import Field
-from rich.console import Console
 
 from feddbp_common.artifacts import AUDIT_PICTURE_NAME
 from feddbp_common.config.command_line import settings_from, settings_parser
 from feddbp_common.config.types import FrozenModel
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.optional_deps import CHECKPOINT_MODULES, install_command, missing_modules, require
+from feddbp_lab.terminal.format import terminal
 
 PROG: Final = "feddbp privacy"
 _AUDIT: Final = "audit"
@@ -72,7 +72,7 @@ def command(argv: Sequence[str]) -> int:
     if options.json_output:
         print(json.dumps(as_json(found), indent=2))
         return ExitCode.OK
-    Console().print(audit_tables(found))
+    terminal().print(audit_tables(found))
     if missing_modules(("matplotlib",)):
         print(f"{parser.prog}: no picture was drawn: it needs matplotlib: {install_command('lab')}", file=sys.stderr)
     else:

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from rich.console import Console
-
 from feddbp_common.artifacts import CURVES_NAME, DATABASE_NAME, METRICS_NAME, SUMMARY_NAME
 from feddbp_common.config.command_line import Parser
 from feddbp_common.errors import ConfigurationError, ExitCode
@@ -18,6 +16,7 @@ from feddbp_lab.results.curves import draw_curves
 from feddbp_lab.results.pictures.report import write_run_pictures
 from feddbp_lab.results.run_files import last_accuracies
 from feddbp_lab.results.run_results import RunResults
+from feddbp_lab.terminal.format import terminal
 from feddbp_lab.terminal.run_table import run_table
 
 PROG: Final = "feddbp report"
@@ -61,7 +60,7 @@ def command(argv: Sequence[str]) -> int:
         if not missing:
             draw_curves(results, directory / CURVES_NAME)
             pictures = write_run_pictures(directory, results, columns=flags.columns, baseline=baseline)
-    Console().print(table)
+    terminal().print(table)
     if not missing:
         print(f"pictures  {pictures}")
     else:

@@ -22,6 +22,7 @@ from feddbp_common.errors import ExitCode, FedDBPError
 from feddbp_lab.api.run_status import RunStatus
 from feddbp_lab.commands.options import StatusConfig, StatusViewConfig
 from feddbp_lab.control_client import get_status, watch_status
+from feddbp_lab.terminal.format import terminal
 from feddbp_lab.terminal.status_view import LiveStatusView, StatusView
 
 PROG: Final = "feddbp status"
@@ -54,7 +55,7 @@ async def _watch(view: StatusViewConfig) -> pb.RunStatus:
 
 def console() -> Console:
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PIPE_WIDTH
-    return Console(width=width, highlight=False)
+    return terminal(width=width, highlight=False)
 
 
 def _printer(view: StatusViewConfig, output: Console) -> Callable[[pb.RunStatus], None]:

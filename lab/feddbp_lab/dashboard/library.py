@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from feddbp_common.artifacts import SUMMARY_NAME
 from feddbp_common.methods import method_named
+from feddbp_common.printable import printable_values
 from feddbp_lab.dashboard.model import Json
 from feddbp_lab.dashboard.source import RunSource
 from feddbp_lab.dashboard.stored import StoredRun
@@ -107,7 +108,9 @@ def _entry(key: str, path: Path) -> Json | None:
 def _summary(path: Path) -> dict[str, Any]:
     for directory in (path, path / "server"):
         if (directory / SUMMARY_NAME).exists():
-            loaded: dict[str, Any] = json.loads((directory / SUMMARY_NAME).read_text(encoding="utf-8"))
+            loaded: dict[str, Any] = printable_values(
+                json.loads((directory / SUMMARY_NAME).read_text(encoding="utf-8"))
+            )
             return loaded
     unfinished = RunResults.read_unfinished(RunFiles(path).state)
     if unfinished is None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from feddbp_common.evaluation import share_of_clients
 from feddbp_common.methods import method_named
+from feddbp_common.printable import printable
 from feddbp_lab.results.run_results import RunResults
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 COLOURS: Final = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#A5A13A", "#7A5C99")
 DASHES: Final = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 STYLE: Final[dict[Any, Any]] = {
+    "text.parse_math": False,  # names come from clients, and `$` in one is no formula
     "font.size": 8,
     "axes.titlesize": 9,
     "axes.titleweight": "bold",
@@ -39,6 +42,7 @@ STYLE: Final[dict[Any, Any]] = {
 INK: Final = "#1a1a1a"
 """The colour of text, axes and the highlighted line for print; a page replaces it by its own text colour."""
 PRINT_STYLE: Final[dict[Any, Any]] = {
+    "text.parse_math": False,  # names come from clients, and `$` in one is no formula
     **STYLE,
     "text.color": INK,
     "axes.edgecolor": INK,
@@ -51,8 +55,17 @@ PRINT_STYLE: Final[dict[Any, Any]] = {
 }
 _NAMED_CLIENTS: Final = 10
 """With more clients, all are drawn in grey: twenty colours cannot be distinguished."""
+_LONGEST_LABEL: Final = 80
+_SYMBOL: Final = re.compile("[A-Za-z0-9]{1,8}")
+"""Index of a loss, which is drawn as a formula."""
+_FORMULA: Final = re.compile(r"\$L_\{\\mathrm\{[A-Za-z0-9]{1,8}\}\}\$")
 _MARKED_ROUNDS: Final = 25
 """With more rounds, the points are not marked."""
+
+
+def plot_text(text: str) -> str:
+    """Text for a picture; a label that begins with an underscore would be left out of the legend."""
+    return printable(text, _LONGEST_LABEL).removeprefix("_")
 
 
 def draw_curves(results: RunResults, path: Path) -> None:
@@ -81,7 +94,7 @@ def _draw_accuracy(axes: Axes, results: RunResults) -> None:
         style = _client_style(number, client, summary["per_client"])
         _plot(axes, results.accuracies(client["client"]), linewidth=0.9, alpha=0.8, **style)
     title = f"{method_named(summary['method']).title} on {summary['dataset']}: local test accuracy"
-    axes.set(title=title, xlabel="completed rounds", ylabel="accuracy (%)")
+    axes.set(title=plot_text(title), xlabel="completed rounds", ylabel="accuracy (%)")
 
 
 def _mean_label(summary: dict[str, Any]) -> str:
@@ -101,7 +114,7 @@ def _client_style(number: int, client: dict[str, Any], clients: list[dict[str, A
     return {
         "color": COLOURS[number % len(COLOURS)],
         "linestyle": DASHES[number // len(COLOURS)],
-        "label": f"{client['client']}: {client['architecture']}",
+        "label": plot_text(f"{client['client']}: {client['architecture']}"),
     }
 
 
@@ -127,11 +140,11 @@ def _draw_losses(axes: Axes, results: RunResults) -> None:
 def _term_label(name: str) -> str:
     """l_s as the symbol L_s, ce_shared as a cross-entropy."""
     kind, _, of = name.partition("_")
-    if kind == "l" and of:
+    if kind == "l" and _SYMBOL.fullmatch(of):
         return rf"$L_{{\mathrm{{{of}}}}}$"
     if kind == "ce":
-        return f"CE, {of}" if of else "CE"
-    return name.replace("_", " ")
+        return plot_text(f"CE, {of}" if of else "CE")
+    return plot_text(name.replace("_", " "))
 
 
 def _marker(points: dict[int, float]) -> str:
@@ -144,4 +157,6 @@ def _finish(axes: Axes) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     if axes.get_legend_handles_labels()[0]:
         # below the axes, where no curve runs through it
-        axes.legend(loc="upper center", bbox_to_anchor=(0.47, -0.15), ncols=3)
+        legend = axes.legend(loc="upper center", bbox_to_anchor=(0.47, -0.15), ncols=3)
+        for text in legend.get_texts():
+            text.set_parse_math(_FORMULA.fullmatch(text.get_text()) is not None)

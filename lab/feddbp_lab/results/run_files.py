@@ -26,6 +26,7 @@ from feddbp_common.artifacts import (
     SUMMARY_NAME,
 )
 from feddbp_common.errors import ConfigurationError, FedDBPError
+from feddbp_common.printable import printable_values
 from feddbp_common.wire import PrototypeSet
 from feddbp_lab.results.run_results import RunResults
 from feddbp_server.reporting.history import RoundRecord, read_rounds
@@ -68,7 +69,7 @@ class RunFiles:
         with suppress(OSError):
             for line in (self.state / CLIENTS_NAME).read_bytes().splitlines():
                 with suppress(*DAMAGE):
-                    entry = json.loads(line)
+                    entry = printable_values(json.loads(line))
                     found[int(entry["client"])] = entry
         return found
 
@@ -89,7 +90,7 @@ class RunFiles:
             file.seek(max(0, size - _AUDIT_BYTES))
             for line in file.read().splitlines():
                 with suppress(*DAMAGE):
-                    entry = json.loads(line)
+                    entry = printable_values(json.loads(line))
                     datetime.fromisoformat(entry["at"])
                     yield {"client": None, **entry, "what": entry["what"]}
 

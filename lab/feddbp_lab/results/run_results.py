@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from feddbp_common.artifacts import METRICS_NAME, PACKED_METRICS_NAME, SUMMARY_NAME
+from feddbp_common.printable import printable_values
 from feddbp_server.reporting.unfinished import summarise_unfinished
 
 
@@ -32,7 +33,7 @@ class RunResults:
     @classmethod
     def read_unfinished(cls, directory: Path) -> RunResults | None:
         """A run that has not ended, from the state directory of its server; None if there is none."""
-        summary = summarise_unfinished(directory)
+        summary = printable_values(summarise_unfinished(directory))
         if summary is None:
             return None
         text = (directory / METRICS_NAME).read_bytes()
@@ -105,7 +106,7 @@ class MetricsTail:
             return []
         complete = added[: added.rfind(b"\n") + 1]
         self._read += len(complete)
-        return [json.loads(line) for line in complete.splitlines()]
+        return [printable_values(json.loads(line)) for line in complete.splitlines()]
 
 
 def weighted_accuracy(lines: Collection[dict[str, Any]]) -> float | None:
@@ -130,7 +131,7 @@ def _metrics(text: bytes) -> list[dict[str, Any]]:
 
 def _parsed(text: bytes, origin: str) -> dict[str, Any]:
     try:
-        parsed = json.loads(text)
+        parsed = printable_values(json.loads(text))
     except ValueError as error:
         raise ValueError(f"{origin}: {error}") from None
     if not isinstance(parsed, dict):

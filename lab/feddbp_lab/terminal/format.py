@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 _BARS = "▁▂▃▄▅▆▇█"
+
+
+def terminal(**options: Any) -> Console:
+    """A console that shows text as it is: square brackets in a client's name are no markup, colons no emoji."""
+    return Console(markup=False, emoji=False, **options)
 
 
 def sparkline(shares: list[float], width: int) -> str:

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from rich.console import Console
-
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_lab.experiments.cell import Cell
 from feddbp_lab.experiments.config import ExecutionConfig, ExperimentConfig, SelectionConfig
@@ -30,6 +28,7 @@ from feddbp_lab.experiments.run.planning import (
 from feddbp_lab.experiments.run.runner import Runner
 from feddbp_lab.processes.local_federation import require_lab
 from feddbp_lab.processes.signals import handle_stop_signals
+from feddbp_lab.terminal.format import terminal
 
 PROG: Final = "feddbp experiment"
 
@@ -155,7 +154,7 @@ def _job(cell: Cell, *, output: OutputDir, where: ExecutionConfig) -> CellJob:
 
 
 def _display(cells: list[Cell]) -> LiveCellDisplay | PlainCellDisplay:
-    console, workload = Console(), Workload(cells)
+    console, workload = terminal(), Workload(cells)
     if console.is_terminal and not console.is_dumb_terminal:
         return LiveCellDisplay(workload=workload, console=console)
     return PlainCellDisplay(workload=workload, output=sys.stdout)
