@@ -76,6 +76,9 @@ def light_metrics(*, bytes_down: int, bytes_up: int) -> pb.RoundMetrics:
 class LightClient:
     """A client of a run that does not train."""
 
+    test_samples = 1
+    """What it declares when it joins; its reports may not count more."""
+
     def __init__(self, client_id: int, connection: Connection) -> None:
         self.client_id = client_id
         self.session = ""
@@ -92,7 +95,7 @@ class LightClient:
                 run_id=described.run_id,
                 client_id=self.client_id,
                 previous_session=self.session,
-                data=pb.DataSummary(label_counts=[1] * config.classes, test_samples=1),
+                data=pb.DataSummary(label_counts=[1] * config.classes, test_samples=self.test_samples),
                 capabilities=pb.Capabilities(architecture="light", device="none"),
                 features=supported_features(config.method),
             )

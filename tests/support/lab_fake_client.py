@@ -25,6 +25,8 @@ TEST_SAMPLES = 40
 class LearningClient(LightClient):
     """A light client that reports progress and rising accuracies."""
 
+    test_samples = TEST_SAMPLES
+
     async def _do_round(self, event: pb.RoundEvent, round_number: int, *, train: bool) -> None:
         received = await self.state_of(event, round_number)
         metrics = _metrics(round_number, self.client_id, trained=train)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import signal
 import subprocess
@@ -76,6 +77,7 @@ class ProcessSupervisor:
     ) -> ChildProcess:
         """Starts a command. Not a coroutine, so that no cancellation can lose a process that has just started."""
         loop = asyncio.get_running_loop()
+        _keep_exit_codes()
         log.parent.mkdir(parents=True, exist_ok=True)
         process, guard_pipe = _start_guarded(command, log, environment)
         child = ChildProcess(
@@ -97,6 +99,18 @@ class ProcessSupervisor:
         finally:
             _signal_groups(self.running, signal.SIGKILL)
         await asyncio.wait([child.exited for child in running])
+
+
+def _keep_exit_codes() -> None:
+    """Lets this process wait for its children where it, or its parent, ignores SIGCHLD, as Ray's processes may do.
+
+    By the C library: Python's own function is for the main thread alone.
+    """
+    set_handler = ctypes.CDLL(None).signal
+    set_handler.argtypes, set_handler.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
+    before = set_handler(signal.SIGCHLD, None)
+    if before not in (None, int(signal.SIG_IGN)):
+        set_handler(signal.SIGCHLD, before)
 
 
 def _start_guarded(

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
 from functools import partial
@@ -176,6 +176,9 @@ class _Attempt:
             raise
         except (FedDBPError, OSError, ValueError, KeyError) as error:  # the last two: a file is damaged
             failure = Failure.of(error)
+            # the node's directory is removed, its logs are kept at --out
+            kept = f"{self._job.out}/{cell_key(self._job.cell.id)}".rstrip("/")
+            failure = replace(failure, cause=failure.cause.replace(str(workspace.directory.path), kept))
             # on a full disk the failure is at least displayed, and the other cells run
             with suppress(OSError, LeaseLostError):
                 workspace.publish_failure(failure)

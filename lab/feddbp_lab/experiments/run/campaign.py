@@ -107,20 +107,25 @@ async def _run_cells(
     cells: list[Cell], output: OutputDir, where: ExecutionConfig, failed: list[Cell], *, heading: str = ""
 ) -> int:
     """Runs cells; `failed` are those that failed before and are not run again."""
-    async with _executor(where) as executor:
-        executor.check(cells)
-        if heading:
-            print(f"{heading}; {executor.description}", flush=True)
-        runner = await _use(executor, cells, output, where)
-    if runner.interrupted:
-        print(f"{PROG}: interrupted, every process is stopped; the same command resumes it", file=sys.stderr)
-        return ExitCode.INTERRUPTED
+    failed_here: list[Cell] = []
+    if not cells:
+        print(heading, flush=True)
+    else:
+        async with _executor(where) as executor:
+            executor.check(cells)
+            if heading:
+                print(f"{heading}; {executor.description}", flush=True)
+            runner = await _use(executor, cells, output, where)
+        if runner.interrupted:
+            print(f"{PROG}: interrupted, every process is stopped; the same command resumes it", file=sys.stderr)
+            return ExitCode.INTERRUPTED
+        failed_here = runner.failed
     if failed:
         print(f"{PROG}: {count_cells(len(failed))} failed before; --retry-failed runs them again", file=sys.stderr)
-    if runner.failed:
+    if failed_here:
         shown = f"feddbp experiment status {output.name} shows why"
-        print(f"{PROG}: {count_cells(len(runner.failed))} failed; {shown}", file=sys.stderr)
-    return ExitCode.RUN_FAILED if failed or runner.failed else ExitCode.OK
+        print(f"{PROG}: {count_cells(len(failed_here))} failed; {shown}", file=sys.stderr)
+    return ExitCode.RUN_FAILED if failed or failed_here else ExitCode.OK
 
 
 async def _use(executor: Executor, cells: list[Cell], output: OutputDir, where: ExecutionConfig) -> Runner:

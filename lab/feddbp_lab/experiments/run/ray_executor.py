@@ -6,10 +6,8 @@ The only module that imports ray, and only once `--executor ray` is given.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import math
 import os
-import signal
 import socket
 import time
 from collections.abc import Iterable
@@ -57,7 +55,6 @@ class CellWorker:
         if self.version != VERSION:
             cause = f"feddbp {VERSION} is installed on {socket.gethostname()}, and {self.version} runs the experiment"
             return CellOutcome(verdict=Verdict.FAILED, failure=Failure(cause=cause))
-        _keep_exit_codes()
         # numbered among the GPUs that Ray lets this process see
         seen = replace(allocation, gpus=tuple(range(_assigned_gpus())))
         self._attempt = asyncio.create_task(attempt_cell(job, seen, self._show))
@@ -77,14 +74,6 @@ class CellWorker:
 
     def _show(self, progress: CellProgressReport) -> None:
         self._latest = progress
-
-
-def _keep_exit_codes() -> None:
-    """Lets this process wait for its children: with the subreaper setting Ray's workers ignore SIGCHLD.
-
-    By the C library: Python's own function is for the main thread, in which Ray runs no actor.
-    """
-    ctypes.CDLL(None).signal(signal.SIGCHLD, None)
 
 
 def _assigned_gpus() -> int:
