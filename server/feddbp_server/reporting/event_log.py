@@ -241,9 +241,9 @@ class EventLog:
                 log.log(logging.DEBUG if number else logging.INFO, "%s", self.rounds.opened(number, selected))
             case RunBegan(members, missing):
                 begun = f"the run begins with {len(members)} of {len(members) + len(missing)} clients"
-                log.warning("%s; %s never joined", begun, self.shown(*missing))
+                log.warning("%s; missing: %s", begun, self.shown(*missing))
                 self.audit.record("began_without", clients=sorted(missing))
-                self.incident(None, f"{begun}; {self.shown(*missing)} never joined")
+                self.incident(None, f"{begun}; missing: {self.shown(*missing)}")
             case CloseRound(number, missing):
                 if missing:
                     self.audit.record("closed_without", round=number, clients=sorted(missing))
