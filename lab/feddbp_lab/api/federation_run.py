@@ -13,12 +13,21 @@ from feddbp_common.config.catalog import CUSTOM_DATASET
 from feddbp_common.config.run import RunConfig
 from feddbp_common.cpu_cores import usable_cores
 from feddbp_common.errors import ConfigurationError
+from feddbp_common.optional_deps import require
 from feddbp_lab.api.background_loop import BackgroundLoop
 from feddbp_lab.api.run_status import RunStatus
-from feddbp_lab.processes.local_federation import FederationOptions, LocalFederation, clients_dir, require_client
+from feddbp_lab.processes.local_federation import (
+    FederationOptions,
+    LocalFederation,
+    clients_dir,
+    require_client,
+    server_dir,
+)
 from feddbp_lab.results.run_results import RunResults
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from feddbp_client.inference.trained_client import TrainedClient
 
 OnStatus = Callable[[RunStatus], None]
@@ -61,6 +70,26 @@ class FederationResult:
         """Ids of the run's clients, for `client`."""
         return list(range(self.summary["clients"]))
 
+    def frame(self) -> DataFrame:
+        """The metrics as a pandas table: a row per client and round, a column per value and per term of the loss."""
+        require("a table of metrics", ("pandas",), extra="notebook")
+        from pandas import json_normalize
+
+        return json_normalize(self.metrics)
+
+    def pictures(self, directory: str | Path | None = None) -> dict[str, Path]:
+        """Draws the pictures of `feddbp report`, by default into the run's directory; returns the PNG files by name."""
+        require("pictures", ("matplotlib",), extra="lab")
+        from feddbp_lab.results.pictures.figure import write_pictures
+        from feddbp_lab.results.pictures.report import PICTURES_DIR
+        from feddbp_lab.results.pictures.run_pictures import pictures_of
+        from feddbp_lab.results.run_files import RunFiles
+
+        results = RunResults(summary=self.summary, metrics=self.metrics)
+        place = self.directory / PICTURES_DIR if directory is None else Path(directory)
+        drawn = write_pictures(pictures_of(RunFiles(server_dir(self.directory)), results, {}), place, columns=2)
+        return {name: png for name, (png, _) in drawn.items()}
+
     def client(self, client_id: int, *, device: str = "auto") -> TrainedClient:
         """The trained client, ready to predict."""
         from feddbp_client.inference.trained_client import TrainedClient
@@ -72,7 +101,8 @@ class FederationResult:
 class Federation:
     """One server and all clients of a run as processes on this machine, connected over loopback.
 
-    `directory` receives everything they write. If it holds the same run, unfinished, that run is resumed.
+    `directory` receives everything they write. If it holds the same run, unfinished, that run is resumed. With
+    `share_prototypes` the server keeps the global prototypes, for the pictures of classes.
     """
 
     def __init__(
@@ -83,6 +113,7 @@ class Federation:
         data_dir: str | Path = "data",
         device: str = "auto",
         processes: int | None = None,
+        share_prototypes: bool = False,
     ) -> None:
         if run.data.dataset == CUSTOM_DATASET:
             raise ConfigurationError("a federation on one machine splits a public data set; name one of them")
@@ -94,6 +125,7 @@ class Federation:
             processes=usable_cores() if processes is None else processes,
             data_dir=Path(data_dir),
             device=device,
+            share_prototypes=share_prototypes,
         )
 
     def run(self, on_status: OnStatus | None = None) -> FederationResult:

@@ -8,11 +8,13 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from feddbp_common.config.types import Duration, FrozenModel, parse_numbers
+from feddbp_common.config.types import CommaSeparated, Duration, FrozenModel, parse_numbers
 from feddbp_common.cpu_cores import usable_cores
 from feddbp_common.errors import ConfigurationError
+from feddbp_lab.commands.options import TRACK_HELP
 from feddbp_lab.experiments.profiles import PROFILES, profile_named
 from feddbp_lab.experiments.resources import Resources, machine_memory
+from feddbp_lab.trackers.sinks import sink_for
 
 
 class SelectionConfig(FrozenModel):
@@ -59,6 +61,7 @@ class ExecutionConfig(FrozenModel):
     )
     data_dir: Path = Field(Path("data"), description="where public data sets are found or downloaded to")
     keep_state: bool = Field(False, description="keep checkpoints and databases of cells that are done")
+    track: CommaSeparated = Field((), description=f"experiment trackers to write every run to; {TRACK_HELP}")
     retry_failed: bool = Field(False, description="also run cells that have failed")
     work_dir: Path | None = Field(
         None,
@@ -76,6 +79,13 @@ class ExecutionConfig(FrozenModel):
     @classmethod
     def _split(cls, value: Any) -> Any:
         return parse_numbers(value, "--gpus")
+
+    @field_validator("track")
+    @classmethod
+    def _known_trackers(cls, trackers: tuple[str, ...]) -> tuple[str, ...]:
+        for tracker in trackers:
+            sink_for(tracker)
+        return trackers
 
     @model_validator(mode="after")
     def _room_for_every_gpu(self) -> Self:

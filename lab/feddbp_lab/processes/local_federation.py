@@ -104,7 +104,7 @@ class FederationOptions:
 
     @property
     def server_dir(self) -> Path:
-        return self.directory / "server"
+        return server_dir(self.directory)
 
     def server_config(self) -> ServerConfig:
         return ServerConfig(
@@ -155,6 +155,11 @@ class FederationOptions:
     def ids_by_process(self) -> list[list[int]]:
         processes = min(self.processes, self.run.clients)
         return [list(range(first, self.run.clients, processes)) for first in range(processes)]
+
+
+def server_dir(directory: Path) -> Path:
+    """The --state-dir of the server of the federation in the directory."""
+    return directory / "server"
 
 
 def clients_dir(directory: Path) -> Path:

@@ -73,6 +73,8 @@ class CellJob:
     keep_state: bool = False
     lease_seconds: float = 60.0
     copy_rounds: int = 5
+    track: tuple[str, ...] = ()
+    """Experiment trackers that the run is written to, from the machine on which it runs."""
     ended_lease: LeaseRecord | None = None
     """The cell's lease, of which the runner knows that it has ended."""
 
@@ -220,6 +222,7 @@ class _Attempt:
                 data_dir=self._job.data_dir,
                 gpus=allocation.gpus,
                 gpu_share=allocation.gpu_share,
+                track=self._job.track,
             )
         )
         try:

@@ -153,6 +153,7 @@ def _job(cell: Cell, *, output: OutputDir, where: ExecutionConfig) -> CellJob:
         in_place=output.mirror is None and where.executor == "local" and where.work_dir is None,
         work_dir=where.work_dir,
         keep_state=where.keep_state,
+        track=where.track,
         lease_seconds=where.lease.total_seconds(),
         copy_rounds=where.copy_rounds,
     )
