@@ -1,0 +1,149 @@
+"""Uploads of lying members to every method, under every rule: no round fails, and every client can use what it gets."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from functools import partial
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from member_uploads import ATTACKS, Member, member, run_of
+
+from feddbp_common.config.run import RunConfig
+from feddbp_common.methods import METHODS, method_named
+from feddbp_common.methods.contract import ALL_RULES
+from feddbp_common.wire import Payload, check_values, decode, encode
+from feddbp_server.aggregation.aggregator import Aggregator, GlobalState
+from feddbp_server.aggregation.screening import GUARD_MULTIPLE
+from feddbp_server.store import MemoryStore, Store, StoreWriter, UploadRecord
+
+HONEST = 4
+EXCHANGING = [name for name in METHODS if name != "local"]
+PAIRS = [
+    (method, rule)
+    for method, rule in product(EXCHANGING, ALL_RULES)
+    if rule in method_named(method).aggregation_rules(run_of(method).settings)
+]
+
+
+async def close(
+    config: RunConfig, rounds: Sequence[Sequence[Member]], *, order: int = 0, cached: bool = True
+) -> tuple[GlobalState, list[Payload]]:
+    """Closes rounds with uploads in some order of arrival; returns the last state, and what each client receives."""
+    store = MemoryStore()
+    thread = StoreWriter(store)
+    try:
+        aggregator = Aggregator(config, thread)
+        state: GlobalState | None = None
+        for number, members in enumerate(rounds):
+            arriving = list(enumerate(members))
+            random.Random(order).shuffle(arriving)
+            for client, sent in arriving:
+                encoded = encode(sent.payload, real_type=config.wire_type)
+                record = UploadRecord(
+                    client_id=client,
+                    round=number,
+                    sha256=encoded.manifest.sha256,
+                    manifest=encoded.manifest.SerializeToString(),
+                )
+                aggregator.check_layout(encoded.manifest)
+                body = encoded.body()
+                await thread.run(partial(_save, record, body))
+                if cached:
+                    aggregator.cache(number, client, decode(encoded.manifest, body))
+            state = await aggregator.close_round(number, partial(_label_counts, members))
+            aggregator.adopt(state)
+        assert state is not None
+        left_out = frozenset(state.screening.left_out)
+        replies = [
+            await aggregator.download(client, len(rounds), partial(_label_counts, rounds[-1]), left_out)
+            for client in range(len(rounds[-1]))
+        ]
+    finally:
+        await thread.close()
+    rules = config.method_spec.download_rules(config.settings, config.exchange_shape)
+    received = [decode(reply.manifest, reply.body()) for reply in replies]
+    for payload in received:
+        check_values(payload, rules, real_type=config.wire_type)
+    return state, received
+
+
+def _save(record: UploadRecord, body: bytes, store: Store) -> None:
+    store.save_upload(record, body)
+
+
+def _label_counts(members: Sequence[Member], client: int) -> list[int]:
+    return members[client].label_counts
+
+
+def members_of(config: RunConfig, attack: str, liars: int, *, huge_counts: bool = False) -> list[list[Member]]:
+    return [
+        [
+            *(member(config, client, number=number) for client in range(HONEST)),
+            *(
+                member(config, HONEST + client, attack, number=number, huge_counts=huge_counts)
+                for client in range(liars)
+            ),
+        ]
+        for number in range(2)
+    ]
+
+
+def largest(received: Sequence[Payload]) -> float:
+    norms = [norm for payload in received for norm in payload.norms().values()]
+    return max(norms, default=0.0)
+
+
+async def check_attack(method: str, rule: str, attack: str, liars: int, *, huge_counts: bool) -> None:
+    config = run_of(method, rule=rule)
+    rounds = members_of(config, attack, liars, huge_counts=huge_counts)
+    state, received = await close(config, rounds)
+    again, _ = await close(config, rounds, order=7, cached=False)  # as after a restart, in another order of arrival
+    assert again.encoded.manifest.sha256 == state.encoded.manifest.sha256
+    assert again.screening.left_out.keys() == state.screening.left_out.keys()
+    if liars < HONEST:
+        assert all(client >= HONEST for client in state.screening.left_out)
+        _, usual = await close(config, [members[:HONEST] for members in rounds])
+        # a mean of what is not left out, and no more
+        assert largest(received[:HONEST]) <= GUARD_MULTIPLE * max(largest(usual), 1.0)
+
+
+@pytest.mark.parametrize(("method", "rule"), PAIRS)
+async def test_a_huge_upload_leaves_every_client_with_something_usable(method: str, rule: str) -> None:
+    await check_attack(method, rule, "huge", 2, huge_counts=True)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("liars", [1, 3, 4, 6], ids=lambda liars: f"{liars} liars")
+@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize(("method", "rule"), PAIRS)
+async def test_no_lie_of_the_family_ends_a_run(method: str, rule: str, attack: str, liars: int) -> None:
+    for huge_counts in (False, True):
+        await check_attack(method, rule, attack, liars, huge_counts=huge_counts)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    pair=st.sampled_from([pair for pair in PAIRS if pair[0] not in ("fedkd", "fedmrl", "fedavg")]),
+    lies=st.lists(st.sampled_from([None, *ATTACKS]), min_size=2, max_size=7),
+    huge_counts=st.booleans(),
+)
+async def test_any_mixture_of_lies_can_be_aggregated(
+    pair: tuple[str, str], lies: list[str | None], huge_counts: bool
+) -> None:
+    method, rule = pair
+    config = run_of(method, rule=rule)
+    rounds = [
+        [
+            member(config, client, lie, number=number, huge_counts=huge_counts and lie is not None)
+            for client, lie in enumerate(lies)
+        ]
+        for number in range(2)
+    ]
+    state, _ = await close(config, rounds)
+    assert len(state.screening.left_out) < len(lies)
+    assert all(np.isfinite(array).all() for _, array in state.payload.arrays())
