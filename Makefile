@@ -62,7 +62,7 @@ chaos: $(STAMP) ## kill either side at every point, cut the network in every way
 ray-test: $(STAMP) ## experiments on a Ray of two nodes on this machine, one of which is killed
 	$(BIN)/python -m pytest tests/ray -m "full or not full"
 
-fuzz: $(STAMP)  ## a hundred thousand malformed calls against a live server
+fuzz: $(STAMP)  ## a hundred thousand malformed calls against a live server, as many answers against a client
 	$(BIN)/python -m pytest tests/fuzz -m "full or not full" -s
 
 soak: $(STAMP)  ## two hundred light clients, three hundred rounds

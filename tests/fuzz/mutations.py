@@ -98,7 +98,9 @@ _BYTE_MUTATIONS: tuple[Callable[[bytearray, Random], None], ...] = (
 def mutate_field(message: Message, random: Random) -> str:
     """Gives a random field of the message, at any depth, an odd value; returns the field's name."""
     holder, field = random.choice(list(_fields_of(message)))
-    if field.is_repeated:
+    if _is_map(field):
+        _mutate_map(getattr(holder, field.name), random)
+    elif field.is_repeated:
         _mutate_list(holder, field, random)
     elif field.message_type is not None:
         _mutate_message(holder, field, random)
@@ -117,11 +119,27 @@ def _fields_of(message: Message) -> Iterator[tuple[Message, FieldDescriptor]]:
         yield message, field
         if field.message_type is None:
             continue
-        if field.is_repeated:
+        if _is_map(field):
+            for entry in list(getattr(message, field.name).values())[:4]:
+                if isinstance(entry, Message):
+                    yield from _fields_of(entry)
+        elif field.is_repeated:
             for entry in getattr(message, field.name)[:4]:
                 yield from _fields_of(entry)
         elif message.HasField(field.name):
             yield from _fields_of(getattr(message, field.name))
+
+
+def _is_map(field: FieldDescriptor) -> bool:
+    return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
+
+
+def _mutate_map(entries: Any, random: Random) -> None:
+    """A key is lost, or another one is there; messages can only be made by access to their key."""
+    if entries and random.random() < 0.5:
+        del entries[random.choice(sorted(entries))]
+    else:
+        entries[random.choice(TEXTS)[:200]]
 
 
 def _mutate_list(holder: Message, field: FieldDescriptor, random: Random) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -91,6 +91,8 @@ class HostileServer:
     replies: Mapping[str, Replies] = field(default_factory=honest_replies)
     requests: dict[str, list[bytes]] = field(default_factory=lambda: defaultdict(list))
     address: str = ""
+    upload_wait: float = 60.0
+    """Seconds after which the second event is sent in any case."""
     _uploaded: asyncio.Event = field(default_factory=asyncio.Event)
 
     def begin(self, replies: Mapping[str, Replies]) -> None:
@@ -102,7 +104,8 @@ class HostileServer:
     async def answer(self, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[bytes]:
         for number, reply in enumerate(self.replies[method]):
             if method == "Follow" and number == 1:
-                await self._uploaded.wait()
+                with suppress(TimeoutError):  # a client that was told something else does not upload
+                    await asyncio.wait_for(self._uploaded.wait(), self.upload_wait)
             if isinstance(reply, Failure):
                 context.set_trailing_metadata(((REFUSAL_METADATA_KEY, reply.refusal),))
                 await context.abort(reply.code, reply.details)

@@ -22,6 +22,7 @@ from feddbp_client.daemon.reply_checks import (
     check_receipt,
     check_run,
     checking_download,
+    decoded,
 )
 from feddbp_common.errors import ExitCode, FedDBPError, PayloadError
 from feddbp_common.fault_injection import fault_point
@@ -53,6 +54,8 @@ from feddbp_common.wire import (
 )
 
 log = logging.getLogger("feddbp.client")
+logging.getLogger("grpc._common").setLevel(logging.CRITICAL)
+"""It logs an answer that is no message with a traceback, and gives None instead; `decoded` says so in one line."""
 
 LATE_REASONS: Final = (
     pb.REFUSAL_REASON_WRONG_ROUND,
@@ -180,14 +183,14 @@ class Connection:
             described = await self._stub.GetRun(
                 pb.GetRunRequest(software_version=VERSION), timeout=self._answer_seconds, metadata=self._metadata
             )
-        check_run(described)
+        check_run(decoded("GetRun", described))
         self._server_features = self._used_features.intersection(described.features)
         return described
 
     async def join(self, request: pb.JoinRequest) -> pb.JoinResponse:
         with self._translating_errors():
             joined = await self._stub.Join(request, timeout=self._answer_seconds, metadata=self._metadata)
-        await self._adopt_keepalive_of(check_joined(joined))
+        await self._adopt_keepalive_of(check_joined(decoded("Join", joined)))
         return joined
 
     async def follow(self, session: str) -> AsyncIterator[pb.RoundEvent]:
@@ -237,7 +240,7 @@ class Connection:
                 receipt = await call
             finally:
                 call.cancel()  # of a caller that was cancelled: the server holds room for the upload
-        check_receipt(receipt, round_number, encoded.manifest.sha256)
+        check_receipt(decoded("Upload", receipt), round_number, encoded.manifest.sha256)
         return receipt
 
     async def report(self, request: pb.ReportRequest) -> None:
@@ -362,6 +365,8 @@ async def _receive(parts: AsyncIterable[pb.DownloadPart], rules: PayloadRules) -
     assembler = BodyAssembler(0)
     message_bytes = 0
     async for part in parts:
+        if part is None:  # what gRPC gives for bytes that are no message
+            raise PayloadError("part", "is not a message")
         message_bytes += part.ByteSize()
         if manifest is None:
             if not part.HasField("manifest"):

@@ -10,9 +10,10 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Final
+from typing import Final, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.artifacts import DATA_CACHE_NAME
@@ -30,6 +31,7 @@ _RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _TOKEN: Final = re.compile(r"[!-~]{1,256}")
 _LONGEST_NAME: Final = 256
 _MOST_NAMES: Final = 1024
+MessageT = TypeVar("MessageT", bound=Message)
 _OUTCOMES: Final = (pb.RUN_OUTCOME_FINISHED, pb.RUN_OUTCOME_FAILED, pb.RUN_OUTCOME_STOPPED)
 
 
@@ -46,6 +48,13 @@ class InvalidReplyError(FedDBPError):
 
 class OutOfBoundsError(InvalidReplyError):
     """A download has values that no training can use; the one of the next round may be usable."""
+
+
+def decoded(call: str, reply: MessageT | None) -> MessageT:
+    """The reply, unless its bytes were no message: gRPC gives None then."""
+    if reply is None:
+        raise InvalidReplyError(call, "message", "is not a message of the protocol")
+    return reply
 
 
 def check_run(described: pb.GetRunResponse) -> None:
