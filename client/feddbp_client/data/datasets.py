@@ -69,7 +69,7 @@ SOURCES: Final[Mapping[str, Source]] = MappingProxyType(
             files=(
                 PublishedFile(
                     url=f"{_TORONTO}/cifar-10-python.tar.gz",
-                    digest="md5:c58f30108f718f92721af3b95e74349a",
+                    digest="sha256:6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
                     size=170_498_071,
                 ),
             ),
@@ -81,7 +81,7 @@ SOURCES: Final[Mapping[str, Source]] = MappingProxyType(
             files=(
                 PublishedFile(
                     url=f"{_TORONTO}/cifar-100-python.tar.gz",
-                    digest="md5:eb9058c3a382ffc7106e4002c42a8d85",
+                    digest="sha256:85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
                     size=169_001_437,
                 ),
             ),
@@ -109,7 +109,7 @@ SOURCES: Final[Mapping[str, Source]] = MappingProxyType(
             files=(
                 PublishedFile(
                     url=f"{_STANFORD}/tiny-imagenet-200.zip",
-                    digest="md5:90528d7ca1a48142e341f4ef8d21d0de",
+                    digest="sha256:6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
                     size=248_100_043,
                 ),
             ),
