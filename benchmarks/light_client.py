@@ -88,8 +88,8 @@ class LightClient:
         self._rules: PayloadRules | None = None
 
     async def join(self) -> RunConfig:
-        described = await self._connection.get_run()
-        config = run_from_proto(described.config)
+        described = await self.describe()
+        config = self.config_of(described)
         joined = await self._connection.join(
             pb.JoinRequest(
                 run_id=described.run_id,
@@ -102,6 +102,12 @@ class LightClient:
         )
         self.session, self._config = joined.session, config
         return config
+
+    async def describe(self) -> pb.GetRunResponse:
+        return await self._connection.get_run()
+
+    def config_of(self, described: pb.GetRunResponse) -> RunConfig:
+        return run_from_proto(described.config)
 
     async def run(self, on_event: OnEvent | None = None) -> pb.RunEnded:
         """Takes part until the run ends; raises if the connection breaks."""

@@ -101,7 +101,7 @@ class Sample:
 # --- clients ---
 
 
-class _OwnConnection(ClientCredentials):
+class OwnConnection(ClientCredentials):
     """Credentials whose channels do not share a connection, as channels to the same address do by default."""
 
     def channel(self, address: str, subject: str, options: Sequence[tuple[str, int]] = ()) -> grpc.aio.Channel:
@@ -156,7 +156,7 @@ async def _run_clients(address: str, ids: range, server: RunningServer) -> dict[
     sampler = _Sampler(server)
     sampling = asyncio.create_task(sampler.run())
     clients = [
-        _SoakClient(number, Connection(address, client_id=number, credentials=_OwnConnection())) for number in ids
+        _SoakClient(number, Connection(address, client_id=number, credentials=OwnConnection())) for number in ids
     ]
     ends = await asyncio.gather(
         *(client.run(sampler.on_event if client is clients[0] else None) for client in clients), return_exceptions=True

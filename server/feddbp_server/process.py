@@ -13,12 +13,16 @@ from typing import Final
 
 from threadpoolctl import threadpool_limits
 
+from feddbp_common.errors import ConfigurationError
+
 _M_ARENA_MAX: Final = -8  # of glibc's malloc.h
 _M_MMAP_THRESHOLD: Final = -3
 _M_TRIM_THRESHOLD: Final = -1
 _ARENAS: Final = 2
 _MMAP_BYTES: Final = 8 << 20
 _KEPT_BYTES: Final = 64 << 20
+_OTHER_FILES: Final = 64
+"""Open files besides connections: the store, logs, gRPC's own."""
 
 
 def prepare_process() -> None:
@@ -48,6 +52,16 @@ def _allow_many_connections() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def check_open_files(clients: int) -> None:
+    """Raises ConfigurationError if the clients cannot all be connected: each connection is an open file."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit != resource.RLIM_INFINITY and limit < clients + _OTHER_FILES:
+        raise ConfigurationError(
+            f"this process may open {limit} files, but {clients} clients need one each and the server some more; "
+            f"raise the limit (`ulimit -n {clients + _OTHER_FILES}`, or LimitNOFILE= of a service)"
+        )
 
 
 def settle_heap() -> None:

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import suppress
 from datetime import timedelta
+from itertools import chain
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.run import RunConfig
@@ -47,7 +48,7 @@ from feddbp_server.run.validation import (
     check_reported_round,
 )
 from feddbp_server.run.view import RunView
-from feddbp_server.store import StoreError
+from feddbp_server.store import ClientRecord, Store, StoreError
 
 
 class Coordinator:
@@ -62,6 +63,8 @@ class Coordinator:
         self._joins = CallsPerClient("joins", limits.joins_per_client)
         self._downloads = CallsPerClient("downloads", limits.downloads_per_client)
         self._replies = FairSlots(limits.replies)
+        self._joining: dict[int, Session] = {}
+        """Sessions that are about to be in force."""
         self._received_end: set[int] = set()
         """Clients that have received the end of the run."""
 
@@ -82,21 +85,29 @@ class Coordinator:
         if state.phase.is_final and request.client_id in state.members:
             self._confirm_end(request.client_id)  # the refusal below says so
         check_join(request, self.run_id, self.config, state, self._limits)
-        joining = self._engine.begin(self._commit_join(request, peer))
+        caller = asyncio.Event()
+        joining = self._engine.begin(self._commit_join(request, peer, gone=caller))
         try:
             return await asyncio.shield(joining)
         except asyncio.CancelledError:
+            caller.set()
             self._engine.begin(self._release(joining))
             raise
 
-    async def _commit_join(self, request: pb.JoinRequest, peer: str) -> tuple[Session, str]:
-        engine = self._engine
-        async with self._joins.one_more(request.client_id), self.sessions.lock:
-            self.check_allowed(request.client_id)
-            check_images(request, self.config, self.sessions.all())
+    async def _commit_join(self, request: pb.JoinRequest, peer: str, *, gone: asyncio.Event) -> tuple[Session, str]:
+        engine, client_id = self._engine, request.client_id
+        async with self._joins.one_more(client_id), self.sessions.lock_of(client_id):
+            if gone.is_set():
+                raise RefusedError(pb.REFUSAL_REASON_BUSY, f"client {client_id} hung up before it could join")
+            self.check_allowed(client_id)
+            check_images(request, self.config, chain(self._joining.values(), self.sessions.in_any_order()))
             session, secret = self.sessions.prepare_join(request, engine.clock())
             session.peer = peer
-            await engine.store.run(lambda store: store.save_client(session.record()))
+            self._joining[client_id] = session
+            try:
+                await engine.store.run(lambda store: _save_join(store, session.record()))
+            finally:
+                del self._joining[client_id]
             fault_point("server.join.committed")
             superseded = self.sessions.join(session)
         engine.event_log.joined(session)
@@ -227,7 +238,7 @@ class Coordinator:
 
     async def _commit_leave(self, session: Session, reason: str) -> None:
         engine = self._engine
-        async with self.sessions.lock:
+        async with self.sessions.lock_of(session.client_id):
             if not self.sessions.is_current(session):  # a repeated call, or the client has joined again since
                 return
             # out of the run first: if the rest is lost in a crash, at least no round waits for this client
@@ -304,7 +315,7 @@ class Coordinator:
 
     async def _remove(self, client_id: int, event: Event, what: str, reason: str) -> None:
         engine = self._engine
-        async with self.sessions.lock:
+        async with self.sessions.lock_of(client_id):
             await engine.apply(event)
             session = self.sessions.get(client_id)
             if session is not None and self.sessions.is_current(session):
@@ -330,3 +341,8 @@ class Coordinator:
 
     async def _operate(self, event: Event) -> None:
         await self._engine.run_shielded(self._engine.apply(event))
+
+
+def _save_join(store: Store, record: ClientRecord) -> None:
+    store.save_client(record)
+    store.add_new_member(record.client_id)

@@ -39,6 +39,7 @@ from feddbp_server.run.state_machine import (
     CloseRound,
     Effect,
     Event,
+    Joined,
     Phase,
     RoundOpened,
     RoundPolicy,
@@ -159,15 +160,17 @@ class RunEngine:
         text, clients = await self.store.run(lambda store: (store.snapshot(), store.clients()))
         self.sessions.restore(clients, self.clock())
         await self.aggregator.restore()
-        if text is None:
+        new_members = await self.store.run(lambda store: store.new_members())
+        if text is None and not new_members:
             return
-        snapshot = RunSnapshot.from_json(text)
+        snapshot = RunSnapshot(state=RunState(), seconds=0.0) if text is None else RunSnapshot.from_json(text)
         self._started_at = self.clock() - snapshot.seconds
         number = snapshot.state.round
         joined = frozenset(record.client_id for record in clients)
         uploads = await self.store.run(lambda store: store.uploads(number))
         self.state = replace(
             snapshot.state,
+            members=snapshot.state.members | new_members,
             uploaded=frozenset(record.client_id for record in uploads),
             reported=self.metrics_log.reporters_of(number),
             deadline=snapshot.state.new_deadline(self.policy, self.clock()),
@@ -194,7 +197,8 @@ class RunEngine:
         async with self._lock:
             before = self.state
             state, effects = step(before, event, self.policy, self.clock())
-            await self._make_durable(before, state, aggregate)
+            if not _is_durable_join(event, before, state):
+                await self._make_durable(before, state, aggregate)
             self.state = state
         if state != before:
             self._publish(before, state, effects)
@@ -223,16 +227,17 @@ class RunEngine:
             log.exception("could not apply %s", event)
 
     async def _make_durable(self, before: RunState, state: RunState, aggregate: GlobalState | None) -> None:
+        decided = before.members | state.members
         if aggregate is not None and not before.phase.is_final:  # a run stopped during aggregation keeps its state
             record = aggregate.record(completed_rounds=state.round)
             snapshot = self._snapshot(state)
             fault_point("server.close.aggregated")
-            await self.store.run(lambda store: _close_in_store(store, record, snapshot))
+            await self.store.run(lambda store: _close_in_store(store, record, snapshot, decided))
             fault_point("server.close.committed")
             self.aggregator.adopt(aggregate)
         elif state.durable != before.durable:
             snapshot = self._snapshot(state)
-            await self.store.run(lambda store: store.save_snapshot(snapshot))
+            await self.store.run(lambda store: _save_snapshot(store, snapshot, decided))
 
     def _snapshot(self, state: RunState) -> str:
         return RunSnapshot(state=state, seconds=self.clock() - self._started_at).to_json()
@@ -396,6 +401,17 @@ class RunEngine:
         self.status_changed.publish()
 
 
-def _close_in_store(store: Store, aggregate: AggregateRecord, snapshot: str) -> None:
+def _is_durable_join(event: Event, before: RunState, state: RunState) -> bool:
+    """Whether nothing but a member was added, which is stored since its join: a snapshot would have all members."""
+    return isinstance(event, Joined) and replace(before, members=state.members).durable == state.durable
+
+
+def _close_in_store(store: Store, aggregate: AggregateRecord, snapshot: str, decided: frozenset[int]) -> None:
     store.save_aggregate(aggregate)
+    _save_snapshot(store, snapshot, decided)
+
+
+def _save_snapshot(store: Store, snapshot: str, decided: frozenset[int]) -> None:
+    """`decided` are the clients of which the snapshot says whether they are members: not one that is about to join."""
     store.save_snapshot(snapshot)
+    store.forget_new_members(decided)

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import hmac
 import secrets
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -52,8 +53,7 @@ class Sessions:
 
     def __init__(self, *, lease: timedelta) -> None:
         self.lease = lease
-        self.lock = asyncio.Lock()
-        """Held from checking an id to joining or leaving under it, so that concurrent joins are serialised."""
+        self._locks: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._by_id: dict[int, Session] = {}
         self._by_secret: dict[bytes, Session] = {}
 
@@ -128,6 +128,13 @@ class Sessions:
 
     def get(self, client_id: int) -> Session | None:
         return self._by_id.get(client_id)
+
+    def lock_of(self, client_id: int) -> asyncio.Lock:
+        """Held from checking an id to joining or leaving under it, so that concurrent joins of it are serialised."""
+        return self._locks[client_id]
+
+    def in_any_order(self) -> Iterable[Session]:
+        return self._by_id.values()
 
     def all(self) -> list[Session]:
         return [self._by_id[client_id] for client_id in sorted(self._by_id)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -94,6 +94,18 @@ class Store(ABC):
 
     @abstractmethod
     def save_snapshot(self, snapshot: str) -> None: ...
+
+    @abstractmethod
+    def add_new_member(self, client_id: int) -> None:
+        """Keeps that a client has joined since the newest snapshot: a row, where a snapshot would have all members."""
+
+    @abstractmethod
+    def new_members(self) -> frozenset[int]:
+        """Clients that joined since the newest snapshot."""
+
+    @abstractmethod
+    def forget_new_members(self, client_ids: Collection[int]) -> None:
+        """Of clients whose membership a snapshot decides."""
 
     @abstractmethod
     def touch(self) -> None:

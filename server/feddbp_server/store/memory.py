@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, nullcontext
 
 from feddbp_server.store.interface import (
@@ -21,6 +21,7 @@ class MemoryStore(Store):
     def __init__(self) -> None:
         self._run: tuple[str, str] | None = None
         self._snapshot: str | None = None
+        self._new_members: set[int] = set()
         self._clients: dict[int, ClientRecord] = {}
         self._uploads: dict[tuple[int, int], tuple[UploadRecord, bytes]] = {}
         self._reports: dict[tuple[int, int], ReportRecord] = {}
@@ -53,6 +54,15 @@ class MemoryStore(Store):
 
     def save_snapshot(self, snapshot: str) -> None:
         self._snapshot = snapshot
+
+    def add_new_member(self, client_id: int) -> None:
+        self._new_members.add(client_id)
+
+    def new_members(self) -> frozenset[int]:
+        return frozenset(self._new_members)
+
+    def forget_new_members(self, client_ids: Collection[int]) -> None:
+        self._new_members.difference_update(client_ids)
 
     def touch(self) -> None:
         pass

@@ -9,9 +9,11 @@ from typing import Final
 
 from feddbp_common.version import VERSION
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 """Of databases this version writes; SQLite keeps it as `user_version`."""
 
+NEW_MEMBERS: Final = "CREATE TABLE new_member (client_id INTEGER PRIMARY KEY)"
+"""Clients that have joined since the snapshot, which has the other members."""
 FIRST_WITH_PLACES: Final = 3
 """The first format whose rows may have their body in the file beside the database."""
 
@@ -26,8 +28,13 @@ def _add_places_of_bodies(database: sqlite3.Connection) -> None:
     database.execute("ALTER TABLE upload ADD COLUMN length INTEGER")
 
 
+def _add_new_members(database: sqlite3.Connection) -> None:
+    """Snapshots of earlier formats have all members in them."""
+    database.execute(NEW_MEMBERS)
+
+
 STEPS: Final[Mapping[int, Callable[[sqlite3.Connection], None]]] = MappingProxyType(
-    {1: _add_software_version, 2: _add_places_of_bodies}
+    {1: _add_software_version, 2: _add_places_of_bodies, 3: _add_new_members}
 )
 """By the format they start from."""
 

@@ -6,7 +6,7 @@ import errno
 import os
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Final
@@ -24,7 +24,7 @@ from feddbp_server.store.interface import (
     UploadRecord,
     refuse_other_run,
 )
-from feddbp_server.store.migrations import FORMAT, describe_newer, upgrade
+from feddbp_server.store.migrations import FORMAT, NEW_MEMBERS, describe_newer, upgrade
 from feddbp_server.store.stored_run import OPTIONS_TABLE
 
 _APPLICATION_ID: Final = 0x46444250  # "FDBP": tells our file from any other SQLite database
@@ -37,10 +37,11 @@ _CHECKPOINT_BYTES: Final = 4 << 20
 """A log of this size is checkpointed when a round has closed."""
 _INLINE_BYTES: Final = 2048
 """Bodies up to this size are kept in their row: a record of their own would take more space than they do."""
-_SCHEMA: Final = """
+_SCHEMA: Final = f"""
 CREATE TABLE run (
     id INTEGER PRIMARY KEY CHECK (id = 0), run_id TEXT NOT NULL, config TEXT NOT NULL, progress TEXT,
     software_version TEXT NOT NULL);
+{NEW_MEMBERS};
 CREATE TABLE client (
     client_id INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, session_sha256 BLOB NOT NULL,
     data BLOB NOT NULL, capabilities BLOB NOT NULL);
@@ -206,6 +207,16 @@ class SqliteStore(Store):
 
     def save_snapshot(self, snapshot: str) -> None:
         self._db.execute("UPDATE run SET progress = ?", (snapshot,))
+
+    def add_new_member(self, client_id: int) -> None:
+        self._db.execute("INSERT OR IGNORE INTO new_member VALUES (?)", (client_id,))
+
+    def new_members(self) -> frozenset[int]:
+        return frozenset(row[0] for row in self._db.execute("SELECT client_id FROM new_member"))
+
+    def forget_new_members(self, client_ids: Collection[int]) -> None:
+        decided = self.new_members().intersection(client_ids)
+        self._db.executemany("DELETE FROM new_member WHERE client_id = ?", [(number,) for number in decided])
 
     def touch(self) -> None:
         """Writes more than a page, for which the log may have room: enough for an upload to have a chance."""

@@ -328,3 +328,17 @@ def test_matrix_products_use_one_thread_on_any_machine() -> None:
     many = {**os.environ, "OPENBLAS_NUM_THREADS": "4"}
     shown = subprocess.run([sys.executable, "-c", code], env=many, capture_output=True, text=True, check=True)
     assert shown.stdout == "{1}\n"
+
+
+def test_more_clients_than_files_may_be_open_are_refused_at_the_start(tmp_path: Path) -> None:
+    script = 'ulimit -n 500; exec "$0" -m feddbp_server.cli --port 0 --clients 1000 --state-dir "$1"'
+    done = subprocess.run(
+        ["bash", "-c", script, sys.executable, str(tmp_path / "state")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "may open 500 files, but 1000 clients need one each" in done.stderr
+    assert len(done.stderr.splitlines()) == 1

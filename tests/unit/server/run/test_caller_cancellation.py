@@ -35,6 +35,10 @@ class SlowDisk(MemoryStore):
         self._wait("snapshot")
         super().save_snapshot(progress)
 
+    def add_new_member(self, client_id: int) -> None:
+        self._wait("member")
+        super().add_new_member(client_id)
+
     def save_client(self, record: Any) -> None:
         self._wait("client")
         super().save_client(record)
@@ -94,7 +98,7 @@ async def test_an_upload_counts_although_its_caller_was_cancelled(
     assert (await daemon.upload(0)).duplicate
 
 
-@pytest.mark.parametrize("what", ["client", "snapshot"])
+@pytest.mark.parametrize("what", ["client", "member"])
 async def test_a_session_whose_caller_was_cancelled_does_not_block_its_id(
     server: Server, disk: SlowDisk, what: str
 ) -> None:

@@ -157,7 +157,7 @@ async def test_storage_trouble_is_reported_once_for_any_number_of_calls(server: 
 
 
 async def test_a_join_that_cannot_be_stored_leaves_the_id_free(server: Server, disk: FullDisk) -> None:
-    disk.full = {"progress"}
+    disk.full = {"client"}
     with pytest.raises(StoreError):
         await Daemon.join(server, 0)
     disk.full = set()

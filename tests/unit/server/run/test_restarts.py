@@ -166,3 +166,29 @@ async def test_superseded_uploads_are_deleted(server: Server) -> None:
     await server.settled()
     kept = await server.thread.run(lambda store: [len(store.uploads(number)) for number in range(ROUNDS)])
     assert kept == [0, CLIENTS]
+
+
+async def test_clients_that_joined_before_the_first_round_are_members_after_a_restart(tmp_path: Path) -> None:
+    """No snapshot was written for them: each has a row, and a snapshot of all members would be one for every join."""
+    store = MemoryStore()
+    server = await Server(store, tmp_path).__aenter__()
+    for client_id in (0, 1):
+        await Daemon.join(server, client_id)
+    assert store.snapshot() is None
+    await server.crash()
+    async with Server(store, tmp_path) as again:
+        assert again.engine.state.members == ids(0, 1)
+        await Daemon.join(again, 2)
+        await again.until_round(0)
+        assert store.new_members() == frozenset()
+        assert again.engine.state.selected == ids(0, 1, 2)
+
+
+async def test_a_client_that_left_before_the_first_round_is_no_member_after_a_restart(tmp_path: Path) -> None:
+    store = MemoryStore()
+    server = await Server(store, tmp_path).__aenter__()
+    daemons = [await Daemon.join(server, client_id) for client_id in (0, 1)]
+    await server.coordinator.leave(daemons[0].session, "away")
+    await server.crash()
+    async with Server(store, tmp_path) as again:
+        assert again.engine.state.members == ids(1)

@@ -106,6 +106,15 @@ class TestAnyStore:
         begun.save_snapshot("zwei é ✓")
         assert begun.snapshot() == "zwei é ✓"
 
+    # --- new members ---
+
+    def test_new_members_are_kept_until_a_snapshot_decides_on_them(self, begun: Store) -> None:
+        for client_id in (3, 1, 3, 2):
+            begun.add_new_member(client_id)
+        assert begun.new_members() == {1, 2, 3}
+        begun.forget_new_members({1, 3, 7})
+        assert begun.new_members() == {2}
+
     # --- clients ---
 
     def test_clients_are_listed_by_id_with_their_records(self, begun: Store) -> None:

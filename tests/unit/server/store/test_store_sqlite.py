@@ -33,6 +33,7 @@ def filled(directory: Path) -> SqliteStore:
     store.open_run(RUN_ID, CONFIG)
     store.save_snapshot("half way")
     store.save_client(client_record(3))
+    store.add_new_member(5)
     store.save_upload(upload_record(3, 1), b"body" * 1000)
     store.save_report(report_record(3, 1))
     store.save_aggregate(aggregate_record(1))
@@ -43,6 +44,7 @@ def assert_filled(store: SqliteStore) -> None:
     assert store.open_run("another", CONFIG) == RUN_ID
     assert store.snapshot() == "half way"
     assert store.clients() == [client_record(3)]
+    assert store.new_members() == {5}
     assert store.uploads(1) == [upload_record(3, 1)]
     assert store.upload_body(upload_record(3, 1)) == b"body" * 1000
     assert list(store.reports()) == [report_record(3, 1)]

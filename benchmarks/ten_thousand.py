@@ -1,0 +1,157 @@
+"""Ten thousand connected clients at C=10 against one server: time to join, rounds, status calls, memory, errors.
+
+`python -m benchmarks.ten_thousand [--clients N] [--rounds N]`. The clients are light ones in a few processes; fifty
+share a connection, since a connection carries a limited number of calls at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+import grpc
+import numpy as np
+from rich.console import Console
+
+from benchmarks.light_client import LightClient
+from benchmarks.measurement import Measurement, table_of
+from benchmarks.servers import RunningServer, peak_bytes, resident_bytes, running_server
+from benchmarks.soak import OwnConnection
+from feddbp.v1 import federation_pb2 as pb
+from feddbp.v1 import federation_pb2_grpc as pb_grpc
+from feddbp_client.daemon.connection import Connection
+from feddbp_common.config.run import RunConfig
+from feddbp_common.wire import Encoded
+
+PROCESSES = 2
+PER_CONNECTION = 50
+JOIN_SECONDS = 20.0
+
+
+class _Client(LightClient):
+    """Uploads what all clients of its process upload, and notes when it has joined."""
+
+    payload: Encoded | None = None
+    described: pb.GetRunResponse | None = None
+    config: RunConfig | None = None
+    joined_at: list[float] = []  # noqa: RUF012 - of the process
+
+    async def describe(self) -> pb.GetRunResponse:
+        if _Client.described is None:
+            _Client.described = await super().describe()
+        return _Client.described
+
+    def config_of(self, described: pb.GetRunResponse) -> RunConfig:
+        if _Client.config is None:
+            _Client.config = super().config_of(described)
+        return _Client.config
+
+    async def join(self) -> RunConfig:
+        config = await super().join()
+        self.joined_at.append(time.time())
+        return config
+
+    def encoded_upload(self, round_number: int) -> Encoded:
+        if _Client.payload is None:
+            _Client.payload = super().encoded_upload(0)
+        return _Client.payload
+
+
+async def _run_clients(address: str, ids: range) -> dict[str, object]:
+    rounds: list[float] = []
+
+    async def note(event: pb.RoundEvent) -> None:
+        if event.HasField("round_opened") or event.HasField("final_evaluation"):
+            rounds.append(time.time())
+
+    connections = [Connection(address, credentials=OwnConnection()) for _ in range(0, len(ids), PER_CONNECTION)]
+    for connection in connections:
+        await connection.get_run()
+    clients = [_Client(number, connections[index // PER_CONNECTION]) for index, number in enumerate(ids)]
+    running = (client.run(note if client is clients[0] else None) for client in clients)
+    ends = await asyncio.gather(*running, return_exceptions=True)
+    errors = [repr(end) for end in ends if isinstance(end, BaseException) or end.outcome != pb.RUN_OUTCOME_FINISHED]
+    return {"errors": errors, "joined_at": max(_Client.joined_at, default=0.0), "rounds": rounds}
+
+
+async def _call_status(server: RunningServer, seconds: list[float], memory: list[int]) -> None:
+    """Asks for the status once a second, as an operator's view does, and samples the server's memory."""
+    channel = grpc.aio.insecure_channel(server.address, options=[("grpc.max_receive_message_length", -1)])
+    stub: pb_grpc.ControlAsyncStub = pb_grpc.ControlStub(channel)
+    while True:
+        started = time.perf_counter()
+        await stub.GetStatus(pb.GetStatusRequest())
+        seconds.append(time.perf_counter() - started)
+        memory.append(resident_bytes(server.pid))
+        await asyncio.sleep(1.0)
+
+
+async def _measure(clients: int, rounds: int) -> list[Measurement]:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    options = ("--clients", clients, "--min-clients", clients, "--rounds", rounds, "--dataset", "digits")
+    with running_server(*options, "--round-deadline", "0", "--log-level", "warning") as server:
+        share, status_seconds, memory = -(-clients // PROCESSES), list[float](), list[int]()
+        started = time.time()
+        workers = [
+            await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "benchmarks.ten_thousand", "--as-clients", server.address),
+                *(str(first), str(min(first + share, clients))),
+                stdout=subprocess.PIPE,
+                limit=1 << 24,
+            )
+            for first in range(0, clients, share)
+        ]
+        watching = asyncio.create_task(_call_status(server, status_seconds, memory))
+        outputs = await asyncio.gather(*(worker.communicate() for worker in workers))
+        watching.cancel()
+        peak = peak_bytes(server.pid)
+    reports = [json.loads(output) for output, _ in outputs]
+    errors = [error for report in reports for error in report["errors"]]
+    for error in errors[:5]:
+        print(error)
+    opened = np.diff(reports[0]["rounds"])
+    later = memory[len(memory) // 2 :]
+    rounds_text = f"{len(opened)} rounds, median {np.median(opened):.1f} s, p99 {np.quantile(opened, 0.99):.1f} s"
+    status_text = f"median {1000 * np.median(status_seconds):.0f} ms, p99 {np.quantile(status_seconds, 0.99):.2f} s"
+    return [
+        Measurement(question=f"{clients} clients: errors", value=len(errors), bar=0, unit="", detail=rounds_text),
+        Measurement(
+            question=f"{clients} clients: from the start of their processes until all have joined",
+            value=max(report["joined_at"] for report in reports) - started,
+            bar=JOIN_SECONDS,
+            unit="s",
+            detail=f"in {PROCESSES} processes, {PER_CONNECTION} clients a connection",
+        ),
+        Measurement(
+            question=f"{clients} clients: memory at the end against the middle of the run",
+            value=float(np.mean(later[-5:]) / np.mean(later[:5])),
+            bar=1.05,
+            detail=f"peak {peak / 1e6:.0f} MB; status call {status_text}",
+        ),
+    ]
+
+
+def main(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.ten_thousand", description=__doc__)
+    parser.add_argument("--clients", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--as-clients", nargs=3, help=argparse.SUPPRESS)
+    given = parser.parse_args(words)
+    if given.as_clients is not None:
+        address, first, last = given.as_clients
+        print(json.dumps(asyncio.run(_run_clients(address, range(int(first), int(last))))))
+        return 0
+    measured = asyncio.run(_measure(given.clients, given.rounds))
+    Console().print(table_of(measured))
+    return 0 if all(measurement.holds for measurement in measured) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
