@@ -4,34 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 
-import numpy as np
 import pytest
-from benchmarks.light_client import LightClient
+from liars import Liar
 from light_runs import exits, start_client, start_server
 from processes import Federation
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.daemon.connection import Connection
-from feddbp_common.wire import Encoded, decode, encode
 
 RUN = ("--clients", 4, "--min-clients", 3, "--rounds", 3, "--local-epochs", 1, "--alpha", 1.0)
-
-
-class Liar(LightClient):
-    """A member whose uploads pass every check of their own: all values of its prototypes are the same."""
-
-    def __init__(self, client_id: int, connection: Connection, *, value: float) -> None:
-        super().__init__(client_id, connection)
-        self._value = value
-
-    def encoded_upload(self, round_number: int) -> Encoded:
-        honest = super().encoded_upload(round_number)
-        payload = decode(honest.manifest, honest.body())
-        assert payload.prototypes is not None
-        vectors = np.full_like(payload.prototypes.vectors, self._value)
-        return encode(replace(payload, prototypes=replace(payload.prototypes, vectors=vectors)))
 
 
 async def take_part(running: Federation, liars: Sequence[int], value: float) -> tuple[list[pb.RunEnded], str]:

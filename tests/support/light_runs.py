@@ -44,7 +44,7 @@ class Crowd:
         on_event: Mapping[int, OnEvent] | None = None,
         bounds: CallTimeouts = CallTimeouts(),  # noqa: B008 - frozen
     ) -> None:
-        self._connections = {
+        self.connections = {
             number: Connection(
                 (addresses or {}).get(number, address),
                 client_id=number,
@@ -54,7 +54,7 @@ class Crowd:
             )
             for number in ids
         }
-        self.clients = {number: LightClient(number, connection) for number, connection in self._connections.items()}
+        self.clients = {number: LightClient(number, connection) for number, connection in self.connections.items()}
         self._on_event = on_event or {}
         self._tasks: dict[int, asyncio.Task[pb.RunEnded | None]] = {}
 
@@ -75,7 +75,7 @@ class Crowd:
     async def lose(self, number: int) -> None:
         """Drops a client without a Leave, and everything it knows: as if its machine were lost."""
         self._tasks.pop(number).cancel()
-        await self._connections.pop(number).close()
+        await self.connections.pop(number).close()
         del self.clients[number]
 
     async def __aexit__(
@@ -84,7 +84,7 @@ class Crowd:
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        await asyncio.gather(*(connection.close() for connection in self._connections.values()))
+        await asyncio.gather(*(connection.close() for connection in self.connections.values()))
 
 
 class Gate:
