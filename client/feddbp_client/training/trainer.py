@@ -106,6 +106,7 @@ class LocalTrainer:
             None if data.validation is None else _DeviceSplit(data.validation, self._compute, data.pixels)
         )
         self._is_rare = _is_rare(data).to(self.device)
+        self._label_counts = data.label_counts
         self._remainder = _remainder_rule(config.training.batch_remainder, self.method)
         self._optimization = Optimization(
             self.method,
@@ -300,7 +301,15 @@ class LocalTrainer:
 
     def _collect(self) -> Payload:
         self.method.eval()
-        return self.method.collect(self._train_split.images, self._train_split.labels, batch_size=self._pass_batch)
+        split = self._train_split
+        return self._released(self.method.collect(split.images, split.labels, batch_size=self._pass_batch))
+
+    def _released(self, payload: Payload) -> Payload:
+        """What may leave the client: no prototype of fewer samples than the run's bound."""
+        fewest = self._config.privacy.min_class_samples
+        if payload.prototypes is None or not fewest:
+            return payload
+        return payload.with_classes(self._label_counts[payload.prototypes.class_ids] >= fewest)
 
 
 class _DeviceSplit:

@@ -86,8 +86,7 @@ class PrivacyConfig(FrozenModel):
         0,
         ge=0,
         le=UINT32_MAX,
-        description="classes of which a client has fewer samples are not uploaded",
-        json_schema_extra=_PLANNED,
+        description="prototypes of fewer samples do not leave a client",
     )
 
 

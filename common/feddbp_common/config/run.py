@@ -139,6 +139,13 @@ class RunConfig(FrozenModel):
         return self
 
     @model_validator(mode="after")
+    def _has_prototypes_to_hold_back(self) -> Self:
+        rules = self.method_spec.upload_rules(self.settings, self.exchange_shape)
+        if self.privacy.min_class_samples and rules.prototypes is None:
+            raise ConfigurationError(f"{self.method} uploads no prototypes; min_class_samples has no effect on it")
+        return self
+
+    @model_validator(mode="after")
     def _fusion_fits(self) -> Self:
         if self.privacy.fusion == "client" and not self.method_spec.fuses:
             raise ConfigurationError(f"{self.method} fuses no prototypes; fusion = client is a setting of feddbp")

@@ -34,6 +34,11 @@ class PrototypeSet:
     def __len__(self) -> int:
         return len(self.class_ids)
 
+    def rows(self, chosen: npt.NDArray[np.bool_]) -> PrototypeSet:
+        """The set with the marked rows alone."""
+        counts = None if self.counts is None else self.counts[chosen]
+        return PrototypeSet(class_ids=self.class_ids[chosen], vectors=self.vectors[chosen], counts=counts)
+
 
 @dataclass(frozen=True, eq=False)
 class FisherScores:
@@ -66,6 +71,17 @@ class Payload:
         if reals:
             norms[TENSORS] = math.sqrt(sum(float(np.square(tensor.astype(np.float64)).sum()) for tensor in reals))
         return norms
+
+    def with_classes(self, chosen: npt.NDArray[np.bool_]) -> Payload:
+        """The payload with the marked rows of its prototypes, and of what belongs to them."""
+        if self.prototypes is None:
+            return self
+        fisher = self.fisher
+        if isinstance(fisher, FisherScores):
+            fisher = FisherScores(fisher.scores[chosen])
+        elif isinstance(fisher, TopChannels):
+            fisher = TopChannels(fisher.channels[chosen])
+        return Payload(prototypes=self.prototypes.rows(chosen), fisher=fisher, tensors=self.tensors)
 
     def arrays(self) -> Iterator[tuple[str, AnyArray]]:
         """Yields all tensors in the order of their bytes in the body."""
