@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 from light_runs import Crowd, exits, start_server, status_when
-from processes import Federation, wait_until
+from processes import Federation, federation, wait_until
 
 
 def test_a_start_that_nobody_joined_does_not_occupy_the_directory(running_federation: Federation) -> None:
@@ -36,3 +39,20 @@ async def test_a_server_resumes_with_the_options_it_was_started_with(running_fed
     server = await start_server(running_federation, "--linger", 0)
     await exits(server, 0)
     assert "finished after 4 rounds: all rounds are done; more --rounds extend it" in server.log
+
+
+@pytest.mark.full
+def test_an_extended_run_of_real_clients_has_the_bits_of_a_longer_one(
+    running_federation: Federation, tmp_path: Path
+) -> None:
+    run = ("--clients", 2, "--alpha", 5.0, "--local-epochs", 1)
+
+    def play(where: Federation, *options: object) -> None:
+        for command in (where.server(*options), where.client("0-1")):
+            command.expect_exit(0)
+
+    play(running_federation, *run, "--rounds", 2)
+    play(running_federation, "--rounds", 3)
+    with federation(tmp_path / "straight") as straight:
+        play(straight, *run, "--rounds", 3)
+        assert running_federation.outcome() == straight.outcome()

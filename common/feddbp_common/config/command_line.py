@@ -102,6 +102,15 @@ def run_command(prog: str, command: Callable[[Sequence[str]], int], argv: Sequen
             raise
         print_outcome(prog, f"error: {type(error).__name__}: {error}", exception=error)
         return ExitCode.FAILURE
+    finally:
+        if argv is None:  # the process ends with the command
+            _ignore_interrupts()
+
+
+def _ignore_interrupts() -> None:
+    """A second Ctrl-C while the interpreter exits would print a traceback."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @contextmanager
