@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ Accuracy = Callable[[Cell, int], float]
 """The accuracy of a cell after a number of rounds, between 0 and 1."""
 
 SAMPLES = (10, 30)
+DONE_AT = 1_800_000_000
+"""When a cell was done, on the report's page."""
 """Test samples of the two clients."""
 
 SMALL: dict[str, Any] = {
@@ -82,6 +85,8 @@ def finish(
             for client, samples in enumerate(SAMPLES)
         ],
         "clients": 2,
+        "accuracy": {name: {"weighted": 0.5, "clients": 2} for name in ("best", "last", "chosen")},
+        "seconds": 42.0,
         "completed_rounds": cell.run.rounds,
         "bytes_up": 2_000_000 * cell.run.rounds,
         "bytes_down": 1_000_000 * cell.run.rounds,
@@ -90,6 +95,7 @@ def finish(
         directory.add_cost(core_seconds)
     (directory.path / METRICS_NAME).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     (directory.path / SUMMARY_NAME).write_text(json.dumps(summary))
+    os.utime(directory.path / SUMMARY_NAME, (DONE_AT, DONE_AT))
 
 
 def _by_client(mean: float) -> tuple[float, float]:

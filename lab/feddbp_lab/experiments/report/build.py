@@ -15,6 +15,7 @@ from feddbp_lab.experiments.report.captions import (
     difference_caption,
     warnings_of,
 )
+from feddbp_lab.experiments.report.cell_list import cells_of, overview
 from feddbp_lab.experiments.report.client_tables import client_table, cost_table
 from feddbp_lab.experiments.report.csv_files import clients_csv, results_csv
 from feddbp_lab.experiments.report.figures import draw_panels, panels_of
@@ -44,6 +45,7 @@ class _ReportWriter:
     def __init__(self, plan: Plan, output: OutputDir) -> None:
         self._plan = plan
         self._outcomes = Outcomes.read(plan, output)
+        self._cells = cells_of(plan, output)
         self._directory = output.report_dir
         self._files: list[Path] = []
         self._markdown: list[str] = []
@@ -72,6 +74,8 @@ class _ReportWriter:
             notes=notes,
             warnings=warnings,
             parts=parts,
+            overview=overview(self._cells, len(plan.cell_ids)),
+            cells=self._cells,
             failures=failures,
             files=self._files,
         )

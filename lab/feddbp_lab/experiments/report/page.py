@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from feddbp_lab.experiments.report.cell_list import CellEntry
 from feddbp_lab.experiments.report.formatted import FormattedTable
 from feddbp_lab.experiments.run.cell_dir import Failure
 from feddbp_lab.results.curves import INK
@@ -64,6 +65,9 @@ class PageSection:
     notes: Sequence[str]
     warnings: Sequence[str]
     parts: Sequence[PagePart]
+    overview: str
+    """How many cells are done, and when."""
+    cells: Sequence[CellEntry]
     failures: Mapping[str, Failure]
     """By the id of the cell."""
     files: Sequence[Path]

@@ -512,3 +512,14 @@ def test_cells_with_different_amounts_of_data_are_warned_about(tmp_path: Path) -
     markdown = (directory / "small.md").read_text()
     assert "40 or 160 images" in markdown
     assert "were run with different amounts of data and cannot be compared" in markdown
+
+
+def test_the_page_links_every_cell_with_its_result_time_and_traffic(tmp_path: Path) -> None:
+    output_dir, expanded = planned(tmp_path, axes={"method": ["fd", "local"]}, report={})
+    first, second = expanded.cells.values()
+    finish(output_dir, first, lambda *_: 0.5)
+    page = write_report(output_dir).read_text()
+    assert re.search(r"1 of 2 cells done, \d{4}-\d\d-\d\d: [\d.]+ .* of traffic\. Report by feddbp ", page)
+    assert f'<a href="../cells/{first.id}/summary.json">{first.id}</a>' in page
+    assert (output_dir.report_dir / f"../cells/{first.id}/summary.json").exists()
+    assert second.id not in page
