@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP)  ## a whole federation on this machine: one server, eight clients, ten rounds
-	$(BIN)/feddbp demo
+	$(BIN)/feddbp demo $(ARGS)
 
 # The tests in tests/browser need it, and are skipped without; only root can install it.
 chromium:       ## install Chromium for the tests of pages, where it is missing

@@ -58,7 +58,7 @@ export class AccuracyPanel {
     if (names.join() !== this.names.join()) this.losses.shape = "";
     this.names = names;
     this.losses.draw([rounds, ...positive], "No losses yet", "They arrive with the report on the first trained round.");
-    legend($("loss-legend"), names.map((name, index) => [index ? TERMS[index % TERMS.length] : "ink", name === "total" ? "weighted total" : name.replaceAll("_", " ")]));
+    legend($("loss-legend"), names.map((name, index) => [index ? TERMS[index % TERMS.length] : "ink", termName(name)]));
   }
 
   drawClients(u) {
@@ -143,6 +143,13 @@ export class AccuracyPanel {
     const mean = pairs.reduce((sum, pair) => sum + pair.now - pair.local, 0) / pairs.length;
     legend($("gain-legend"), [["c5 block", "local"], ["c1 block", "this run"], ["none", `${better} of ${plural(pairs.length, "client")} better; ${mean >= 0 ? "+" : "−"}${Math.abs(100 * mean).toFixed(1)} points on average`]]);
   }
+}
+
+/** l_s as L_s, ce_shared as CE shared. */
+function termName(name) {
+  if (name === "total") return "weighted total";
+  if (/^l_\w$/.test(name)) return `L_${name.slice(2)}`;
+  return name.startsWith("ce") ? `CE${name.slice(2).replaceAll("_", " ")}` : name.replaceAll("_", " ");
 }
 
 function drawPairs(wrap, pairs, state) {

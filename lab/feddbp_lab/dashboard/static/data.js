@@ -15,6 +15,14 @@ export class DataPanel {
     this.paint();
   }
 
+  /** As wide as the longest name of a class, within reason. */
+  labelWidth(wrap, classes) {
+    const context = document.createElement("canvas").getContext("2d");
+    context.font = "11px Inter, system-ui, sans-serif";
+    const names = Array.from({ length: classes }, (_, number) => context.measureText(this.state.className(number)).width);
+    return Math.min(Math.max(...names) + 20, 120, wrap.clientWidth * 0.28);
+  }
+
   paint() {
     const wrap = $("data-chart");
     const clients = [...this.state.clients.values()].filter((client) => client.label_counts?.length).sort((a, b) => a.id - b.id);
@@ -24,7 +32,7 @@ export class DataPanel {
     }
     const classes = clients[0].label_counts.length;
     const most = Math.max(...clients.flatMap((client) => client.label_counts), 1);
-    const row = Math.max(5, Math.min(30, 560 / classes)), label = Math.min(110, wrap.clientWidth * 0.24);
+    const row = Math.max(5, Math.min(30, 560 / classes)), label = this.labelWidth(wrap, classes);
     const { canvas, context, width, height } = canvasIn(wrap, classes * row + 26, `Samples of ${plural(classes, "class")} on ${plural(clients.length, "client")}`.replace("classs", "classes"));
     const column = (width - label) / clients.length;
     const largest = Math.min(row, column) / 2 - 0.5;

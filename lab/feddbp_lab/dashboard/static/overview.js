@@ -52,10 +52,13 @@ export class OverviewPanel {
     const round = Math.min(status.round + (open ? 1 : 0), status.rounds);
     const [word] = PHASES[status.phase] ?? [status.phase];
     const share = Math.min(100, 100 * status.done / Math.max(1, status.rounds));
-    const best = Math.max(...this.state.meanCurve().mean, -1);
+    // from the curve, so that this number and the chart are of the same round
+    const { rounds, mean } = this.state.meanCurve();
+    const accuracy = mean.length ? `${mean.at(-1).toFixed(1)} %` : percent(status.mean_accuracy ?? null);
+    const measured = mean.length ? `over ${plural(this.state.evaluatedBy(), "client")} after round ${rounds.at(-1)}` : "after the first round";
     const tiles = [
       tile("Round", [String(round), h("small", {}, ` of ${status.rounds}`)], word + (status.seconds_left !== null && status.seconds_left !== undefined && open ? `, deadline in ${seconds(status.seconds_left)}` : ""), share),
-      tile("Mean accuracy", [percent(status.mean_accuracy ?? null)], status.mean_accuracy === null || status.mean_accuracy === undefined ? "after the first round" : `over ${plural(this.state.evaluatedBy(), "client")}${best >= 0 ? `, best ${best.toFixed(1)} %` : ""}`),
+      tile("Mean accuracy", [accuracy], measured),
       status.stored
         ? tile("Time", [seconds(status.seconds)], "of the whole run")
         : tile(this.state.isOver ? "Time" : "Time left", [this.state.isOver ? seconds(this.state.rounds.reduce((sum, one) => sum + one.seconds, 0)) : toGo === null ? "–" : `~${seconds(toGo)}`], this.state.isOver ? "of all rounds" : toGo === null ? "after the first round" : "from the newest rounds"),

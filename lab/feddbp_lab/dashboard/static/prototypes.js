@@ -165,7 +165,7 @@ export class PrototypesPanel {
       });
       context.textAlign = "left";
     }
-    legend($("matrix-legend"), [["none", `from ${(low / 100).toFixed(2)} (pale) to ${(high / 100).toFixed(2)} (strong); most alike: ${this.alike()}`]]);
+    legend($("matrix-legend"), [["none", `from ${(low / 100).toFixed(2)} (weak) to ${(high / 100).toFixed(2)} (strong); most alike: ${this.alike()}`]]);
     canvas.onmousemove = (event) => {
       const x = Math.floor((event.offsetX - left) / cell), y = Math.floor(event.offsetY / cell);
       if (matrix[y]?.[x] === undefined) { hideTip(); return; }

@@ -2,7 +2,7 @@
 import { h, replace } from "./dom.js";
 
 const ROW = 41;
-const AROUND = 12;
+const AROUND = 15;
 
 export class Table {
   /** `columns` are {key, title, value(row), cell(row), left, wide, first}; `first: "desc"` sorts downwards first. */
@@ -42,9 +42,9 @@ export class Table {
 
   render(force = false) {
     const height = this.scroll.clientHeight || 600;
-    const first = Math.max(0, Math.floor(this.scroll.scrollTop / ROW) - AROUND);
-    const last = Math.min(this.rows.length, Math.ceil((this.scroll.scrollTop + height) / ROW) + AROUND);
-    if (!force && first === this.first && last === this.last) return;
+    const top = Math.floor(this.scroll.scrollTop / ROW), bottom = Math.min(this.rows.length, Math.ceil((this.scroll.scrollTop + height) / ROW));
+    if (!force && top >= this.first && bottom <= this.last) return; // what is in view is rendered
+    const first = Math.max(0, top - AROUND), last = Math.min(this.rows.length, bottom + AROUND);
     Object.assign(this, { first, last });
     const focused = document.activeElement?.closest?.("tr")?.dataset.key;
     const rows = this.rows.slice(first, last).map((row) => this.row(row));

@@ -101,7 +101,7 @@ def _draw_losses(axes: Axes, *, losses: dict[str, dict[int, float]]) -> None:
     terms = [name for name in losses if name != "total"]
     for name, values in losses.items():
         colour, dash = (INK, "-") if name == "total" else _TERM_STYLES[terms.index(name) % len(_TERM_STYLES)]
-        label = "weighted total" if name == "total" else printable(name, 30).replace("_", " ")
+        label = "weighted total" if name == "total" else printable(name, 30)
         width = 1.8 if name == "total" else 1.2
         axes.plot(list(values), list(values.values()), color=colour, linestyle=dash, linewidth=width, label=label)
     if all(value > 0 for values in losses.values() for value in values.values()):
