@@ -62,8 +62,8 @@ export class OverviewPanel {
       status.stored
         ? tile("Time", [seconds(status.seconds)], "of the whole run")
         : tile(this.state.isOver ? "Time" : "Time left", [this.state.isOver ? seconds(this.state.rounds.reduce((sum, one) => sum + one.seconds, 0)) : toGo === null ? "–" : `~${seconds(toGo)}`], this.state.isOver ? "of all rounds" : toGo === null ? "after the first round" : "from the newest rounds"),
-      status.stored
-        ? tile("Clients", [String(this.state.clients.size)], "took part")
+      status.stored || this.state.isOver
+        ? tile("Clients", [String(this.state.clients.size), h("small", {}, run ? ` of ${run.clients}` : "")], "took part")
         : tile("Clients", [String(connected), h("small", {}, run ? ` of ${run.clients}` : "")], status.missing.length ? `${status.missing.length} awaited` : "none is awaited"),
       tile("Traffic", [bytes(status.bytes_up + status.bytes_down)], `${bytes(status.bytes_up)} up, ${bytes(status.bytes_down)} down`),
     ];
