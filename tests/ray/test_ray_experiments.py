@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,15 @@ def test_a_cell_that_asks_for_more_than_the_cluster_has_is_refused_with_the_numb
     assert refused.log == (
         "feddbp: error: a cell asks for 3 CPUs, 1 GPU; no node of the Ray cluster has as much: 2 nodes, 1 CPU, 0 GPUs\n"
     )
+
+
+def test_an_address_without_a_ray_is_one_line(grids: Grids) -> None:
+    with socket.socket() as bound:  # it does not listen
+        bound.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{bound.getsockname()[1]}"
+        refused = grids.run("ray", "--ray-address", address)
+        refused.expect_exit(2)
+    assert refused.log.startswith(f"feddbp: error: --ray-address {address}: no Ray answers there: ")
 
 
 def test_an_interrupted_grid_leaves_no_process_and_is_resumed_where_it_was(

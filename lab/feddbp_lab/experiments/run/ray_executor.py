@@ -38,6 +38,7 @@ _SUBREAPER: Final = "RAY_kill_child_processes_on_worker_exit_with_raylet_subreap
 _QUIET: Final = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0"}
 _OBJECT_STORE: Final = 80_000_000
 """Bytes, the least that Ray accepts: no results pass through Ray."""
+_CONNECT_SECONDS: Final = 10.0
 _STOP_SECONDS: Final = 60.0
 """How long a cell may take to stop in order, and to copy its state."""
 
@@ -211,6 +212,8 @@ def _connect(address: str | None) -> Any:
         os.environ.setdefault(name, value)
     import ray
 
+    if address is not None:
+        _check_reachable(address)
     own = {"num_cpus": usable_cores(), "object_store_memory": _OBJECT_STORE, "include_dashboard": False}
     is_own = address is None and not _is_running(ray)
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", **(own if is_own else {})}
@@ -220,6 +223,17 @@ def _connect(address: str | None) -> Any:
         reason = next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
         raise ConfigurationError(f"--ray-address {address or 'auto'}: {reason}") from None
     return ray
+
+
+def _check_reachable(address: str) -> None:
+    """Raises ConfigurationError if nothing listens at HOST:PORT: Ray itself would try for minutes."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal() or "/" in host:
+        return  # auto, or an address of another form
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigurationError(f"--ray-address {address}: no Ray answers there: {error}") from None
 
 
 def _is_running(ray: Any) -> bool:
