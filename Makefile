@@ -7,15 +7,21 @@ PROTO  := proto/feddbp/v1/federation.proto
 SITE   := docs/_build
 MERMAID_VERSION := $(shell sed -nE 's/^mermaid_version = "(.*)"/\1/p' docs/conf.py)
 
-.PHONY: help demo test lint format chromium proto docs chaos ray-test fuzz soak bench gpu-check compose-test wheel clean
+.PHONY: help demo test lint format chromium proto docs chaos ray-test fuzz soak bench gpu-check compose-test lock sbom wheel clean
 .DEFAULT_GOAL := help
 
 help:           ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-$(STAMP): pyproject.toml constraints.txt
+# First what is locked, by hash and with the build backend; then the rest, which is torch, and this project without
+# the isolated environment into which pip would fetch another backend. The hashes are for one platform only.
+$(STAMP): pyproject.toml constraints.txt requirements.lock
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@if [ "$$($(PYTHON) -c 'import sys, sysconfig; print(*sys.version_info[:2], sysconfig.get_platform())')" = "3 11 linux-x86_64" ]; \
+	then echo "installing by hash"; $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock; \
+	else echo "requirements.lock is for another platform: installing by version"; \
+	  $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt hatchling; fi
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
 	@touch $@
 
 demo: $(STAMP)  ## a whole federation on this machine: one server, eight clients, ten rounds
@@ -76,6 +82,13 @@ gpu-check: $(STAMP) ## a few minutes on this machine's GPU, or on its CPU: what 
 
 compose-test: $(STAMP) ## federations in containers, killed, paused and cut off in the middle of their run
 	$(BIN)/python -m deploy.trials
+
+lock: $(STAMP)  ## requirements.lock from constraints.txt: the hash of every version
+	$(BIN)/python deploy/lock.py constraints.txt requirements.lock
+
+sbom: $(STAMP)  ## dist/sbom.json: what is installed, as CycloneDX
+	@mkdir -p dist
+	$(BIN)/python deploy/sbom.py dist/sbom.json
 
 wheel: $(STAMP) ## the wheel and the source archive, into dist/
 	$(BIN)/python -m build --no-isolation --outdir dist .

@@ -10,7 +10,7 @@ FROM python:3.11-slim AS base
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 
 FROM base AS wheel
-RUN pip install 'hatchling>=1.27'
+RUN pip install 'hatchling==1.33.0'
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY proto proto
