@@ -25,9 +25,8 @@ def component(distribution: Distribution) -> dict[str, Any]:
         "version": distribution.version,
         "purl": f"pkg:pypi/{name}@{distribution.version}",
     }
-    licence = metadata["License-Expression"] if "License-Expression" in metadata else None
-    if licence:
-        found["licenses"] = [{"expression": licence}]
+    if "License-Expression" in metadata:
+        found["licenses"] = [{"expression": metadata["License-Expression"]}]
     return found
 
 
