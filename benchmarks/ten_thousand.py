@@ -41,6 +41,8 @@ class _Client(LightClient):
     described: pb.GetRunResponse | None = None
     config: RunConfig | None = None
     joined_at: list[float] = []  # noqa: RUF012 - of the process
+    joining = asyncio.Semaphore(64)
+    """Joins at a time: thousands at once would wait for their answer for longer than a call may take."""
 
     async def describe(self) -> pb.GetRunResponse:
         if _Client.described is None:
@@ -53,7 +55,8 @@ class _Client(LightClient):
         return _Client.config
 
     async def join(self) -> RunConfig:
-        config = await super().join()
+        async with self.joining:
+            config = await super().join()
         self.joined_at.append(time.time())
         return config
 
@@ -74,10 +77,15 @@ async def _run_clients(address: str, ids: range) -> dict[str, object]:
     for connection in connections:
         await connection.get_run()
     clients = [_Client(number, connections[index // PER_CONNECTION]) for index, number in enumerate(ids)]
-    running = (client.run(note if client is clients[0] else None) for client in clients)
+    running = (client.run_reconnecting(note if client is clients[0] else None) for client in clients)
     ends = await asyncio.gather(*running, return_exceptions=True)
-    errors = [repr(end) for end in ends if isinstance(end, BaseException) or end.outcome != pb.RUN_OUTCOME_FINISHED]
-    return {"errors": errors, "joined_at": max(_Client.joined_at, default=0.0), "rounds": rounds}
+    errors = [repr(end) for end in ends if not isinstance(end, pb.RunEnded) or end.outcome != pb.RUN_OUTCOME_FINISHED]
+    return {
+        "errors": errors,
+        "joins": len(_Client.joined_at),
+        "joined_at": max(_Client.joined_at, default=0.0),
+        "rounds": rounds,
+    }
 
 
 async def _call_status(server: RunningServer, seconds: list[float], memory: list[int]) -> None:
