@@ -7,7 +7,7 @@ PROTO  := proto/feddbp/v1/federation.proto
 SITE   := docs/_build
 MERMAID_VERSION := $(shell sed -nE 's/^mermaid_version = "(.*)"/\1/p' docs/conf.py)
 
-.PHONY: help demo test lint format chromium proto docs chaos ray-test fuzz soak bench gpu-check compose-test lock sbom wheel clean
+.PHONY: help demo test lint format chromium prometheus proto docs chaos ray-test fuzz soak bench gpu-check pythons compose-test lock sbom wheel clean
 .DEFAULT_GOAL := help
 
 help:           ## list the targets
@@ -32,6 +32,12 @@ chromium:       ## install Chromium for the tests of pages, where it is missing
 	@command -v chromium chromium-browser google-chrome > /dev/null || \
 	  { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium; } || \
 	  echo "chromium is missing and was not installed: the tests in tests/browser will be skipped"
+
+# tests/integration/test_prometheus.py needs it.
+prometheus:     ## install Prometheus for the test of metrics, where it is missing
+	@command -v prometheus > /dev/null || \
+	  { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -qq -y --no-install-recommends prometheus; } || \
+	  echo "prometheus is missing and was not installed: its test will be skipped"
 
 test: $(STAMP)  ## every test, and the twenty slowest
 	$(BIN)/python -m pytest -n auto --dist loadfile --durations=20
@@ -79,6 +85,9 @@ bench: $(STAMP) ## measured ratios against the bars we hold ourselves to
 
 gpu-check: $(STAMP) ## a few minutes on this machine's GPU, or on its CPU: what to report about it
 	$(BIN)/feddbp gpu-check
+
+pythons: $(STAMP) ## install and start the server with Python 3.12 and 3.13, where they are on this machine
+	$(BIN)/python deploy/pythons.py 3.12 3.13
 
 compose-test: $(STAMP) ## federations in containers, killed, paused and cut off in the middle of their run
 	$(BIN)/python -m deploy.trials
