@@ -41,15 +41,16 @@ def _clients_table(results: RunResults) -> Table:
     table = plain_table(
         title=f"{method_named(summary['method']).title} on {summary['dataset']}, seed {summary['seed']}"
     )
-    table.add_column("client", justify="right", style="bold")
+    # a narrow terminal shortens words, never numbers
+    table.add_column("client", justify="right", style="bold", no_wrap=True)
     named = any(client.get("name") for client in summary["per_client"])  # summaries of 0.1.0 have no names
     if named:
-        table.add_column("name", no_wrap=True, overflow="ellipsis")
-    table.add_column("architecture", no_wrap=True, overflow="ellipsis")
-    table.add_column("classes", justify="right")
-    table.add_column("samples", justify="right")
+        table.add_column("name", overflow="ellipsis")
+    table.add_column("architecture", overflow="ellipsis")
+    table.add_column("classes", justify="right", no_wrap=True)
+    table.add_column("samples", justify="right", no_wrap=True)
     if not all_alike:
-        table.add_column("rounds", justify="right", overflow="ellipsis")
+        table.add_column("rounds", justify="right", no_wrap=True)
     table.add_column(_accuracy_title(summary["completed_rounds"], all_alike=all_alike), justify="right", no_wrap=True)
     for client in summary["per_client"]:
         table.add_row(
