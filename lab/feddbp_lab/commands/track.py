@@ -12,7 +12,8 @@ from pydantic import Field
 
 from feddbp_common.config.command_line import settings_from, settings_parser
 from feddbp_common.config.types import CommaSeparated, Duration, FrozenModel
-from feddbp_common.errors import ConfigurationError, ExitCode
+from feddbp_common.errors import ConfigurationError, ExitCode, FedDBPError
+from feddbp_common.humanize import human_seconds
 from feddbp_lab.commands.options import TRACK_HELP, OperatorConfig
 from feddbp_lab.processes.signals import handle_stop_signals
 
@@ -45,14 +46,20 @@ def command(argv: Sequence[str]) -> int:
 async def _follow(options: TrackingConfig) -> int:
     from feddbp_lab.trackers.tracking import Tracker, follow
 
-    tracker = Tracker(options.track, warn=lambda text: print(f"{PROG}: warning: {text}", file=sys.stderr, flush=True))
+    def warn(text: str) -> None:
+        print(f"{PROG}: warning: {text}", file=sys.stderr, flush=True)
+
+    def tell_outage(error: FedDBPError) -> None:
+        warn(f"{error}; waiting for it up to {human_seconds(options.patience.total_seconds())}")
+
+    tracker = Tracker(options.track, warn=warn)
     following = asyncio.current_task()
     assert following is not None
     handle_stop_signals(following.cancel)
     try:
-        await follow(tracker, options.server, options.credentials, patience=options.patience)
+        await follow(tracker, options.server, options.credentials, patience=options.patience, on_outage=tell_outage)
     except asyncio.CancelledError:
-        print(f"{PROG}: interrupted; the run goes on", file=sys.stderr)
+        print(f"{PROG}: interrupted{'; the run goes on' if tracker.has_begun else ''}", file=sys.stderr)
         return ExitCode.INTERRUPTED
     finally:
         await asyncio.to_thread(tracker.close, reason="no longer followed")

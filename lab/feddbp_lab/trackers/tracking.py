@@ -91,6 +91,10 @@ class Tracker:
         self._has_ended = False
 
     @property
+    def has_begun(self) -> bool:
+        return self._has_begun
+
+    @property
     def has_ended(self) -> bool:
         return self._has_ended
 
@@ -133,24 +137,33 @@ class Tracker:
 
 
 async def follow(
-    tracker: Tracker, address: str, credentials: ClientCredentials, *, patience: timedelta | None = None
+    tracker: Tracker,
+    address: str,
+    credentials: ClientCredentials,
+    *,
+    patience: timedelta | None = None,
+    on_outage: Callable[[FedDBPError], None] | None = None,
 ) -> None:
     """Feeds the tracker until the run has ended; a broken stream is opened again until `patience` is over.
 
-    Raises the last error when it is over; at once if the server refuses the request.
+    `on_outage` is called once for every time without an answer. Raises the last error when the patience is over; at
+    once if the server refuses the request.
     """
     loop = asyncio.get_running_loop()
-    last = loop.time()
+    last, is_out = loop.time(), False
     while not tracker.has_ended:
         try:
             async for events in _pages(tracker, address, credentials):
-                last = loop.time()
+                last, is_out = loop.time(), False
                 for event in events.events:
                     tracker.handle(event)
         except FedDBPError as error:
             is_refused = isinstance(error, RequestRefusedError) and not error.transient
             if is_refused or (patience is not None and loop.time() - last >= patience.total_seconds()):
                 raise
+            if on_outage is not None and not is_out:
+                on_outage(error)
+            is_out = True
         if not tracker.has_ended:
             await asyncio.sleep(_RETRY_SECONDS)
 
