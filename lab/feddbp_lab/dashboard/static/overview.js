@@ -95,7 +95,7 @@ function tile(title, value, note, share) {
 const ACTIONS = {
   pause: ["Pause", "Pause this run?", "Uploads for the open round are still accepted, but no round closes or opens until you resume.", ""],
   resume: ["Resume", "Resume this run?", "The open round gets its full deadline again.", ""],
-  stop: ["Stop", "Stop this run for good?", "Clients are told and exit. Results so far are kept, and the run cannot be resumed.", "danger"],
+  stop: ["Stop", "Stop this run for good?", "Clients are told and exit. Results so far are kept; only feddbp-server --reopen continues the run.", "danger"],
 };
 
 /** Pause, resume and stop: each asks first, and sends the token that only this page has. */
