@@ -90,7 +90,10 @@ class _Probe:
                 f"({error.verify_message})"
             )
         host, _ = split_address(self.address)
-        names = await self._certified_names(certs)
+        try:
+            names = await self._certified_names(certs)
+        except ssl.SSLCertVerificationError as also:  # OpenSSL reports a wrong name before a wrong authority
+            return await self._distrust(also, certs)
         return self._mistake(
             f"the server's certificate is not for {host}, but for {', '.join(names) or 'no name'}; give that name, or "
             f"make a certificate with `feddbp certs server DIR --host {quote(host)} --replace`"

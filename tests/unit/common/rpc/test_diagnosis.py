@@ -96,6 +96,12 @@ async def test_another_authority(certs: Path, tmp_path: Path) -> None:
         )
 
 
+async def test_another_authority_and_a_name_that_is_not_in_the_certificate(tmp_path: Path) -> None:
+    other = made(tmp_path / "other", ["127.0.0.1"])
+    async with serving(made(tmp_path / "elsewhere", ["fl.example.org"])) as address:
+        assert "has a certificate of another authority than ca.pem" in await mistake(address, other)
+
+
 async def test_a_name_that_is_not_in_the_certificate(certs: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     shutil.copytree(certs, elsewhere)
