@@ -15,6 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from feddbp_common.artifacts import ENDPOINT_NAME
+
 CHECKOUT = Path(__file__).parents[1]
 PATIENCE = 60.0
 
@@ -37,7 +39,7 @@ def try_version(python: Path, directory: Path) -> None:
     state = directory / "state"
     server = subprocess.Popen([home / "bin" / "feddbp-server", "--port", "0", "--state-dir", state], cwd=directory)
     try:
-        address = _address(state / "endpoint.json", server)
+        address = _address(state / ENDPOINT_NAME, server)
         subprocess.run([home / "bin" / "feddbp", "health", "--server", address], check=True, cwd=directory)
         subprocess.run([home / "bin" / "feddbp", "status", "--server", address], check=True, cwd=directory)
     finally:

@@ -137,7 +137,7 @@ def test_without_matplotlib_a_report_has_its_table(
     done = server_only.run("feddbp", "report", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("FedDBP on digits, seed 0")
-    assert "files          run/: summary.json, metrics.jsonl" in done.stdout
+    assert "files     run/: summary.json, metrics.jsonl" in done.stdout
     (note,) = done.stderr.splitlines()
-    assert note.startswith("feddbp report: no curves were drawn: they need matplotlib: ")
+    assert note.startswith("feddbp report: no curves were drawn: they need matplotlib, jinja2: ")
     assert not (tmp_path / "run" / "curves.png").exists()
