@@ -23,6 +23,8 @@ RUN = (
     3,
     "--min-clients",
     2,
+    "--join-window",
+    0,
     "--rounds",
     2,
     "--round-deadline",
@@ -52,10 +54,11 @@ async def test_a_run_is_logged_from_the_first_join_to_the_end(running_federation
         secrets = [client.session for client in crowd.clients.values()]
     await exits(server, 0)
     entries = audit(running_federation)
-    assert [entry["what"] for entry in entries] == ["joined"] * 2 + ["accepted"] * 4 + ["ended"]
+    assert [entry["what"] for entry in entries] == ["joined"] * 2 + ["began_without"] + ["accepted"] * 4 + ["ended"]
     assert {(entry["client"], entry["epoch"]) for entry in entries[:2]} == {(0, 1), (1, 1)}
-    assert {(entry["client"], entry["round"]) for entry in entries[2:6]} == {(0, 0), (1, 0), (0, 1), (1, 1)}
-    assert all(len(entry["sha256"]) == 64 and entry["bytes"] > 0 for entry in entries[2:6])
+    assert entries[2]["clients"] == [2]
+    assert {(entry["client"], entry["round"]) for entry in entries[3:7]} == {(0, 0), (1, 0), (0, 1), (1, 1)}
+    assert all(len(entry["sha256"]) == 64 and entry["bytes"] > 0 for entry in entries[3:7])
     assert (entries[-1]["phase"], entries[-1]["reason"]) == ("finished", "all rounds are done")
     moments = [datetime.fromisoformat(entry["at"]) for entry in entries]
     assert moments == sorted(moments)

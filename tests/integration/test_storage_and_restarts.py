@@ -235,11 +235,18 @@ def test_a_damaged_database_is_refused(used: Federation) -> None:
     assert "malformed" in refused_start(used)
 
 
-def test_a_changed_configuration_is_refused_with_the_difference(used: Federation) -> None:
-    reason = refused_start(used, "--rounds", 7, "--alpha", 0.7, code=2)
+async def test_a_changed_configuration_is_refused_with_the_difference(running_federation: Federation) -> None:
+    server = await start_server(running_federation, *RUN)
+    connection = Connection(running_federation.address)
+    await LightClient(0, connection).join()  # a run that nobody joined gives way to another
+    await connection.close()
+    server.terminate()
+    await exits(server, ExitCode.INTERRUPTED)
+    reason = await asyncio.to_thread(refused_start, running_federation, "--rounds", 7, "--alpha", 0.7, code=2)
     assert "rounds is 4 there and 7 here" in reason
     assert "data.alpha is 0.1 there and 0.7 here" in reason
-    assert used.server(*RUN).process.poll() is None  # the stored one still works
+    server = await start_server(running_federation, *RUN)
+    assert server.process.poll() is None  # the stored one still works
 
 
 def test_a_second_server_on_the_same_state_directory_is_refused(running_federation: Federation) -> None:

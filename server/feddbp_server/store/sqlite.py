@@ -25,9 +25,8 @@ from feddbp_server.store.interface import (
     refuse_other_run,
 )
 from feddbp_server.store.migrations import FORMAT, NEW_MEMBERS, describe_newer, upgrade
-from feddbp_server.store.stored_run import OPTIONS_TABLE
+from feddbp_server.store.stored_run import APPLICATION_ID, OPTIONS_TABLE, check_is_ours
 
-_APPLICATION_ID: Final = 0x46444250  # "FDBP": tells our file from any other SQLite database
 _ROOM: Final = 4 << 20
 """Free bytes on the disk before it counts as writable again."""
 _LOG_BYTES: Final = 64 << 20
@@ -97,12 +96,11 @@ class SqliteStore(Store):
             with self.transaction():
                 for statement in _SCHEMA.strip().split(";\n"):
                     self._db.execute(statement.removesuffix(";"))
-                self._db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+                self._db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 self._db.execute(f"PRAGMA user_version = {FORMAT}")
 
     def _check_format(self) -> None:
-        if self._pragma("application_id") != _APPLICATION_ID:
-            raise StoreError(f"{self._path} is not a run of this server; move it away or give another --state-dir")
+        check_is_ours(self._db, self._path)
         found = self._pragma("user_version")
         if found > FORMAT:
             raise StoreError(f"{self._path} {describe_newer(self._db, found)}")

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from feddbp_common.artifacts import DATABASE_NAME
 from feddbp_server.store.interface import StoreError
 
+APPLICATION_ID: Final = 0x46444250  # "FDBP": tells our file from any other SQLite database
 OPTIONS_TABLE: Final = "server_options"
 
 
@@ -22,12 +23,19 @@ class StoredRun(NamedTuple):
 
 
 def read_stored_run(state_dir: Path) -> StoredRun | None:
-    """Returns the run of a state directory; None if there is none, or no client has joined it."""
+    """Returns the run of a state directory; None if there is none, or no client has joined it.
+
+    Raises:
+        StoreError: the database is of another program, or damaged.
+    """
     path = state_dir / DATABASE_NAME
     if not path.is_file():
         return None
     try:
         with closing(open_read_only(path)) as database:
+            if database.execute("SELECT 1 FROM sqlite_master").fetchone() is None:
+                return None  # of a server that was killed when it began
+            check_is_ours(database, path)
             row = database.execute("SELECT config FROM run WHERE EXISTS (SELECT 1 FROM client)").fetchone()
             return None if row is None else StoredRun(str(row[0]), _options(database))
     except sqlite3.Error as error:
@@ -45,6 +53,12 @@ def read_run_id(state_dir: Path) -> str | None:
             return None if row is None else str(row[0])
     except sqlite3.Error as error:
         raise StoreError(f"{path} cannot be read: {error}") from error
+
+
+def check_is_ours(database: sqlite3.Connection, path: Path) -> None:
+    """Raises StoreError if another program wrote the database, which is not empty."""
+    if database.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+        raise StoreError(f"{path} is not a run of this server; move it away or give another --state-dir")
 
 
 def open_read_only(path: Path) -> sqlite3.Connection:

@@ -26,6 +26,7 @@ from feddbp_common.errors import ExitCode
 from feddbp_common.version import VERSION
 from feddbp_server.store import RunMismatchError, SqliteStore, StoreError
 from feddbp_server.store.migrations import FORMAT, STEPS
+from feddbp_server.store.stored_run import read_stored_run
 
 
 def filled(directory: Path) -> SqliteStore:
@@ -191,8 +192,18 @@ def test_a_foreign_database_is_refused_and_left_alone(tmp_path: Path) -> None:
         other.execute("CREATE TABLE recipes (name TEXT)")
     other.close()
     before = file.read_bytes()
-    assert refused(tmp_path) == f"{file} is not a run of this server; move it away or give another --state-dir"
+    message = f"{file} is not a run of this server; move it away or give another --state-dir"
+    assert refused(tmp_path) == message
+    with pytest.raises(StoreError) as unread:
+        read_stored_run(tmp_path)
+    assert str(unread.value) == message
     assert file.read_bytes() == before
+
+
+def test_the_empty_database_of_a_server_killed_at_its_start_holds_no_run(tmp_path: Path) -> None:
+    (tmp_path / DATABASE_NAME).touch()
+    assert read_stored_run(tmp_path) is None
+    SqliteStore(tmp_path).close()
 
 
 def test_a_damaged_database_is_refused_with_advice(tmp_path: Path) -> None:
