@@ -52,9 +52,9 @@ class ControlService(pb_grpc.ControlServicer):
                     yield page
                 if over:
                     return
-                await changed.wait()
                 # a status of many clients takes its time, of which the rest of the server keeps the larger share
                 rest = _REST_FACTOR * (time.monotonic() - begun)
+                await changed.wait()
                 await asyncio.sleep(min(max(self._limits.status_interval.total_seconds(), rest), _LONGEST_REST))
         finally:
             self._watchers -= 1

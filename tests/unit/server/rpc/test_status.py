@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from coordinator_runs import (
     CLIENTS,
@@ -13,7 +17,10 @@ from coordinator_runs import (
 )
 
 from feddbp.v1 import federation_pb2 as pb
+from feddbp_server.rpc import control
+from feddbp_server.rpc.auth import NoAuth
 from feddbp_server.rpc.status_reply import status_of
+from feddbp_server.run.limits import DEFAULT_LIMITS
 
 
 async def test_the_status_shows_phase_round_and_missing_clients(server: Server) -> None:
@@ -64,3 +71,28 @@ async def test_the_status_of_a_finished_run_says_how_it_ended(server: Server) ->
     status = status_of(server.view)
     assert (status.phase, status.round, status.reason) == (pb.PHASE_FINISHED, ROUNDS, "all rounds are done")
     assert status.mean_accuracy == pytest.approx(0.3)
+
+
+async def test_a_change_after_a_long_wait_is_shown_without_a_long_rest(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(control, "time", SimpleNamespace(monotonic=lambda: now))
+    service = control.ControlService(server.coordinator, identity=NoAuth(), limits=DEFAULT_LIMITS, events=server.events)
+    context: Any = None
+    statuses = service.WatchStatus(pb.WatchStatusRequest(), context)
+    assert (await anext(statuses)).phase == pb.PHASE_WAITING
+    following = asyncio.ensure_future(anext(statuses))
+    await asyncio.sleep(0.01)  # it waits for a change now
+    now += 3600
+    rests: list[float] = []
+    sleep = asyncio.sleep
+
+    async def recorded(seconds: float) -> None:
+        rests.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(control, "asyncio", SimpleNamespace(sleep=recorded))
+    await server.coordinator.pause()
+    assert (await following).phase == pb.PHASE_PAUSED
+    assert rests == [DEFAULT_LIMITS.status_interval.total_seconds()]
