@@ -6,12 +6,12 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
 
 from benchmarks.light_client import LightClient
-from light_runs import control_of, exits, round_open, start_server
+from light_runs import control_of, exits, features_used_by, round_open, start_server
 from malformed_calls import OpenRound, malformed_calls, violation
 from processes import Command, Federation
 from raw_calls import RawAnswer, RawCall, RawChannel
@@ -62,14 +62,14 @@ class FuzzedServer:
 async def fuzzed_server(running: Federation) -> AsyncIterator[FuzzedServer]:
     """Round 0 is done, all have reported on round 1, and every eighth client has uploaded to it."""
     server = await start_server(running, *RUN, forked=False)  # its memory is measured
-    connections = [Connection(running.address) for _ in range(CLIENTS)]
+    connections = [Connection(running.address, used_features=features_used_by(number)) for number in range(CLIENTS)]
     clients = [LightClient(number, connection) for number, connection in enumerate(connections)]
     try:
         configs = [await client.join() for client in clients]
         for number in (0, 1):
             await round_open(running.address, number)
-            for client in clients:
-                await _do(client, number, upload=number == 0 or client.client_id % 8 == 7)
+            for client, connection in zip(clients, connections, strict=True):
+                await _do(client, connection, number, upload=number == 0 or client.client_id % 8 == 7)
         run = await connections[0].get_run()
         open_round = OpenRound(
             run_id=run.run_id,
@@ -84,13 +84,22 @@ async def fuzzed_server(running: Federation) -> AsyncIterator[FuzzedServer]:
             await connection.close()
 
 
-async def _do(client: LightClient, number: int, *, upload: bool) -> None:
-    received = await client.download(number)
+async def _do(client: LightClient, connection: Connection, number: int, *, upload: bool) -> None:
+    """As in a run without malformed calls, of which the outcome has the size of the event that brought the state."""
+    received = await client.state_of(await _opened(connection, client.session, number), number)
     contribution = client.encoded_upload(number)
     size = sum(part.ByteSize() for part in upload_parts(client.session, number, contribution))
     await client.report(number, bytes_down=received.message_bytes, bytes_up=size)
     if upload:
         await client.upload(number, contribution)
+
+
+async def _opened(connection: Connection, session: str, number: int) -> pb.RoundEvent:
+    async with aclosing(connection.follow(session)) as events:  # type: ignore[type-var]
+        async for event in events:
+            if event.WhichOneof("event") == "round_opened" and event.round_opened.round == number:
+                return event
+    raise AssertionError(f"the events ended before round {number} was open")
 
 
 @dataclass

@@ -93,7 +93,9 @@ _REPORTS: Final[Sequence[tuple[str, Change, pb.RefusalReason.ValueType, str]]] =
     ("nothing", lambda r: r.ClearField("metrics"), _REQUEST, "report"),
     ("a failure to come", lambda r: _fail(r, 2), pb.REFUSAL_REASON_WRONG_ROUND, "round"),
     ("more done than there is", lambda r: setattr(r.progress, "epochs_done", 1), _REQUEST, "epochs_done"),
-    ("more right than asked", lambda r: setattr(r.metrics.accuracies[0], "correct", 6), _REQUEST, "accuracies"),
+)
+_METRICS: Final[Sequence[tuple[str, Change, pb.RefusalReason.ValueType, str]]] = (
+    ("more right than asked", lambda r: setattr(r.metrics.accuracies[0], "correct", 2), _REQUEST, "accuracies"),
     ("a rule without a name", lambda r: r.metrics.accuracies[0].ClearField("rule"), _REQUEST, "accuracies"),
     ("a rule twice", lambda r: r.metrics.accuracies.add(rule="head"), _REQUEST, "accuracies"),
     ("a long rule", lambda r: setattr(r.metrics.accuracies[0], "rule", "x" * 10**4), _REQUEST, "accuracies"),
@@ -104,10 +106,12 @@ _REPORTS: Final[Sequence[tuple[str, Change, pb.RefusalReason.ValueType, str]]] =
     ("a loss twice", lambda r: r.metrics.losses.add(name="total"), _REQUEST, "losses"),
     ("a negative time", lambda r: setattr(r.metrics.seconds, "train", -1.0), _REQUEST, "seconds"),
     ("an endless time", lambda r: setattr(r.metrics.seconds, "collect", float("inf")), _REQUEST, "seconds"),
+    ("more tests than declared", lambda r: setattr(r.metrics, "test_samples", 2), _REQUEST, "test_samples"),
     ("too many tests", lambda r: setattr(r.metrics, "test_samples", 2**32 - 1), _REQUEST, "test_samples"),
     ("too many bytes up", lambda r: setattr(r.metrics, "bytes_up", 2**64 - 1), _REQUEST, "bytes_up"),
     ("too many bytes down", lambda r: setattr(r.metrics, "bytes_down", 2**63), _REQUEST, "bytes_down"),
 )
+"""Changes of what a round's results are sent in: a report, or the header of an upload."""
 
 
 def invalid_calls(open_round: OpenRound) -> Iterator[InvalidCall]:
@@ -117,10 +121,13 @@ def invalid_calls(open_round: OpenRound) -> Iterator[InvalidCall]:
     for what, change, reason, field in _JOINS:
         request = pb.JoinRequest(run_id=open_round.run_id, data=pb.DataSummary(label_counts=[1] * open_round.classes))
         yield _changed("Join", what, request, change), reason, field
-    for what, change, reason, field in _REPORTS:
-        metrics = pb.RoundMetrics(accuracies=_rules(1), test_samples=5, losses=[pb.LossTerm(name="total", value=0.5)])
+    # as many test samples as the client has declared
+    metrics = pb.RoundMetrics(accuracies=_rules(1), test_samples=1, losses=[pb.LossTerm(name="total", value=0.5)])
+    for what, change, reason, field in (*_REPORTS, *_METRICS):
         report = pb.ReportRequest(session=open_round.sessions[0], round=open_round.round, metrics=metrics)
         yield _changed("Report", what, report, change), reason, field
+    for what, change, reason, field in _METRICS:
+        yield _upload(open_round, what, change, metrics=metrics), reason, field
     yield _upload(open_round, "a digest of 31 bytes", lambda _: None, sha256=bytes(31)), _PAYLOAD, "sha256"
     yield _upload(open_round, "a wrong digest", lambda _: None, sha256=bytes(32)), _PAYLOAD, "sha256"
     large: tuple[tuple[str, Message], ...] = (
@@ -146,9 +153,18 @@ def invalid_calls(open_round: OpenRound) -> Iterator[InvalidCall]:
         yield RawCall(method=method, messages=[b"\x08\x96\xff"], what="no message"), _REQUEST, "request"
 
 
-def _upload(open_round: OpenRound, what: str, change: Change, *, sha256: bytes | None = None) -> RawCall:
+def _upload(
+    open_round: OpenRound,
+    what: str,
+    change: Change,
+    *,
+    sha256: bytes | None = None,
+    metrics: pb.RoundMetrics | None = None,
+) -> RawCall:
     valid: Encoded = open_round.contributions[0]
-    header = pb.UploadHeader(session=open_round.sessions[0], round=open_round.round, manifest=valid.manifest)
+    header = pb.UploadHeader(
+        session=open_round.sessions[0], round=open_round.round, manifest=valid.manifest, metrics=metrics
+    )
     change(header)
     header.manifest.sha256 = _digest(header.manifest, valid.body()) if sha256 is None else sha256
     if what == "no manifest":

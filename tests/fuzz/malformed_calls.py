@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import isfinite
 from random import Random
 from typing import Final
 
 import grpc
 import numpy as np
+from benchmarks.light_client import LightClient
 from google.protobuf.message import DecodeError, Message
 from mutations import MessageT, mutate_field, mutated_bytes, with_invalid_field
 from raw_calls import RawAnswer, RawCall, serialised
@@ -18,6 +20,8 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.errors import PayloadError
 from feddbp_common.wire import Encoded, FisherScores, Payload, decode, digest_of, encode
 
+_MOST_VALIDATION_SAMPLES: Final = 10
+"""Two for each of the five classes, of which a client has one sample each."""
 MESSAGE_LIMIT: Final = 384 << 10
 """Bytes of one message; gRPC refuses a longer one."""
 
@@ -113,6 +117,8 @@ def _upload_with_mutated_bytes(open_round: OpenRound, client: int, random: Rando
 
 def _upload_with_mutated_header(open_round: OpenRound, client: int, random: Random) -> RawCall | None:
     header, *chunks = _parts(open_round, client, random)
+    if random.random() < 0.5:
+        header.header.metrics.CopyFrom(_valid_metrics())
     mutated = [mutate_field(header, random) for _ in range(random.randint(1, 3))]
     if random.random() < 0.5:
         _update_digest(header.header.manifest, b"".join(chunk.chunk.data for chunk in chunks))
@@ -197,7 +203,8 @@ def _join(open_round: OpenRound, client: int, random: Random) -> RawCall:
     return _mutated("Join", request, random)
 
 
-def _report(open_round: OpenRound, client: int, random: Random) -> RawCall:
+def _report(open_round: OpenRound, client: int, random: Random) -> RawCall | None:
+    """Not one that validly skips the open round, which would change the run."""
     request = pb.ReportRequest(session=open_round.sessions[client], round=random.randint(0, open_round.round))
     match random.randrange(4):
         case 0:
@@ -205,18 +212,19 @@ def _report(open_round: OpenRound, client: int, random: Random) -> RawCall:
         case 1:
             request.failure.CopyFrom(pb.Failure(cause="out of memory"))
         case _:
-            request.metrics.CopyFrom(
-                pb.RoundMetrics(
-                    accuracies=[pb.Accuracy(rule="head", correct=3), pb.Accuracy(rule="prototype", correct=4)],
-                    inference="prototype",
-                    test_samples=5,
-                    losses=[pb.LossTerm(name="total", value=0.5), pb.LossTerm(name="l_s", value=0.25)],
-                    seconds=pb.Seconds(evaluate=0.1, train=0.2, collect=0.3),
-                    bytes_down=10,
-                    bytes_up=20,
-                )
-            )
-    return _mutated("Report", request, random)
+            request.metrics.CopyFrom(_valid_metrics())
+    call = _mutated("Report", request, random)
+    return None if skips_round(_decoded(pb.ReportRequest, call.messages[0]), open_round) else call
+
+
+def skips_round(request: pb.ReportRequest | None, open_round: OpenRound) -> bool:
+    """Whether a member says that it skips the open round."""
+    return (
+        request is not None
+        and request.failure.skips_round
+        and request.session in open_round.sessions
+        and request.round == open_round.round
+    )
 
 
 def _download(open_round: OpenRound, client: int, random: Random) -> RawCall:
@@ -298,7 +306,7 @@ def _update_digest(manifest: pb.Manifest, body: bytes) -> None:
 
 
 def _is_equivalent(open_round: OpenRound, client: int, parts: Sequence[bytes]) -> bool:
-    """Whether a mutation left the meaning as it was: unknown fields are ignored, and some names are only labels."""
+    """Whether a mutation left the upload valid: unknown fields are ignored, and so are labels and valid metrics."""
     decoded = [_decoded(pb.UploadPart, part) for part in parts]
     valid = _parts_of(open_round.sessions[client], open_round.round, open_round.contributions[client], 1_000)
     return _meaning(decoded) == _meaning(valid)
@@ -314,6 +322,8 @@ def _meaning(parts: Sequence[pb.UploadPart | None]) -> object:
     header.CopyFrom(first.header)
     header.DiscardUnknownFields()
     header.awaits_admission = False  # says when the body is sent, not what is in it
+    if _are_valid(header.metrics):
+        header.ClearField("metrics")
     for tensor in (header.manifest.prototypes.matrix, header.manifest.fisher.scores):
         tensor.name = ""
     return header.SerializeToString(deterministic=True), b"".join(part.chunk.data for part in rest)
@@ -324,3 +334,35 @@ def _decoded(kind: type[MessageT], data: bytes) -> MessageT | None:
         return kind.FromString(data)
     except DecodeError:
         return None
+
+
+# --- metrics ---
+
+
+def _valid_metrics() -> pb.RoundMetrics:
+    return pb.RoundMetrics(
+        accuracies=[pb.Accuracy(rule="head"), pb.Accuracy(rule="prototype", correct=1)],
+        inference="prototype",
+        test_samples=LightClient.test_samples,
+        losses=[pb.LossTerm(name="total", value=0.5), pb.LossTerm(name="l_s", value=0.25)],
+        seconds=pb.Seconds(evaluate=0.1, train=0.2, collect=0.3),
+        bytes_down=10,
+        bytes_up=20,
+    )
+
+
+def _are_valid(metrics: pb.RoundMetrics) -> bool:
+    """By the rules of the protocol, for a client with one test sample and one training sample of each class."""
+    rules, terms = [entry.rule for entry in metrics.accuracies], [term.name for term in metrics.losses]
+    seconds = (metrics.seconds.evaluate, metrics.seconds.train, metrics.seconds.collect)
+    return (
+        all(entry.correct <= metrics.test_samples for entry in metrics.accuracies)
+        and metrics.rare_correct <= metrics.rare_test_samples <= metrics.test_samples <= LightClient.test_samples
+        and all(entry.validation_correct <= metrics.validation_samples for entry in metrics.accuracies)
+        and metrics.validation_samples <= _MOST_VALIDATION_SAMPLES
+        and all(len(set(names)) == len(names) <= 64 and all(names) for names in (rules, terms))
+        and all(len(text) <= 256 and text.isprintable() for text in (*rules, *terms, metrics.inference))
+        and all(isfinite(term.value) for term in metrics.losses)
+        and all(0 <= taken <= 366 * 86_400 for taken in seconds)
+        and max(metrics.bytes_down, metrics.bytes_up) <= 2**40
+    )

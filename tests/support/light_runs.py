@@ -50,7 +50,7 @@ class Crowd:
                 client_id=number,
                 credentials=access,
                 timeouts=bounds,
-                used_features=EARLIER_FEATURES if number == 2 else USED_FEATURES,
+                used_features=features_used_by(number),
             )
             for number in ids
         }
@@ -143,6 +143,11 @@ def undisturbed_outcome(directory: Path, *options: object, clients: int = 3) -> 
     """The outcome of a run without faults; for fixtures."""
     with federation(directory) as running:
         return asyncio.run(finish(running, *options, clients=clients))
+
+
+def features_used_by(client_id: int) -> frozenset[str]:
+    """Client 2 is one of an earlier version."""
+    return EARLIER_FEATURES if client_id == 2 else USED_FEATURES
 
 
 @asynccontextmanager
