@@ -106,8 +106,11 @@ def prometheus(directory: Path, target: int, certs: Path) -> Iterator[str]:
 
 def query(address: str, expression: str) -> list[Any]:
     url = f"{address}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
-    with urllib.request.urlopen(url, timeout=20) as response:
-        found: list[Any] = json.load(response)["data"]["result"]
+    try:
+        with urllib.request.urlopen(url, timeout=20) as response:
+            found: list[Any] = json.load(response)["data"]["result"]
+    except OSError:  # it listens before it is ready to answer
+        return []
     return found
 
 

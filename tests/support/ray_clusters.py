@@ -34,13 +34,23 @@ class RayCluster:
 @contextmanager
 def ray_cluster() -> Iterator[RayCluster]:
     """A head with one CPU."""
-    from ray.cluster_utils import Cluster
-
     os.environ[_SUBREAPER] = "true"
-    head = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": _OBJECT_STORE}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
+    cluster = _started()
     try:
         yield RayCluster(cluster)
     finally:
-        cluster.shutdown()  # type: ignore[no-untyped-call]
+        cluster.shutdown()
         del os.environ[_SUBREAPER]
+
+
+def _started(attempts: int = 4) -> Any:
+    """The cluster of a head; Ray gives up on a node that takes longer than 30 s, as it may on a busy machine."""
+    from ray.cluster_utils import Cluster
+
+    head = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": _OBJECT_STORE}
+    try:
+        return Cluster(initialize_head=True, head_node_args=head)
+    except Exception as error:
+        if attempts == 1 or "timed out during startup" not in str(error):
+            raise
+        return _started(attempts - 1)
