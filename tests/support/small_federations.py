@@ -179,7 +179,7 @@ def run_in_process(
             result = client.trainer.train(reply, number, lambda *_: None)
             results.append(result.metrics)
             assert result.upload is not None
-            label_counts = client.data.label_counts.tolist()
+            label_counts = list(client.data_summary().label_counts)
             sent = over_the_wire(result.upload, rules_up, label_counts=label_counts)
             own_uploads[client.client_id] = sent
             uploads.append(upload_of(client.client_id, sent, label_counts))

@@ -36,6 +36,7 @@ from feddbp_common.config.catalog import CUSTOM_DATASET, MODEL_GROUPS
 from feddbp_common.config.run import RunConfig, run_to_proto
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.humanize import round_name
+from feddbp_common.label_counts import declared_counts
 from feddbp_common.seeding import derive_seed
 from feddbp_common.version import VERSION
 
@@ -77,7 +78,7 @@ class LocalClient:
 
     def data_summary(self) -> pb.DataSummary:
         return pb.DataSummary(
-            label_counts=self.data.label_counts.tolist(),
+            label_counts=declared_counts(self.data.label_counts, self.config.privacy).tolist(),
             test_samples=len(self.data.test),
             image_shape=self.data.image_shape,
         )

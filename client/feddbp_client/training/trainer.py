@@ -8,9 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -31,6 +32,8 @@ from feddbp_client.training.weight_average import WeightAverage
 from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import PayloadError
 from feddbp_common.evaluation import RARE_CLASS_SAMPLES
+from feddbp_common.label_counts import declared_counts, in_buckets
+from feddbp_common.methods.fedlfp import COUNTS
 from feddbp_common.seeding import derive_seed
 from feddbp_common.wire import Payload, check_values
 
@@ -305,11 +308,17 @@ class LocalTrainer:
         return self._released(self.method.collect(split.images, split.labels, batch_size=self._pass_batch))
 
     def _released(self, payload: Payload) -> Payload:
-        """What may leave the client: no prototype of fewer samples than the run's bound."""
-        fewest = self._config.privacy.min_class_samples
-        if payload.prototypes is None or not fewest:
-            return payload
-        return payload.with_classes(self._label_counts[payload.prototypes.class_ids] >= fewest)
+        """What may leave the client: no prototype of fewer samples than the run's bound, and counts as declared."""
+        privacy = self._config.privacy
+        if payload.prototypes is not None and privacy.min_class_samples:
+            fewest = privacy.min_class_samples
+            payload = payload.with_classes(self._label_counts[payload.prototypes.class_ids] >= fewest)
+        if payload.prototypes is not None and payload.prototypes.counts is not None:
+            declared = declared_counts(self._label_counts, privacy)[payload.prototypes.class_ids].astype(np.int32)
+            payload = replace(payload, prototypes=replace(payload.prototypes, counts=declared))
+        if COUNTS in payload.tensors and privacy.counts == "buckets":
+            payload = replace(payload, tensors={**payload.tensors, COUNTS: in_buckets(payload.tensors[COUNTS])})
+        return payload
 
 
 class _DeviceSplit:

@@ -12,6 +12,8 @@ from feddbp_common.config.types import UINT32_MAX, FrozenModel
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.methods.guide_network import GUIDES
 
+CAREFUL_SAMPLES: Final = 5
+"""The least `min_class_samples` under `privacy = careful`."""
 _PLANNED: Final = added_in("0.2.0", planned=True)
 
 
@@ -71,6 +73,12 @@ class AggregationConfig(FrozenModel):
 class PrivacyConfig(FrozenModel):
     """Privacy: what the server gets to see of a client's upload."""
 
+    preset: Literal["none", "careful"] = Field(
+        "none",
+        description=f"careful: no Fisher matrices, min_class_samples {CAREFUL_SAMPLES} and counts in buckets, "
+        "where not given otherwise",
+        json_schema_extra={"flag": "--privacy", "unfolds": True},
+    )
     fusion: Literal["server", "client"] = Field(
         "server",
         description="who fuses a client's own prototypes with the global ones; clients that do send no Fisher scores",
@@ -88,6 +96,14 @@ class PrivacyConfig(FrozenModel):
         le=UINT32_MAX,
         description="prototypes of fewer samples do not leave a client",
     )
+    counts: Literal["exact", "buckets"] = Field(
+        "exact", description="samples per class as clients tell them: exact, or the nearest power of two"
+    )
+
+    @property
+    def has_exact_counts(self) -> bool:
+        """Whether clients declare their true number of samples of each class when they join."""
+        return self.counts == "exact"
 
 
 class GuideConfig(FrozenModel):

@@ -4,6 +4,8 @@ Settings of version 0.1.0 are always part of it. A setting that was added later 
 `added_in`, and is left out at its default, which has to mean "as before": a new setting therefore changes no
 fingerprint, and so orphans no state directory, no checkpoint and no cell of an experiment. Settings of a group that was
 added are added with it.
+
+The name of a preset, which declares `unfolds`, is no part of it: the settings that it fills in are.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ def _canonical(config: BaseModel, *, added: bool) -> dict[str, Any]:
             values[name] = _canonical(part, added=counts)
             if counts and not values[name]:
                 del values[name]
-        elif counts and part == field.get_default(call_default_factory=True):
+        elif (counts and part == field.get_default(call_default_factory=True)) or field_extra(field).get("unfolds"):
             del values[name]
     return values
 

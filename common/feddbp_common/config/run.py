@@ -15,6 +15,7 @@ from feddbp_common.config.data import DataConfig
 from feddbp_common.config.diagnostics import FieldError, did_you_mean
 from feddbp_common.config.exchange import AggregationConfig, FisherForm, GuideConfig, PrivacyConfig, WireConfig
 from feddbp_common.config.identity import added_in, canonical
+from feddbp_common.config.privacy_preset import check_preset, unfold_preset
 from feddbp_common.config.protobuf import to_message, values_in
 from feddbp_common.config.references import MARK
 from feddbp_common.config.training import TrainingConfig
@@ -110,6 +111,11 @@ class RunConfig(FrozenModel):
             return {**values, "method": method}
         return {**values, "method": method, "method_settings": {**settings, **given}}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _unfold_privacy(cls, values: Any) -> Any:
+        return unfold_preset(values) if isinstance(values, dict) else values
+
     @model_validator(mode="after")
     def _settings_fit_method(self) -> Self:
         # all settings are stored, so that a stored run does not depend on the defaults of this version
@@ -141,6 +147,7 @@ class RunConfig(FrozenModel):
     @model_validator(mode="after")
     def _has_prototypes_to_hold_back(self) -> Self:
         rules = self.method_spec.upload_rules(self.settings, self.exchange_shape)
+        check_preset(self.privacy, self.wire, self.method_spec, has_prototypes=rules.prototypes is not None)
         if self.privacy.min_class_samples and rules.prototypes is None:
             raise ConfigurationError(f"{self.method} uploads no prototypes; min_class_samples has no effect on it")
         return self

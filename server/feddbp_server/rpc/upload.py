@@ -169,7 +169,7 @@ class Uploads:
     async def _commit_report_again(self, session: Session, header: pb.UploadHeader) -> None:
         """Of an upload that was committed before, perhaps without its report: by a client of an earlier version."""
         if header.HasField("metrics"):
-            check_report(header.round, header.metrics, session.data, self._engine.state, self._limits)
+            self._check_report(session, header)
             record = report_record(session, header.round, header.metrics)
             await self._engine.run_shielded(commit_report(self._engine, record))
 
@@ -180,7 +180,7 @@ class Uploads:
         """Refuses on the header what has no chance, and holds room for the rest; nothing else was read by then."""
         self._check_open(session, header)
         if header.HasField("metrics"):
-            check_report(header.round, header.metrics, session.data, self._engine.state, self._limits)
+            self._check_report(session, header)
         check_manifest(
             header.manifest,
             self._rules,
@@ -190,6 +190,11 @@ class Uploads:
         self._engine.aggregator.check_layout(header.manifest)
         with self._room_for(session, header.manifest.total_bytes) as incoming:
             yield incoming
+
+    def _check_report(self, session: Session, header: pb.UploadHeader) -> None:
+        engine = self._engine
+        exact = engine.config.privacy.has_exact_counts
+        check_report(header.round, header.metrics, session.data, engine.state, self._limits, exact_counts=exact)
 
     def _check_open(self, session: Session, header: pb.UploadHeader) -> None:
         check_upload(session.client_id, header.round, self._engine.state)

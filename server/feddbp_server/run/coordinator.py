@@ -218,7 +218,8 @@ class Coordinator:
         self._engine.status_changed.publish()
 
     async def report_metrics(self, session: Session, round_number: int, metrics: pb.RoundMetrics) -> None:
-        check_report(round_number, metrics, session.data, self._engine.state, self._limits)
+        exact = self.config.privacy.has_exact_counts
+        check_report(round_number, metrics, session.data, self._engine.state, self._limits, exact_counts=exact)
         record = report_record(session, round_number, metrics)
         await self._engine.run_shielded(commit_report(self._engine, record))
 

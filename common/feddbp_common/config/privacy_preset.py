@@ -1,0 +1,54 @@
+"""`privacy = careful`: settings under which a run's clients tell less of their data, filled in where none is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from feddbp_common.config.exchange import CAREFUL_SAMPLES, FisherForm, PrivacyConfig, WireConfig
+from feddbp_common.errors import ConfigurationError
+from feddbp_common.methods import METHODS, PRESET_MARK, Method
+
+_DEFAULT_METHOD: Final = "feddbp"
+
+
+def unfold_preset(values: dict[str, Any]) -> dict[str, Any]:
+    """A run's values with the settings of its privacy preset; given ones stay as they are."""
+    privacy, wire = _given(values.get("privacy")), _given(values.get("wire"))
+    method = METHODS.get(str(values.get("method", _DEFAULT_METHOD)).partition(PRESET_MARK)[0])
+    if privacy is None or wire is None or method is None or privacy.get("preset") != "careful":
+        return values
+    filled: dict[str, Any] = {"min_class_samples": CAREFUL_SAMPLES, "counts": "buckets"}
+    if method.fuses and wire.get("fisher") != FisherForm.TOP_CHANNELS:
+        filled["fusion"] = "client"
+    privacy = {**filled, **privacy}
+    if method.fuses and privacy.get("fusion") == "server":
+        wire = {"fisher": FisherForm.TOP_CHANNELS, **wire}
+    return {**values, "privacy": privacy, "wire": wire}
+
+
+def check_preset(privacy: PrivacyConfig, wire: WireConfig, method: Method, *, has_prototypes: bool) -> None:
+    """Raises ConfigurationError if settings that were given undo those of the preset."""
+    if privacy.preset != "careful":
+        return
+    if not has_prototypes:
+        raise ConfigurationError(f"privacy = careful is for methods that upload prototypes; {method.name} uploads none")
+    if privacy.min_class_samples < CAREFUL_SAMPLES:
+        _refuse(f"min_class_samples of at least {CAREFUL_SAMPLES}", privacy.min_class_samples)
+    if privacy.counts != "buckets":
+        _refuse("counts = buckets", privacy.counts)
+    if method.fuses and privacy.fusion == "server" and wire.fisher is not FisherForm.TOP_CHANNELS:
+        _refuse("fusion = client or fisher = top_channels", f"fusion = server with fisher = {wire.fisher.value}")
+
+
+def _refuse(wanted: str, given: object) -> None:
+    raise ConfigurationError(f"privacy = careful means {wanted}, but {given} is given; leave out one of the two")
+
+
+def _given(part: Any) -> dict[str, Any] | None:
+    """The settings of a part that are given; None if the part is nothing that can be validated."""
+    if isinstance(part, BaseModel):
+        return {name: getattr(part, name) for name in part.model_fields_set}
+    return dict(part) if isinstance(part, Mapping) else {} if part is None else None
