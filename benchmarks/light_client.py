@@ -160,12 +160,12 @@ class LightClient:
     def _download_rules(self) -> PayloadRules:
         if self._rules is None:
             config = self._joined()
-            self._rules = config.method_spec.download_rules(config.settings, config.exchange_shape)
+            self._rules = config.download_rules
         return self._rules
 
     def encoded_upload(self, round_number: int) -> Encoded:
         config = self._joined()
-        rules = config.method_spec.upload_rules(config.settings, config.exchange_shape)
+        rules = config.upload_rules
         seed = derive_seed(config.seed, "light", self.client_id, round_number)
         return encode(synthetic_payload(rules, seed), real_type=config.wire_type)
 

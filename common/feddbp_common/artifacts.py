@@ -52,6 +52,9 @@ CHECKPOINT_NAME: Final = "checkpoint.safetensors"
 SESSION_NAME: Final = "session.json"
 """Written by the client at join, after its last report and at the end, mode 0600; read when it rejoins, or finds no
 server."""
+SUM_JOURNAL_NAME: Final = "secure_sum.json"
+"""Written by the client of a run with secure sums, mode 0600: its secret of the newest round, and what it has answered;
+read when it resumes the round."""
 CLIENT_FORMAT_NAME: Final = "format.json"
 """Written by the client when it opens its directory: the format of the files in it, and the version that wrote them."""
 CLIENT_LOCK_NAME: Final = "daemon.lock"

@@ -53,3 +53,7 @@ class PayloadTooLargeError(PayloadError):
 
 def refuse(field: str, reason: str) -> NoReturn:
     raise PayloadError(field, reason)
+
+
+class ProtocolViolationError(FedDBPError):
+    """A party of a secure sum broke the protocol; the message says who and how. Nothing secret is sent after it."""

@@ -23,7 +23,7 @@ from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_common.artifacts import ENDPOINT_NAME
 from feddbp_common.atomic_files import replace_text
 from feddbp_common.errors import ConfigurationError, ExitCode
-from feddbp_common.rpc.credentials import CertificateDirectory, is_loopback
+from feddbp_common.rpc.credentials import CA, CertificateDirectory, is_loopback
 from feddbp_server.config import ListenConfig, ServerConfig
 from feddbp_server.process import settle_heap, tighten
 from feddbp_server.reporting.audit import Audit
@@ -73,6 +73,7 @@ class Server:
             limits=self._limits,
             history=RunHistory(config.listen.state_dir),
             snapshots=self._snapshots(),
+            authority=_authority(config),
         )
         self.engine.event_log.command = EventCommand(command_words(config.operations.on_event))
         self.coordinator = Coordinator(self.engine, self._limits)
@@ -234,6 +235,21 @@ class Server:
         from grpc_reflection.v1alpha import reflection
 
         reflection.enable_server_reflection((FEDERATION, CONTROL, reflection.SERVICE_NAME), self._grpc)
+
+
+def _authority(config: ServerConfig) -> bytes:
+    """The certificate of the authority that clients of a secure sum have theirs from."""
+    certs = config.listen.certs
+    if certs is None or not config.run.privacy.secure_sums:
+        return b""
+    if (certs / f"{CA}.key").exists():
+        log.warning(
+            "%s has the authority's key: who has it can make up clients, and secure sums promise nothing against that; "
+            "keep %s.key on another machine",
+            certs,
+            CA,
+        )
+    return CertificateDirectory(certs).authority()
 
 
 def _identity(listen: ListenConfig) -> Identity:

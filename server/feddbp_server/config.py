@@ -178,6 +178,12 @@ class LimitsConfig(FrozenModel):
         DEFAULT_LIMITS.chunk_wait, gt=timedelta(0), description="longest wait for an upload's next chunk"
     )
 
+    sum_wait: Duration = Field(
+        DEFAULT_LIMITS.sum_wait,
+        gt=timedelta(0),
+        description="longest wait for clients that are silent in a step of a secure sum",
+    )
+
     @model_validator(mode="after")
     def _largest_upload_finds_room(self) -> Self:
         if self.max_bytes_in_flight < self.max_upload_bytes:
@@ -196,6 +202,7 @@ class LimitsConfig(FrozenModel):
             samples=self.max_samples,
             header_wait=self.header_wait,
             chunk_wait=self.chunk_wait,
+            sum_wait=self.sum_wait,
         )
 
 
@@ -213,6 +220,15 @@ class ServerConfig(FrozenModel):
         if self.rounds.min_clients > self.run.clients:
             raise ConfigurationError(
                 f"--min-clients is {self.rounds.min_clients}, but the run has only {self.run.clients} clients"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _sums_have_signatures(self) -> Self:
+        if self.run.privacy.secure_sums and (self.listen.certs is None or self.listen.token_file is not None):
+            raise ConfigurationError(
+                "--secure-sums: clients sign with the keys of their certificates, which tokens do not have; "
+                "give --certs, and no --token-file"
             )
         return self
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import grpc
 
@@ -24,10 +24,10 @@ from feddbp_client.daemon.reply_checks import (
     checking_download,
     decoded,
 )
-from feddbp_common.errors import ExitCode, FedDBPError, PayloadError
+from feddbp_common.errors import ConfigurationError, ExitCode, FedDBPError, PayloadError
 from feddbp_common.fault_injection import fault_point
 from feddbp_common.printable import printable
-from feddbp_common.rpc.credentials import ClientCredentials, client_subject
+from feddbp_common.rpc.credentials import CertificateDirectory, ClientCredentials, client_subject
 from feddbp_common.rpc.diagnosis import find_mistake
 from feddbp_common.rpc.failures import (
     ADMISSION_FEATURE,
@@ -52,6 +52,9 @@ from feddbp_common.wire import (
     decode,
     digest_of,
 )
+
+if TYPE_CHECKING:
+    from feddbp_common.secure_sums.identity import Signer, Verifier
 
 log = logging.getLogger("feddbp.client")
 logging.getLogger("grpc._common").setLevel(logging.CRITICAL)
@@ -168,6 +171,16 @@ class Connection:
     async def close(self) -> None:
         await self._channel.close()
 
+    def sum_party(self) -> tuple[Signer, Verifier]:
+        """What this client signs its messages of a secure sum with, and what it checks those of its peers by."""
+        from feddbp_common.secure_sums.identity import Signer, Verifier  # slow to import, and few runs need it
+
+        if self._credentials.certs is None or self._credentials.token_file is not None:
+            raise ConfigurationError("the run has secure sums, which clients sign with their certificate; give --certs")
+        certs = CertificateDirectory(self._credentials.certs)
+        signer = Signer.load(certs.certificate(self._subject), certs.key(self._subject))
+        return signer, Verifier(certs.authority())
+
     @property
     def server_identity(self) -> str:
         """What a client's directory is bound to."""
@@ -242,6 +255,12 @@ class Connection:
                 call.cancel()  # of a caller that was cancelled: the server holds room for the upload
         check_receipt(decoded("Upload", receipt), round_number, encoded.manifest.sha256)
         return receipt
+
+    async def advance_sum(self, request: pb.AdvanceSumRequest) -> pb.AdvanceSumResponse:
+        """Gives the server a message of a step of a secure sum; the answer may be to call again."""
+        with self._translating_errors():
+            answer = await self._stub.AdvanceSum(request, timeout=self._answer_seconds, metadata=self._metadata)
+        return decoded("AdvanceSum", answer)
 
     async def report(self, request: pb.ReportRequest) -> None:
         with self._translating_errors():

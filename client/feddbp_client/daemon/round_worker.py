@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.daemon.connection import (
@@ -19,7 +19,7 @@ from feddbp_client.daemon.connection import (
     upload_bytes,
 )
 from feddbp_client.daemon.progress_log import progress_logged, results_text
-from feddbp_client.daemon.reply_checks import OutOfBoundsError
+from feddbp_client.daemon.reply_checks import OutOfBoundsError, SkippedSumError
 from feddbp_client.training.checkpoint import ClientDirectory
 from feddbp_client.training.errors import as_training_error
 from feddbp_client.training.setup import LocalClient, restore_checkpoint
@@ -27,7 +27,11 @@ from feddbp_client.training.trainer import OnEpoch, RoundResult
 from feddbp_common.errors import FedDBPError
 from feddbp_common.fault_injection import fault_point
 from feddbp_common.humanize import round_name
+from feddbp_common.methods.sums import without_holders
 from feddbp_common.wire import Encoded, PayloadRules, encode
+
+if TYPE_CHECKING:
+    from feddbp_client.daemon.secure_round import SecureRound, SecureRounds
 
 log = logging.getLogger("feddbp.client")
 
@@ -88,6 +92,12 @@ class RoundWorker:
         self._delivered: Assignment | None = None
         """The last assignment that was reported and uploaded in this session."""
         self._stopped = False
+        self._sums: SecureRounds | None = None
+        """None unless the run has secure sums."""
+        if client.config.privacy.secure_sums:
+            from feddbp_client.daemon.secure_round import SecureRounds  # cryptography is slow to import
+
+            self._sums = SecureRounds(client.client_id, client.run_id, directory=directory.path, connection=connection)
         self._epochs_done = ""
         """Of the training in progress, for the log."""
 
@@ -106,6 +116,8 @@ class RoundWorker:
     def start_session(self, session: str) -> None:
         """Delivers under this session from now on."""
         self._session = session
+        if self._sums is not None:
+            self._sums.start_session(session)
         # The server may have been restored from an older backup: deliver again, which costs a header if it was not.
         self._delivered = None
 
@@ -131,9 +143,12 @@ class RoundWorker:
                 raise
             log.warning("%s: too late: %s", self._name(number), error)
             return
-        self._delivered = assignment
         if completed.metrics is not None and not completed.skipped:
             log.info("%s: %s", self._name(number), results_text(number, completed.metrics))
+        if self._sums is not None and assignment.train and not completed.skipped:
+            async with progress_logged(lambda: f"{self._name(number)}: waiting for the sum"):
+                await self._sums.open(number)
+        self._delivered = assignment
 
     async def _skip(self, completed: CompletedRound) -> None:
         """Tells the server that nothing more is to be expected in this round; the client stays for the next one."""
@@ -182,16 +197,15 @@ class RoundWorker:
             return self._cached
         if self._running is None or self._running[0] != assignment:
             await self._wait_until_idle()
-            config = self.client.config
-            rules = config.method_spec.download_rules(config.settings, config.exchange_shape)
             try:
-                download = await self._download(assignment, rules)
-            except OutOfBoundsError as error:
+                download = await self._download(assignment, self.client.config.download_rules)
+                secure = await self._agree_on_sum(assignment, download)
+            except (OutOfBoundsError, SkippedSumError) as error:
                 self._cached = CompletedRound(
                     round=assignment.round, metrics=None, upload=None, final=assignment.final, skipped=str(error)
                 )
                 return self._cached
-            self._running = (assignment, asyncio.create_task(self._compute(assignment, download)))
+            self._running = (assignment, asyncio.create_task(self._compute(assignment, download, secure)))
         try:
             self._cached = await asyncio.shield(self._running[1])
         except FedDBPError as error:
@@ -207,6 +221,12 @@ class RoundWorker:
         async with progress_logged(lambda: f"{self._name(assignment.round)}: downloading"):
             return await self._connection.download(self._session, assignment.round, rules)
 
+    async def _agree_on_sum(self, assignment: Assignment, download: Download) -> SecureRound | None:
+        if self._sums is None or not assignment.train:
+            return None
+        async with progress_logged(lambda: f"{self._name(assignment.round)}: agreeing on the sum"):
+            return await self._sums.agree(assignment.round, download.encoded.manifest.sha256)
+
     async def _wait_until_idle(self) -> None:
         """Waits for a round in progress that is no longer needed: its thread cannot be cancelled."""
         if self._running is not None:
@@ -216,19 +236,22 @@ class RoundWorker:
                 task.exception()  # retrieved, or asyncio would log it as never retrieved
             self._running = None
 
-    async def _compute(self, assignment: Assignment, download: Download) -> CompletedRound:
+    async def _compute(
+        self, assignment: Assignment, download: Download, secure: SecureRound | None = None
+    ) -> CompletedRound:
         trainer, number = self.client.trainer, assignment.round
+        received = without_holders(download.payload)
         self._epochs_done = ""
         work = "training" if assignment.train else "evaluating"
         async with self._slot, progress_logged(lambda: f"{self._name(number)}: {work}{self._epochs_done}"):
             with as_training_error():
                 if assignment.train:
                     on_epoch = self._progress_reporter(number)
-                    result = await asyncio.to_thread(trainer.train, download.payload, number, on_epoch)
+                    result = await asyncio.to_thread(trainer.train, received, number, on_epoch)
                 else:
-                    result = await asyncio.to_thread(trainer.evaluate, download.payload, number)
+                    result = await asyncio.to_thread(trainer.evaluate, received, number)
         # In threads: the event loop is free at once, and the next client begins to train.
-        completed = await asyncio.to_thread(self._encoded, number, result, download.message_bytes)
+        completed = await asyncio.to_thread(self._encoded, number, result, download, secure)
         completed = replace(completed, final=assignment.final)
         fault_point("client.work.done")
         if not completed.skipped and (assignment.train or assignment.final):
@@ -236,11 +259,18 @@ class RoundWorker:
             fault_point("client.work.saved")
         return completed
 
-    def _encoded(self, number: int, result: RoundResult, bytes_down: int) -> CompletedRound:
+    def _encoded(
+        self, number: int, result: RoundResult, download: Download, secure: SecureRound | None
+    ) -> CompletedRound:
         upload = None
-        result.metrics.bytes_down = bytes_down
+        result.metrics.bytes_down = download.message_bytes
         if result.upload is not None:
-            upload = encode(result.upload, real_type=self.client.config.wire_type)
+            payload = result.upload
+            if self.client.config.sends_terms:
+                payload = self.client.term_of(payload, download.payload)
+            if secure is not None:
+                payload = secure.masked(payload)
+            upload = encode(payload, real_type=self.client.config.wire_type)
             result.metrics.bytes_up = upload_bytes(
                 self._session, number, upload, awaits_admission=self._connection.awaits_admission
             )

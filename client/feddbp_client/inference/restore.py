@@ -15,6 +15,7 @@ from feddbp_client.training.weight_average import averaged_weights
 from feddbp_common.artifacts import CHECKPOINT_NAME
 from feddbp_common.config.run import RunConfig, run_from_proto
 from feddbp_common.errors import ConfigurationError, FedDBPError, refuse
+from feddbp_common.methods.sums import without_holders
 from feddbp_common.wire import Payload, check_manifest, check_values, decode, digest_of
 
 _CLIENT_DIRECTORIES: Final = ("client-*", "*/client-*", "clients/*/client-*")
@@ -65,13 +66,13 @@ def _received(checkpoint: Checkpoint, config: RunConfig) -> Payload:
     if received is None:
         return Payload()
     manifest, body = received.manifest, received.body()
-    rules = config.method_spec.download_rules(config.settings, config.exchange_shape)
+    rules = config.download_rules
     check_manifest(manifest, rules, max_bytes=len(body))
     if digest_of(manifest, [body]) != manifest.sha256:
         refuse("sha256", "does not match the stored bytes")
     payload = decode(manifest, body)
     check_values(payload, rules)
-    return payload
+    return without_holders(payload)
 
 
 def _in_directory(directory: Path) -> Path:

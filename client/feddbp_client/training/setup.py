@@ -37,8 +37,10 @@ from feddbp_common.config.run import RunConfig, run_to_proto
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.humanize import round_name
 from feddbp_common.label_counts import declared_counts
+from feddbp_common.methods.sums import shared_classes, term_of
 from feddbp_common.seeding import derive_seed
 from feddbp_common.version import VERSION
+from feddbp_common.wire import Payload
 
 log = logging.getLogger("feddbp.client")
 
@@ -81,6 +83,19 @@ class LocalClient:
             label_counts=declared_counts(self.data.label_counts, self.config.privacy).tolist(),
             test_samples=len(self.data.test),
             image_shape=self.data.image_shape,
+        )
+
+    def term_of(self, upload: Payload, received: Payload) -> Payload:
+        """What the client sends where uploads are only summed."""
+        config = self.config
+        weights, expansion = config.method_spec.sum_weights(config.settings), config.method_spec.expansion
+        assert weights is not None  # checked with the configuration
+        return term_of(
+            upload if expansion is None else expansion.apply(upload),
+            weights,
+            shape=config.exchange_shape,
+            samples=int(self.data.label_counts.sum()),
+            shared=shared_classes(received, config.classes),
         )
 
     def capabilities(self) -> pb.Capabilities:

@@ -51,6 +51,10 @@ class AggregationConfig(FrozenModel):
         description="rule by which uploads are combined; all but mean bound what a few false uploads can do",
         json_schema_extra={"flag": "--aggregation"},
     )
+    sums: Literal["float", "fixed"] = Field(
+        "float",
+        description="how uploads are added up: fixed has clients send their terms in fixed point, as secure_sums does",
+    )
     trim: float = Field(
         0.1, gt=0, lt=0.5, description="share left out at either end by trimmed_mean, at least one of three"
     )
@@ -83,7 +87,9 @@ class PrivacyConfig(FrozenModel):
         "server",
         description="who fuses a client's own prototypes with the global ones; clients that do send no Fisher scores",
     )
-    secure_sums: bool = Field(False, description="the server sees only sums over clients", json_schema_extra=_PLANNED)
+    secure_sums: bool = Field(
+        False, description="the server sees nothing of uploads but their sum over clients; needs certificates"
+    )
     noise_multiplier: float = Field(
         0.0, ge=0, description="Gaussian noise on uploads, as a multiple of clip_bound", json_schema_extra=_PLANNED
     )
@@ -103,7 +109,7 @@ class PrivacyConfig(FrozenModel):
     @property
     def has_exact_counts(self) -> bool:
         """Whether clients declare their true number of samples of each class when they join."""
-        return self.counts == "exact"
+        return self.counts == "exact" and not self.secure_sums
 
 
 class GuideConfig(FrozenModel):

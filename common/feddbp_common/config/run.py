@@ -18,11 +18,13 @@ from feddbp_common.config.identity import added_in, canonical
 from feddbp_common.config.privacy_preset import check_preset, unfold_preset
 from feddbp_common.config.protobuf import to_message, values_in
 from feddbp_common.config.references import MARK
+from feddbp_common.config.sum_checks import check_sums
 from feddbp_common.config.training import TrainingConfig
 from feddbp_common.config.types import UINT32_MAX, FrozenModel
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.methods import ExchangeShape, Method, MethodSettings, method_named, split_preset
-from feddbp_common.wire import WireType
+from feddbp_common.methods.sums import sum_rules, with_holders
+from feddbp_common.wire import PayloadRules, WireType
 
 MAX_CLIENTS: Final = 100_000
 _LONGEST_FAULT: Final = 500
@@ -161,6 +163,12 @@ class RunConfig(FrozenModel):
         return self
 
     @model_validator(mode="after")
+    def _sums_suffice(self) -> Self:
+        if self.sends_terms:
+            check_sums(self)
+        return self
+
+    @model_validator(mode="after")
     def _uploads_suffice_without_exchange(self) -> Self:
         if self.finetune_rounds >= self.rounds and self.finetune_rounds:
             raise ConfigurationError(f"finetune_rounds is {self.finetune_rounds}, but the run has {self.rounds} rounds")
@@ -252,6 +260,32 @@ class RunConfig(FrozenModel):
             guide=self.guide.network,
             fusion_at_client=self.privacy.fusion == "client",
         )
+
+    @property
+    def sends_terms(self) -> bool:
+        """Whether clients upload the terms of a sum in fixed point, instead of what their method uploads."""
+        return self.privacy.secure_sums or self.aggregation.sums == "fixed"
+
+    @property
+    def upload_rules(self) -> PayloadRules:
+        """Rules for what clients of the run upload."""
+        return sum_rules(self.expanded_rules, self.exchange_shape) if self.sends_terms else self._method_rules
+
+    @property
+    def expanded_rules(self) -> PayloadRules:
+        """Rules for the values that are averaged."""
+        expansion = self.method_spec.expansion
+        return self._method_rules if expansion is None else expansion.rules(self.settings, self.exchange_shape)
+
+    @property
+    def _method_rules(self) -> PayloadRules:
+        return self.method_spec.upload_rules(self.settings, self.exchange_shape)
+
+    @property
+    def download_rules(self) -> PayloadRules:
+        """Rules for what clients of the run receive."""
+        rules = self.method_spec.download_rules(self.settings, self.exchange_shape)
+        return with_holders(rules, self.exchange_shape) if self.sends_terms else rules
 
     def architecture_of(self, client_id: int) -> str:
         """The client's architecture unless it brings its own: that of its model group, or the one common to all."""

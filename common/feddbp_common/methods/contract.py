@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from pydantic import Field
 
 from feddbp_common.config.types import FrozenModel
-from feddbp_common.wire import PayloadRules
+from feddbp_common.wire import Payload, PayloadRules
 
 if TYPE_CHECKING:
     from feddbp_common.methods.payload_size import PayloadSize
@@ -74,6 +74,29 @@ def _no_history(_: MethodSettings) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SumWeights:
+    """How a client counts where the server needs nothing but sums over clients: once, or by its samples."""
+
+    prototypes_by_samples: bool = False
+    """By the samples of each class, else once for each class that it has."""
+    tensors_by_samples: bool = False
+    """By all of its samples."""
+
+
+def _more_than_sums(_: MethodSettings) -> SumWeights | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """Of compressed uploads: the values that are averaged."""
+
+    apply: Callable[[Payload], Payload]
+    rules: Rules
+    """For what `apply` gives."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Preset:
     """A named set of settings."""
 
@@ -110,6 +133,10 @@ class Method:
     """Given the settings: whether the server's state depends on rounds before the last, and not on uploads alone."""
     aggregation_rules: Callable[[Any], tuple[str, ...]] = _clipping_rules
     """Given the settings: the rules of aggregation that make sense for this method."""
+    sum_weights: Callable[[Any], SumWeights | None] = _more_than_sums
+    """Given the settings: how clients count in sums, if sums are all that the server needs; None if it needs more."""
+    expansion: Expansion | None = None
+    """None if uploads are averaged as they are."""
     presets: Mapping[str, Preset] = field(default_factory=dict)
     """By name; a run's method may be given as `NAME:PRESET`."""
 

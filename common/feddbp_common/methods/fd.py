@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from feddbp_common.methods.contract import ALL_RULES, CollectingSettings, ExchangeShape, Method
+from feddbp_common.methods.contract import ALL_RULES, CollectingSettings, ExchangeShape, Method, SumWeights
 from feddbp_common.methods.payload_size import REAL_BYTES, ImageShape, PayloadSize
 from feddbp_common.wire import PayloadRules, PrototypeRule
 
@@ -52,6 +52,7 @@ FD = Method(
     strategy="feddbp_server.strategies.fd:FDStrategy",
     trainer="feddbp_client.methods.fd:FD",
     aggregation_rules=lambda settings: ("mean",) if settings.leave_one_out else ALL_RULES,
+    sum_weights=lambda settings: None if settings.leave_one_out else SumWeights(),
     up=PayloadSize(content="mean logits", formula="4mC", size=_logit_bytes),
     down=PayloadSize(content="mean logits", formula="4CC", size=_logit_bytes),
 )

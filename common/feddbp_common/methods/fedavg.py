@@ -6,7 +6,7 @@ from typing import Final
 
 from pydantic import Field
 
-from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings, all_rules
+from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings, SumWeights, all_rules
 from feddbp_common.methods.guide_network import guide_bytes, guide_rules
 from feddbp_common.methods.payload_size import ImageShape, PayloadSize
 from feddbp_common.wire import PayloadRules
@@ -43,6 +43,7 @@ FEDAVG = Method(
     strategy="feddbp_server.strategies.fedavg:FedAvgStrategy",
     trainer="feddbp_client.methods.fedavg:FedAvg",
     aggregation_rules=all_rules,
+    sum_weights=lambda settings: SumWeights(tensors_by_samples=settings.weighted),
     up=_PAYLOAD_SIZE,
     down=_PAYLOAD_SIZE,
     common_architecture=True,

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from feddbp_common.config.identity import added_in
 from feddbp_common.errors import ConfigurationError
-from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings, Preset, all_rules
+from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings, Preset, SumWeights, all_rules
 from feddbp_common.methods.guide_network import guide_bytes, guide_rules
 from feddbp_common.methods.payload_size import ImageShape, PayloadSize, prototype_rows
 from feddbp_common.wire import PayloadRules, PrototypeRule
@@ -171,6 +171,7 @@ FEDDBP = Method(
     ),
     down=PayloadSize(content="prototypes", formula="4Cd", size=_download_bytes),
     fuses=True,
+    sum_weights=lambda _: SumWeights(tensors_by_samples=True),
     presets={
         "gentle": Preset(
             settings={"lambda_2": 1.0, "lambda_3": 0.1},

@@ -7,11 +7,12 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings, all_rules
+from feddbp_common.methods.contract import ExchangeShape, Expansion, Method, MethodSettings, SumWeights, all_rules
 from feddbp_common.methods.payload_size import ImageShape, PayloadSize
 from feddbp_common.methods.small_model import small_model_bytes, small_model_rules
-from feddbp_common.wire import Dim, PayloadRules, TensorRule, WireType
-from feddbp_common.wire.svd import compressed_rules
+from feddbp_common.wire import Dim, Payload, PayloadRules, TensorRule, WireType
+from feddbp_common.wire.payload import AnyArray
+from feddbp_common.wire.svd import compressed_rules, decompress
 
 ROUND: Final = "round"
 """With `target = update`: number of completed rounds of the shared model that the payload starts from or leads to."""
@@ -66,6 +67,21 @@ def _download_rules(settings: FedKDSettings, shape: ExchangeShape) -> PayloadRul
     return PayloadRules(tensors=(_round(required=False), *either_form, *totals))
 
 
+def expanded(payload: Payload) -> Payload:
+    """An upload with its matrices multiplied out."""
+    kept = {name: tensor for name, tensor in payload.tensors.items() if name == ROUND}
+    return Payload(tensors={**kept, **decompress(weights_of(payload))})
+
+
+def weights_of(payload: Payload) -> dict[str, AnyArray]:
+    """The network in a payload, compressed or not."""
+    return {name: tensor for name, tensor in payload.tensors.items() if name != ROUND}
+
+
+def _expanded_rules(_: FedKDSettings, shape: ExchangeShape) -> PayloadRules:
+    return PayloadRules(tensors=_mentee(shape))
+
+
 def _dense_bytes(_: FedKDSettings, shape: ExchangeShape, image: ImageShape) -> int:
     return small_model_bytes(image, feature_dim=shape.feature_dim, classes=shape.classes)
 
@@ -84,6 +100,8 @@ FEDKD = Method(
     strategy="feddbp_server.strategies.fedkd:FedKDStrategy",
     trainer="feddbp_client.methods.fedkd:FedKD",
     aggregation_rules=all_rules,
+    sum_weights=lambda settings: SumWeights() if settings.target == "params" else None,
+    expansion=Expansion(expanded, _expanded_rules),
     has_history=lambda settings: settings.target == "update",
     up=_PAYLOAD_SIZE,
     down=_PAYLOAD_SIZE,

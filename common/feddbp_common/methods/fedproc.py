@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from feddbp_common.methods.contract import CollectingSettings, ExchangeShape, Method, all_rules
+from feddbp_common.methods.contract import CollectingSettings, ExchangeShape, Method, SumWeights, all_rules
 from feddbp_common.methods.fedproto import prototypes_down
 from feddbp_common.methods.payload_size import GLOBAL_PROTOTYPES, REAL_BYTES, PayloadSize, prototype_rows
 from feddbp_common.wire import PayloadRules, PrototypeRule
@@ -41,6 +41,7 @@ FEDPROC = Method(
     strategy="feddbp_server.strategies.fedproc:FedProcStrategy",
     trainer="feddbp_client.methods.fedproc:FedProc",
     aggregation_rules=all_rules,
+    sum_weights=lambda settings: SumWeights(prototypes_by_samples=settings.weighted),
     up=PayloadSize(
         content="prototypes and sample counts",
         formula="m(4d + 4)",

@@ -6,7 +6,14 @@ from typing import Literal
 
 from pydantic import Field
 
-from feddbp_common.methods.contract import CollectingSettings, ExchangeShape, Method, MethodSettings, all_rules
+from feddbp_common.methods.contract import (
+    CollectingSettings,
+    ExchangeShape,
+    Method,
+    MethodSettings,
+    SumWeights,
+    all_rules,
+)
 from feddbp_common.methods.payload_size import GLOBAL_PROTOTYPES, LOCAL_PROTOTYPES
 from feddbp_common.wire import PayloadRules, PrototypeRule
 
@@ -50,6 +57,7 @@ FEDPROTO = Method(
     strategy="feddbp_server.strategies.fedproto:FedProtoStrategy",
     trainer="feddbp_client.methods.fedproto:FedProto",
     aggregation_rules=all_rules,
+    sum_weights=lambda _: SumWeights(),
     up=LOCAL_PROTOTYPES,
     down=GLOBAL_PROTOTYPES,
 )

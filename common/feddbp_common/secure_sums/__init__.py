@@ -9,3 +9,11 @@ sends the same bytes after a restart. `client` and `server` have the steps in th
     survivors  every client signs the set of those whose vector arrived
     reveal     every client gives a share of each survivor's own mask, and of the pair masks of those who were lost
 """
+
+from __future__ import annotations
+
+from typing import Final
+
+MIN_CLIENTS: Final = 5
+MAX_CLIENTS: Final = 128
+"""Clients of one sum: fewer would tell too much of each, more would take too long to exchange shares."""

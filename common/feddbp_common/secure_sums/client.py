@@ -9,10 +9,12 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
+from feddbp_common.errors import ProtocolViolationError
 from feddbp_common.secure_sums import shamir
-from feddbp_common.secure_sums.derivation import Attempt, KeyStream, derive_key, digest
+from feddbp_common.secure_sums.derivation import KeyStream, derive_key
+from feddbp_common.secure_sums.digests import Attempt, digest
 from feddbp_common.secure_sums.fixed_point import Words
-from feddbp_common.secure_sums.identity import ProtocolViolationError, Signer, Verifier, check_signature
+from feddbp_common.secure_sums.identity import Signer, Verifier, check_signature
 from feddbp_common.secure_sums.messages import Advertisement, Reveal, Roster
 
 _NONCE: Final = bytes(12)
@@ -66,11 +68,16 @@ class SumClient:
             if peer != self._id
         }
 
+    def check_received(self, roster: Roster, received: Mapping[int, bytes]) -> None:
+        """Raises unless enough peers have given shares, and all of them can be opened."""
+        self._sharing(roster, received)
+        self._opened(roster, received)
+
     def masked(self, vector: Words, roster: Roster, received: Mapping[int, bytes]) -> Words:
         """The vector under this client's masks, once enough peers have given their shares."""
+        self.check_received(roster, received)
         sharing = self._sharing(roster, received)
         bound_to = roster.masked_digest(sharing)
-        self._opened(roster, received)  # a share that cannot be opened is noticed before anything depends on it
         total = vector + own_mask(self._seed, bound_to, len(vector))
         for peer in sharing - {self._id}:
             mask = pair_mask(self._mask_key, self._id, peer, roster, bound_to, len(vector))

@@ -1,10 +1,7 @@
-"""Keys, streams and digests, each bound to its purpose and to the attempt it belongs to."""
+"""Keys and streams, each bound to its purpose and to the attempt it belongs to."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -13,26 +10,17 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from feddbp_common.secure_sums.digests import DOMAIN, digest
 from feddbp_common.secure_sums.fixed_point import Words
 
-_DOMAIN: Final = b"feddbp secure sums 1"
 _KEY_BYTES: Final = 32
 _STREAM_NONCE: Final = bytes(16)
 """Every key expands into one stream only, so the nonce is fixed."""
 
 
-def digest(purpose: str, *parts: bytes | int | str) -> bytes:
-    """A hash of the parts, each with its length, so that no two lists of parts give the same input."""
-    state = hashlib.sha256(_DOMAIN)
-    for part in (purpose, *parts):
-        data = part if isinstance(part, bytes) else str(part).encode()
-        state.update(len(data).to_bytes(8, "little") + data)
-    return state.digest()
-
-
 def derive_key(secret: bytes, purpose: str, *context: bytes | int | str) -> bytes:
     """A key of 32 bytes for one purpose."""
-    return HKDF(algorithm=SHA256(), length=_KEY_BYTES, salt=_DOMAIN, info=digest(purpose, *context)).derive(secret)
+    return HKDF(algorithm=SHA256(), length=_KEY_BYTES, salt=DOMAIN, info=digest(purpose, *context)).derive(secret)
 
 
 class KeyStream:
@@ -55,23 +43,3 @@ class KeyStream:
         while (drawn := int.from_bytes(self.read(size), "big") >> excess) >= bound:
             pass
         return drawn
-
-
-@dataclass(frozen=True, kw_only=True)
-class Attempt:
-    """What a sum is bound to. Clients that differ in any of it have masks that do not cancel."""
-
-    run_id: str
-    round: int
-    number: int
-    """From 0; a round whose sum failed is attempted again, with fresh keys."""
-    state_sha256: bytes
-    """Of the global state that the client trained with."""
-
-    @property
-    def digest(self) -> bytes:
-        return digest("attempt", self.run_id, self.round, self.number, self.state_sha256)
-
-
-def digest_of_ids(purpose: str, context: bytes, ids: Iterable[int]) -> bytes:
-    return digest(purpose, context, *sorted(ids))

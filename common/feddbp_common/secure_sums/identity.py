@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Final
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -12,14 +13,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from feddbp_common.errors import ConfigurationError, FedDBPError
+from feddbp_common.errors import ConfigurationError, ProtocolViolationError
 from feddbp_common.rpc.credentials import client_subject
 
-_SIGNATURE = ec.ECDSA(hashes.SHA256())
-
-
-class ProtocolViolationError(FedDBPError):
-    """Another party broke the protocol; the message says who and how. Nothing secret is sent after it."""
+_SIGNATURE: Final = ec.ECDSA(hashes.SHA256(), deterministic_signing=True)
+"""A client that was killed signs with the same bytes again."""
 
 
 @dataclass(frozen=True)

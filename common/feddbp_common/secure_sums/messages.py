@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from feddbp_common.secure_sums.derivation import Attempt, digest, digest_of_ids
-from feddbp_common.secure_sums.identity import ProtocolViolationError, Verifier, check_signature
-
-MIN_CLIENTS: Final = 5
-MAX_CLIENTS: Final = 128
+from feddbp_common.errors import ProtocolViolationError
+from feddbp_common.secure_sums import MAX_CLIENTS, MIN_CLIENTS
+from feddbp_common.secure_sums.digests import Attempt, digest, digest_of_ids
+from feddbp_common.secure_sums.identity import Verifier, check_signature
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from feddbp_common.errors import ProtocolViolationError
 from feddbp_common.secure_sums import shamir
 from feddbp_common.secure_sums.client import own_mask, pair_mask, public_key
-from feddbp_common.secure_sums.derivation import digest
+from feddbp_common.secure_sums.digests import digest
 from feddbp_common.secure_sums.fixed_point import Words
-from feddbp_common.secure_sums.identity import ProtocolViolationError
 from feddbp_common.secure_sums.messages import Reveal, Roster
 
 

@@ -36,6 +36,7 @@ class WireType(Enum):
     BFLOAT16 = "bfloat16"
     INT32 = "int32"
     UINT16 = "uint16"
+    UINT64 = "uint64"
 
     @property
     def item_bytes(self) -> int:
@@ -55,6 +56,7 @@ _STORAGE: Final[dict[WireType, np.dtype[np.generic]]] = {
     WireType.BFLOAT16: np.dtype("<u2"),  # numpy has no bfloat16: its bits are kept as integers
     WireType.INT32: np.dtype("<i4"),
     WireType.UINT16: np.dtype("<u2"),
+    WireType.UINT64: np.dtype("<u8"),
 }
 _TO_PROTO: Final[dict[WireType, pb.DType.ValueType]] = {
     WireType.FLOAT32: pb.DTYPE_FLOAT32,
@@ -62,6 +64,7 @@ _TO_PROTO: Final[dict[WireType, pb.DType.ValueType]] = {
     WireType.BFLOAT16: pb.DTYPE_BFLOAT16,
     WireType.INT32: pb.DTYPE_INT32,
     WireType.UINT16: pb.DTYPE_UINT16,
+    WireType.UINT64: pb.DTYPE_UINT64,
 }
 _FROM_PROTO: Final = {number: wire_type for wire_type, number in _TO_PROTO.items()}
 _FLOAT16_OVERFLOW: Final = 65_520.0
@@ -185,7 +188,7 @@ def _named(tensor: pb.Tensor, name: str) -> pb.Tensor:
 def _to_wire(name: str, array: AnyArray, real_type: WireType) -> tuple[WireType, AnyArray]:
     if array.dtype == np.float32:
         return real_type, np.ascontiguousarray(_WRITERS[real_type](name, array))
-    for wire_type in (WireType.INT32, WireType.UINT16):
+    for wire_type in (WireType.INT32, WireType.UINT16, WireType.UINT64):
         if array.dtype == _STORAGE[wire_type]:
             return wire_type, np.ascontiguousarray(array)
     raise PayloadError(name, f"cannot send an array of {array.dtype}")

@@ -104,6 +104,8 @@ class _DTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DType.ValueType
     """Signed 32-bit integer."""
     DTYPE_UINT16: _DType.ValueType  # 5
     """Unsigned 16-bit integer."""
+    DTYPE_UINT64: _DType.ValueType  # 6
+    """Unsigned 64-bit integer; only in terms of sums over clients."""
 
 class DType(_DType, metaclass=_DTypeEnumTypeWrapper):
     """------------------------------------------------------------------------------------------------------------- payloads
@@ -123,6 +125,8 @@ DTYPE_INT32: DType.ValueType  # 4
 """Signed 32-bit integer."""
 DTYPE_UINT16: DType.ValueType  # 5
 """Unsigned 16-bit integer."""
+DTYPE_UINT64: DType.ValueType  # 6
+"""Unsigned 64-bit integer; only in terms of sums over clients."""
 Global___DType: _TypeAlias = DType  # noqa: Y015
 
 class _Phase:
@@ -1319,6 +1323,450 @@ class UploadReceipt(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UploadReceipt: _TypeAlias = UploadReceipt  # noqa: Y015
+
+@_typing.final
+class AdvanceSumRequest(_message.Message):
+    """---------------------------------------------------------------------------------------------------------- secure sums
+
+    Steps of a client: keys -> shares -> (train, Upload) -> uploaded -> signature -> reveal. Bonawitz et al. (2017).
+
+    A message of one step.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    SHARES_FIELD_NUMBER: _builtins.int
+    UPLOADED_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    REVEAL_FIELD_NUMBER: _builtins.int
+    session: _builtins.str
+    """Session token of the caller."""
+    round: _builtins.int
+    """The round of the sum."""
+    signature: _builtins.bytes
+    """The caller's signature of the survivors; answered by the signatures of all."""
+    @_builtins.property
+    def keys(self) -> Global___SumKeys:
+        """The caller's public keys; answered by the roster."""
+
+    @_builtins.property
+    def shares(self) -> Global___SumShares:
+        """The caller's shares for each peer; answered by the shares that the peers have for the caller."""
+
+    @_builtins.property
+    def uploaded(self) -> Global___SumUploaded:
+        """The caller has uploaded; answered by the survivors."""
+
+    @_builtins.property
+    def reveal(self) -> Global___SumReveal:
+        """The caller's shares of its peers' secrets; answered by `over`."""
+
+    def __init__(
+        self,
+        *,
+        session: _builtins.str = ...,
+        round: _builtins.int = ...,
+        keys: Global___SumKeys | None = ...,
+        shares: Global___SumShares | None = ...,
+        uploaded: Global___SumUploaded | None = ...,
+        signature: _builtins.bytes = ...,
+        reveal: Global___SumReveal | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "reveal", b"reveal", "shares", b"shares", "signature", b"signature", "step", b"step", "uploaded", b"uploaded"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "reveal", b"reveal", "round", b"round", "session", b"session", "shares", b"shares", "signature", b"signature", "step", b"step", "uploaded", b"uploaded"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_step: _TypeAlias = _typing.Literal["keys", "shares", "uploaded", "signature", "reveal"]  # noqa: Y015
+    _WhichOneofArgType_step: _TypeAlias = _typing.Literal["step", b"step"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_step) -> _WhichOneofReturnType_step | None: ...
+
+Global___AdvanceSumRequest: _TypeAlias = AdvanceSumRequest  # noqa: Y015
+
+@_typing.final
+class AdvanceSumResponse(_message.Message):
+    """What a step gave."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PENDING_FIELD_NUMBER: _builtins.int
+    ROSTER_FIELD_NUMBER: _builtins.int
+    SHARES_FIELD_NUMBER: _builtins.int
+    SURVIVORS_FIELD_NUMBER: _builtins.int
+    SIGNATURES_FIELD_NUMBER: _builtins.int
+    OVER_FIELD_NUMBER: _builtins.int
+    EXCLUDED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def pending(self) -> Global___SumPending:
+        """The step is not over yet: call again."""
+
+    @_builtins.property
+    def roster(self) -> Global___SumRoster:
+        """The keys of all clients in the sum."""
+
+    @_builtins.property
+    def shares(self) -> Global___SumShares:
+        """Shares for the caller, by the client they are from."""
+
+    @_builtins.property
+    def survivors(self) -> Global___SumSurvivors:
+        """The clients whose upload arrived."""
+
+    @_builtins.property
+    def signatures(self) -> Global___SumSignatures:
+        """Signatures of the survivors."""
+
+    @_builtins.property
+    def over(self) -> Global___SumOver:
+        """Nothing more is needed of the caller."""
+
+    @_builtins.property
+    def excluded(self) -> Global___SumExcluded:
+        """The sum goes on without the caller."""
+
+    def __init__(
+        self,
+        *,
+        pending: Global___SumPending | None = ...,
+        roster: Global___SumRoster | None = ...,
+        shares: Global___SumShares | None = ...,
+        survivors: Global___SumSurvivors | None = ...,
+        signatures: Global___SumSignatures | None = ...,
+        over: Global___SumOver | None = ...,
+        excluded: Global___SumExcluded | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "excluded", b"excluded", "over", b"over", "pending", b"pending", "roster", b"roster", "shares", b"shares", "signatures", b"signatures", "survivors", b"survivors"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "excluded", b"excluded", "over", b"over", "pending", b"pending", "roster", b"roster", "shares", b"shares", "signatures", b"signatures", "survivors", b"survivors"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_answer: _TypeAlias = _typing.Literal["pending", "roster", "shares", "survivors", "signatures", "over", "excluded"]  # noqa: Y015
+    _WhichOneofArgType_answer: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_answer) -> _WhichOneofReturnType_answer | None: ...
+
+Global___AdvanceSumResponse: _TypeAlias = AdvanceSumResponse  # noqa: Y015
+
+@_typing.final
+class SumKeys(_message.Message):
+    """A client's fresh public keys, signed with the key of its certificate."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    SHARE_KEY_FIELD_NUMBER: _builtins.int
+    MASK_KEY_FIELD_NUMBER: _builtins.int
+    SEED_DIGEST_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.int
+    """The client."""
+    share_key: _builtins.bytes
+    """X25519 key to which peers encrypt shares."""
+    mask_key: _builtins.bytes
+    """X25519 key that gives the mask of each pair."""
+    seed_digest: _builtins.bytes
+    """Commits to the seed of the client's own mask."""
+    certificate: _builtins.bytes
+    """The client's certificate, PEM."""
+    signature: _builtins.bytes
+    """Over the keys, the run, the round and the digest of the state that the client received."""
+    def __init__(
+        self,
+        *,
+        client_id: _builtins.int = ...,
+        share_key: _builtins.bytes = ...,
+        mask_key: _builtins.bytes = ...,
+        seed_digest: _builtins.bytes = ...,
+        certificate: _builtins.bytes = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "client_id", b"client_id", "mask_key", b"mask_key", "seed_digest", b"seed_digest", "share_key", b"share_key", "signature", b"signature"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SumKeys: _TypeAlias = SumKeys  # noqa: Y015
+
+@_typing.final
+class SumRoster(_message.Message):
+    """The clients of a sum."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEYS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___SumKeys]:
+        """Their keys, by client id."""
+
+    def __init__(
+        self,
+        *,
+        keys: _abc.Iterable[Global___SumKeys] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SumRoster: _TypeAlias = SumRoster  # noqa: Y015
+
+@_typing.final
+class SumShares(_message.Message):
+    """Encrypted shares."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ByClientEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.bytes
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.bytes = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    BY_CLIENT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def by_client(self) -> _containers.ScalarMap[_builtins.int, _builtins.bytes]:
+        """By the client id of the receiver in a request, of the sender in an answer."""
+
+    def __init__(
+        self,
+        *,
+        by_client: _abc.Mapping[_builtins.int, _builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_client", b"by_client"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SumShares: _TypeAlias = SumShares  # noqa: Y015
+
+@_typing.final
+class SumUploaded(_message.Message):
+    """The caller has uploaded its masked term."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SumUploaded: _TypeAlias = SumUploaded  # noqa: Y015
+
+@_typing.final
+class SumPending(_message.Message):
+    """The step is not over yet."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SumPending: _TypeAlias = SumPending  # noqa: Y015
+
+@_typing.final
+class SumSurvivors(_message.Message):
+    """The clients whose masked terms are summed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def client_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Client ids, ascending."""
+
+    def __init__(
+        self,
+        *,
+        client_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_ids", b"client_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SumSurvivors: _TypeAlias = SumSurvivors  # noqa: Y015
+
+@_typing.final
+class SumSignatures(_message.Message):
+    """Signatures of the survivors."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ByClientEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.bytes
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.bytes = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    BY_CLIENT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def by_client(self) -> _containers.ScalarMap[_builtins.int, _builtins.bytes]:
+        """By client id."""
+
+    def __init__(
+        self,
+        *,
+        by_client: _abc.Mapping[_builtins.int, _builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_client", b"by_client"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SumSignatures: _TypeAlias = SumSignatures  # noqa: Y015
+
+@_typing.final
+class SumReveal(_message.Message):
+    """A client's shares of its peers' secrets; never both of one peer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class SeedsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.bytes
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.bytes = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class MaskKeysEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.bytes
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.bytes = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    SEEDS_FIELD_NUMBER: _builtins.int
+    MASK_KEYS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def seeds(self) -> _containers.ScalarMap[_builtins.int, _builtins.bytes]:
+        """Shares of the seeds of survivors, by client id."""
+
+    @_builtins.property
+    def mask_keys(self) -> _containers.ScalarMap[_builtins.int, _builtins.bytes]:
+        """Shares of the mask keys of clients that were lost, by client id."""
+
+    def __init__(
+        self,
+        *,
+        seeds: _abc.Mapping[_builtins.int, _builtins.bytes] | None = ...,
+        mask_keys: _abc.Mapping[_builtins.int, _builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mask_keys", b"mask_keys", "seeds", b"seeds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SumReveal: _TypeAlias = SumReveal  # noqa: Y015
+
+@_typing.final
+class SumOver(_message.Message):
+    """Nothing more is needed of the caller."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SumOver: _TypeAlias = SumOver  # noqa: Y015
+
+@_typing.final
+class SumExcluded(_message.Message):
+    """The sum goes on without the caller."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    """Why."""
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SumExcluded: _TypeAlias = SumExcluded  # noqa: Y015
 
 @_typing.final
 class ReportRequest(_message.Message):

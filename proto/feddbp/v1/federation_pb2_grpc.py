@@ -60,6 +60,11 @@ class FederationStub:
                 request_serializer=feddbp_dot_v1_dot_federation__pb2.UploadPart.SerializeToString,
                 response_deserializer=feddbp_dot_v1_dot_federation__pb2.UploadReceipt.FromString,
                 _registered_method=True)
+        self.AdvanceSum = channel.unary_unary(
+                '/feddbp.v1.Federation/AdvanceSum',
+                request_serializer=feddbp_dot_v1_dot_federation__pb2.AdvanceSumRequest.SerializeToString,
+                response_deserializer=feddbp_dot_v1_dot_federation__pb2.AdvanceSumResponse.FromString,
+                _registered_method=True)
         self.Report = channel.unary_unary(
                 '/feddbp.v1.Federation/Report',
                 request_serializer=feddbp_dot_v1_dot_federation__pb2.ReportRequest.SerializeToString,
@@ -115,6 +120,14 @@ class FederationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AdvanceSum(self, request, context):
+        """Takes the caller's message of one step of a round's secure sum, and answers with what all of them gave, once the
+        step is over. Only in runs with secure sums. Idempotent: the same message gets the same answer again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Report(self, request, context):
         """Reports evaluation results, progress, or a failure with its cause.
         """
@@ -156,6 +169,11 @@ def add_FederationServicer_to_server(servicer, server):
                     servicer.Upload,
                     request_deserializer=feddbp_dot_v1_dot_federation__pb2.UploadPart.FromString,
                     response_serializer=feddbp_dot_v1_dot_federation__pb2.UploadReceipt.SerializeToString,
+            ),
+            'AdvanceSum': grpc.unary_unary_rpc_method_handler(
+                    servicer.AdvanceSum,
+                    request_deserializer=feddbp_dot_v1_dot_federation__pb2.AdvanceSumRequest.FromString,
+                    response_serializer=feddbp_dot_v1_dot_federation__pb2.AdvanceSumResponse.SerializeToString,
             ),
             'Report': grpc.unary_unary_rpc_method_handler(
                     servicer.Report,
@@ -304,6 +322,33 @@ class Federation:
             '/feddbp.v1.Federation/Upload',
             feddbp_dot_v1_dot_federation__pb2.UploadPart.SerializeToString,
             feddbp_dot_v1_dot_federation__pb2.UploadReceipt.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AdvanceSum(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/feddbp.v1.Federation/AdvanceSum',
+            feddbp_dot_v1_dot_federation__pb2.AdvanceSumRequest.SerializeToString,
+            feddbp_dot_v1_dot_federation__pb2.AdvanceSumResponse.FromString,
             options,
             channel_credentials,
             insecure,

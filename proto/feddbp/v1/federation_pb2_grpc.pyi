@@ -63,6 +63,10 @@ class FederationStub:
     """Uploads the client's result of a round. The receipt is sent once the upload is durable. Idempotent: the same upload
     gets the same receipt again.
     """
+    AdvanceSum: _grpc.UnaryUnaryMultiCallable[_federation_pb2.AdvanceSumRequest, _federation_pb2.AdvanceSumResponse]
+    """Takes the caller's message of one step of a round's secure sum, and answers with what all of them gave, once the
+    step is over. Only in runs with secure sums. Idempotent: the same message gets the same answer again.
+    """
     Report: _grpc.UnaryUnaryMultiCallable[_federation_pb2.ReportRequest, _federation_pb2.ReportResponse]
     """Reports evaluation results, progress, or a failure with its cause."""
     Leave: _grpc.UnaryUnaryMultiCallable[_federation_pb2.LeaveRequest, _federation_pb2.LeaveResponse]
@@ -90,6 +94,10 @@ class FederationAsyncStub(FederationStub):
     Upload: _aio.StreamUnaryMultiCallable[_federation_pb2.UploadPart, _federation_pb2.UploadReceipt]  # type: ignore[assignment]
     """Uploads the client's result of a round. The receipt is sent once the upload is durable. Idempotent: the same upload
     gets the same receipt again.
+    """
+    AdvanceSum: _aio.UnaryUnaryMultiCallable[_federation_pb2.AdvanceSumRequest, _federation_pb2.AdvanceSumResponse]  # type: ignore[assignment]
+    """Takes the caller's message of one step of a round's secure sum, and answers with what all of them gave, once the
+    step is over. Only in runs with secure sums. Idempotent: the same message gets the same answer again.
     """
     Report: _aio.UnaryUnaryMultiCallable[_federation_pb2.ReportRequest, _federation_pb2.ReportResponse]  # type: ignore[assignment]
     """Reports evaluation results, progress, or a failure with its cause."""
@@ -145,6 +153,16 @@ class FederationServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_federation_pb2.UploadReceipt, _abc.Awaitable[_federation_pb2.UploadReceipt]]:
         """Uploads the client's result of a round. The receipt is sent once the upload is durable. Idempotent: the same upload
         gets the same receipt again.
+        """
+
+    @_abc_1.abstractmethod
+    def AdvanceSum(
+        self,
+        request: _federation_pb2.AdvanceSumRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_federation_pb2.AdvanceSumResponse, _abc.Awaitable[_federation_pb2.AdvanceSumResponse]]:
+        """Takes the caller's message of one step of a round's secure sum, and answers with what all of them gave, once the
+        step is over. Only in runs with secure sums. Idempotent: the same message gets the same answer again.
         """
 
     @_abc_1.abstractmethod

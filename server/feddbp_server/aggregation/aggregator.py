@@ -11,12 +11,15 @@ from typing import Final
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.run import RunConfig, Sources
-from feddbp_common.wire import Encoded, Payload, decode, encode
+from feddbp_common.errors import PayloadError, ProtocolViolationError
+from feddbp_common.methods.sums import HOLDERS, Means, flattened, unflattened
+from feddbp_common.wire import Encoded, Payload, check_values, decode, encode
 from feddbp_common.wire.codec import prototype_bytes
 from feddbp_common.wire.payload import Norms
 from feddbp_server.aggregation.comparison import ComparedPrototypes, compare
 from feddbp_server.aggregation.layouts import LayoutAgreement
 from feddbp_server.aggregation.screening import Screening, screen
+from feddbp_server.aggregation.sums import Opening, OpenSum, SumFailedError, open_plain_sum
 from feddbp_server.run.limits import DEFAULT_LIMITS
 from feddbp_server.store import AggregateRecord, Jobs, Store, UploadRecord
 from feddbp_server.strategies import RunFacts, Shapes, Strategy, UnusableStateError, Upload
@@ -56,17 +59,23 @@ class Aggregator:
     """Owns the global state, the strategy that advances it, and the cache of uploads."""
 
     def __init__(
-        self, config: RunConfig, store: Jobs, *, cache_bytes: int = DEFAULT_LIMITS.cached_upload_bytes
+        self,
+        config: RunConfig,
+        store: Jobs,
+        *,
+        cache_bytes: int = DEFAULT_LIMITS.cached_upload_bytes,
+        open_sum: OpenSum = open_plain_sum,
     ) -> None:
         self._store = store
         self._config = config
-        self.upload_rules = config.method_spec.upload_rules(config.settings, config.exchange_shape)
+        self.upload_rules = config.upload_rules
         strategy_type = config.method_spec.load_strategy()
         self._strategy: Strategy = strategy_type(  # type: ignore[type-arg]
             config.settings, RunFacts.of(config)
         )
         self._state = self._encoded_state(self._strategy.initial())
-        self._layouts = LayoutAgreement(self._strategy.layout)
+        self._layouts = LayoutAgreement(_as_they_are if config.sends_terms else self._strategy.layout)
+        self._open_sum = open_sum
         self._cache = UploadCache(cache_bytes)
         self._norms: dict[int, tuple[int, Norms]] = {}
         """By client id, the norms of its last upload and its round; others are computed when the round closes."""
@@ -79,6 +88,11 @@ class Aggregator:
         """
         manifest = self._state.encoded.manifest
         return manifest.sha256.hex() if manifest.total_bytes else ""
+
+    @property
+    def reply_sha256(self) -> bytes:
+        """Digest of what clients receive, where all receive the same."""
+        return self._state.reply.manifest.sha256
 
     async def restore(self) -> None:
         record = await self._store.run(lambda store: store.aggregate())
@@ -97,6 +111,9 @@ class Aggregator:
 
     def cache(self, round_number: int, client_id: int, payload: Payload) -> None:
         """Caches the part of a stored upload that aggregation and the client's next reply read."""
+        if self._config.sends_terms:
+            self._cache.add(round_number, client_id, payload)
+            return
         payload = self._strategy.kept_part(payload)
         self._cache.add(round_number, client_id, payload)
         if _bytes_of(payload) <= _NORMS_INLINE_BYTES:
@@ -107,9 +124,39 @@ class Aggregator:
         if not self._config.exchanges_in(round_number):
             return self._state
         records = await self._store.run(lambda store: store.uploads(round_number))
+        if self._config.sends_terms:
+            return await self._close_sum(round_number, records)
         counts = {record.client_id: label_counts(record.client_id) for record in records}
         loop = asyncio.get_running_loop()
         return await asyncio.to_thread(self._aggregated, round_number, records, counts, loop)
+
+    async def _close_sum(self, round_number: int, records: list[UploadRecord]) -> GlobalState:
+        unlike = self._layouts.settle(records)
+        uploaded = frozenset(record.client_id for record in records) - unlike.keys()
+        screening = Screening(left_out=unlike)
+        try:
+            opening = await self._open_sum(round_number, uploaded)
+            summed = [record for record in records if record.client_id in opening.clients]
+            loop = asyncio.get_running_loop()
+            state = await asyncio.to_thread(self._summed, round_number, summed, opening, loop)
+        except (SumFailedError, ProtocolViolationError, PayloadError) as error:
+            return replace(self._state, screening=replace(screening, unusable=str(error)))
+        return replace(self._encoded_state(state), screening=screening)
+
+    def _summed(
+        self, round_number: int, records: list[UploadRecord], opening: Opening, loop: asyncio.AbstractEventLoop
+    ) -> Payload:
+        payloads = (payload for _, payload in self._payloads(round_number, records, loop))
+        total = opening.total(flattened(payload.tensors) for payload in payloads)
+        declared = pb.Manifest.FromString(records[0].manifest).tensors
+        shapes = {tensor.name: tuple(tensor.shape) for tensor in declared}
+        means = Means.of(unflattened(total, shapes), clients=len(records))
+        # a mean of values that clients may send is one that they may send
+        check_values(means.payload(), self._config.expanded_rules, real_type=self._config.wire_type)
+        state = self._strategy.from_means(self._state.payload, means.payload(), round_number=round_number)
+        if means.holders is None:
+            return state
+        return replace(state, tensors={**state.tensors, HOLDERS: means.holders})
 
     def _aggregated(
         self,
@@ -244,7 +291,7 @@ class Aggregator:
 
     def _payload(self, store: Store, record: UploadRecord) -> Payload:
         manifest = pb.Manifest.FromString(record.manifest)
-        if self._strategy.aggregates_prototypes_only:
+        if self._strategy.aggregates_prototypes_only and not self._config.sends_terms:
             body = store.upload_body(record, limit=prototype_bytes(manifest))
             return decode(manifest, body, prototypes_only=True)
         return decode(manifest, store.upload_body(record))
@@ -261,6 +308,10 @@ class Aggregator:
         finished = (number for number in range(config.clients) if not config.is_newcomer(number))
         records = (store.last_upload_before(number, round_number) for number in finished)
         return {record.client_id: self._payload(store, record) for record in records if record is not None}
+
+
+def _as_they_are(shapes: Shapes) -> Shapes:
+    return shapes
 
 
 def _done(result: list[tuple[int, Payload]]) -> Future[list[tuple[int, Payload]]]:

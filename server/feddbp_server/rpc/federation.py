@@ -89,6 +89,10 @@ class FederationService(pb_grpc.FederationServicer):
                     session, header, parts, admit=lambda: context.send_initial_metadata(ADMITTED)
                 )
 
+    async def AdvanceSum(self, request: pb.AdvanceSumRequest, context: Context) -> pb.AdvanceSumResponse:
+        with self._caller(request.session, context) as session:
+            return await self._coordinator.advance_sum(session, request)
+
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportResponse:
         with self._caller(request.session, context) as session:
             match request.WhichOneof("report"):

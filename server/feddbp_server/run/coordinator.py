@@ -46,6 +46,7 @@ from feddbp_server.run.validation import (
     check_progress,
     check_report,
     check_reported_round,
+    check_selected,
 )
 from feddbp_server.run.view import RunView
 from feddbp_server.store import ClientRecord, Store, StoreError
@@ -63,6 +64,7 @@ class Coordinator:
         self._joins = CallsPerClient("joins", limits.joins_per_client)
         self._downloads = CallsPerClient("downloads", limits.downloads_per_client)
         self._replies = FairSlots(limits.replies)
+        self._sum_steps = CallsPerClient("steps of a sum", limits.streams_per_session)
         self._joining: dict[int, Session] = {}
         """Sessions that are about to be in force."""
         self._received_end: set[int] = set()
@@ -210,6 +212,24 @@ class Coordinator:
                     if not self.sessions.is_current(session):
                         raise RefusedError(pb.REFUSAL_REASON_STALE_SESSION, "this session was superseded or has ended")
                     yield pb.DownloadPart(chunk=pb.Chunk(data=piece))
+
+    async def advance_sum(self, session: Session, request: pb.AdvanceSumRequest) -> pb.AdvanceSumResponse:
+        """Takes a client's message of a step of the open round's secure sum, and answers what the step gave."""
+        engine, state = self._engine, self._engine.state
+        if engine.secure_sums is None:
+            raise RefusedError(pb.REFUSAL_REASON_INVALID_REQUEST, "this run has no secure sums", field="step")
+        is_open = not {Phase.COLLECTING, Phase.AGGREGATING}.isdisjoint({state.phase, state.held_phase})
+        if not is_open or request.round != state.round:
+            return pb.AdvanceSumResponse(over=pb.SumOver())
+        check_selected(session.client_id, request.round, state)
+        session.last_seen = engine.clock()
+        async with self._sum_steps.one_more(session.client_id):
+            return await engine.secure_sums.advance(
+                session.client_id,
+                request,
+                engine.sum_attempt(),
+                awaited=lambda: engine.state.selected - engine.state.skipped - engine.state.set_aside,
+            )
 
     def report_progress(self, session: Session, progress: pb.Progress) -> None:
         check_progress(progress)

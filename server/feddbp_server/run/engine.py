@@ -14,12 +14,14 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.run import RunConfig
 from feddbp_common.fault_injection import fault_point
+from feddbp_common.secure_sums.digests import Attempt
 from feddbp_server.aggregation.aggregator import Aggregator, GlobalState
+from feddbp_server.aggregation.sums import Opening, open_plain_sum
 from feddbp_server.reporting.audit import Audit
 from feddbp_server.reporting.event_log import EventLog
 from feddbp_server.reporting.history import RunHistory
@@ -27,6 +29,7 @@ from feddbp_server.reporting.metrics_log import MetricsLog, reports_in
 from feddbp_server.reporting.prototype_snapshots import PrototypeSnapshots
 from feddbp_server.reporting.round_lines import ClosedRound, RoundLines
 from feddbp_server.reporting.summary import RunOutcome, write_summary
+from feddbp_server.run.broadcast import Broadcast
 from feddbp_server.run.client_events import run_ended
 from feddbp_server.run.durations import AGGREGATION_BOUNDS, Durations, PhaseTimes
 from feddbp_server.run.extension import open_run
@@ -51,28 +54,14 @@ from feddbp_server.run.state_machine import (
 )
 from feddbp_server.store import AggregateRecord, MonitoredStore, Store, StoreError, StoreWriter
 
+if TYPE_CHECKING:
+    from feddbp_server.run.secure_sums import SecureSums
+
 log = logging.getLogger("feddbp.server")
 T = TypeVar("T")
 
 _READ_ATTEMPTS: Final = 3
 """Times a round's uploads are read before the run fails because they cannot be."""
-
-
-class Broadcast:
-    """Wakes every task that waits for the next change.
-
-    Take `upcoming()` before reading the state and wait for it after: no change in between is missed.
-    """
-
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-
-    def publish(self) -> None:
-        self._event.set()
-        self._event = asyncio.Event()
-
-    def upcoming(self) -> asyncio.Event:
-        return self._event
 
 
 class RunEngine:
@@ -90,6 +79,7 @@ class RunEngine:
         limits: Limits,
         history: RunHistory | None = None,
         snapshots: PrototypeSnapshots | None = None,
+        authority: bytes = b"",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
@@ -99,7 +89,18 @@ class RunEngine:
         self.state = RunState()
         self.sessions = Sessions(lease=lease)
         self.store = MonitoredStore(store, changed=self._storage_changed)
-        self.aggregator = Aggregator(config, self.store, cache_bytes=limits.cached_upload_bytes)
+        self.secure_sums: SecureSums | None = None
+        """None unless the run has secure sums, for which `authority` has to be the certificate of the clients' one."""
+        if config.privacy.secure_sums:
+            from feddbp_server.run.secure_sums import SecureSums  # cryptography is slow to import
+
+            self.secure_sums = SecureSums(self.store, authority=authority, limits=limits, clock=clock)
+        self.aggregator = Aggregator(
+            config,
+            self.store,
+            cache_bytes=limits.cached_upload_bytes,
+            open_sum=open_plain_sum if self.secure_sums is None else self._open_secure_sum,
+        )
         self.metrics_log = metrics_log
         self.history = history or RunHistory(None, clock=clock)
         self.snapshots = snapshots
@@ -307,11 +308,13 @@ class RunEngine:
             await self._apply_or_log(RunFailed(f"{name} could not be closed: {error}"))
             return
         fault_point("server.close.announced")
+        if self.secure_sums is not None:
+            self.secure_sums.close(number)
         if self.snapshots is not None and aggregate.payload.prototypes is not None:
             self.begin(asyncio.to_thread(self.snapshots.save, number + 1, aggregate.payload.prototypes))
         # after the next round was announced, which should not wait for a clean-up
         with suppress(StoreError):  # the next round's clean-up includes this one's
-            await self.store.tidy(lambda store: store.forget_superseded_uploads(number + 1))
+            await self.store.tidy(lambda store: _forget_closed(store, number + 1))
 
     def _closed_round(self, number: int) -> ClosedRound:
         return ClosedRound(
@@ -327,6 +330,14 @@ class RunEngine:
                 return await self.aggregator.close_round(number, self.sessions.label_counts)
             await self.store.wait_until_writable()
         return await self.aggregator.close_round(number, self.sessions.label_counts)
+
+    def sum_attempt(self) -> Attempt:
+        """What the sum of the open round is bound to."""
+        return Attempt(run_id=self.run_id, round=self.state.round, number=0, state_sha256=self.aggregator.reply_sha256)
+
+    async def _open_secure_sum(self, number: int, uploaded: frozenset[int]) -> Opening:
+        assert self.secure_sums is not None
+        return await self.secure_sums.open(self.sum_attempt(), uploaded)
 
     # --- the end ---
 
@@ -404,6 +415,12 @@ class RunEngine:
 def _is_durable_join(event: Event, before: RunState, state: RunState) -> bool:
     """Whether nothing but a member was added, which is stored since its join: a snapshot would have all members."""
     return isinstance(event, Joined) and replace(before, members=state.members).durable == state.durable
+
+
+def _forget_closed(store: Store, open_round: int) -> None:
+    """Of rounds that are closed: uploads that a newer one replaces, and the messages of their sums."""
+    store.forget_superseded_uploads(open_round)
+    store.forget_sum_records(open_round)
 
 
 def _close_in_store(store: Store, aggregate: AggregateRecord, snapshot: str, decided: frozenset[int]) -> None:

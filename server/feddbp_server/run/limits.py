@@ -32,6 +32,11 @@ class Limits:
     cached_upload_bytes: int = 256 << 20
     """Of uploads kept in memory until their round closes; the rest is read from the store."""
 
+    sum_wait: timedelta = timedelta(seconds=30)
+    """For clients that are silent in a step of a secure sum, once others have answered."""
+    sum_hold: timedelta = timedelta(seconds=10)
+    """Before a client that waits for a step is told to ask again."""
+
     streams_per_session: int = 4
     """Event streams: one, and those of lost connections that were not noticed yet."""
     downloads_per_client: int = 4

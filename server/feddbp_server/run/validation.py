@@ -25,13 +25,15 @@ def check_join(request: pb.JoinRequest, run_id: str, config: RunConfig, state: R
             field="run_id",
         )
     check_client_id(request.client_id, config)
-    if len(request.data.label_counts) != config.classes:
+    if config.privacy.secure_sums:
+        _check_no_counts(request)
+    elif len(request.data.label_counts) != config.classes:
         raise RefusedError(
             pb.REFUSAL_REASON_INVALID_REQUEST,
             f"label_counts has {len(request.data.label_counts)} entries for {config.classes} classes",
             field="label_counts",
         )
-    if not any(request.data.label_counts):
+    elif not any(request.data.label_counts):
         raise RefusedError(
             pb.REFUSAL_REASON_INVALID_REQUEST,
             "label_counts: a client without training samples cannot join",
@@ -56,6 +58,12 @@ def check_join(request: pb.JoinRequest, run_id: str, config: RunConfig, state: R
             describe_missing(lacking, client=capabilities.software_version, server=VERSION),
             field="features",
         )
+
+
+def _check_no_counts(request: pb.JoinRequest) -> None:
+    """With secure sums the server is not told which classes a client has."""
+    if request.data.label_counts:
+        raise _invalid("label_counts", "clients of a run with secure sums do not declare them")
 
 
 def check_images(request: pb.JoinRequest, config: RunConfig, sessions: Iterable[Session]) -> None:
@@ -91,6 +99,16 @@ def check_client_id(client_id: int, config: RunConfig) -> None:
             pb.REFUSAL_REASON_UNKNOWN_CLIENT,
             f"client id {client_id} is not one of this run's 0 to {config.clients - 1}",
             field="client_id",
+        )
+
+
+def check_selected(client_id: int, round_number: int, state: RunState) -> None:
+    if client_id not in state.selected:
+        raise RefusedError(
+            pb.REFUSAL_REASON_NOT_SELECTED,
+            f"client {client_id} was not selected for round {round_number + 1}",
+            field="round",
+            current_round=state.round,
         )
 
 

@@ -7,6 +7,7 @@ from feddbp_server.store.interface import (
     RunMismatchError,
     Store,
     StoreError,
+    SumRecord,
     UploadRecord,
 )
 from feddbp_server.store.memory import MemoryStore
@@ -25,5 +26,6 @@ __all__ = [
     "Store",
     "StoreError",
     "StoreWriter",
+    "SumRecord",
     "UploadRecord",
 ]

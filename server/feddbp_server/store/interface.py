@@ -59,6 +59,16 @@ class AggregateRecord(NamedTuple):
     body: bytes
 
 
+class SumRecord(NamedTuple):
+    """A message of a step of a round's secure sum, or what the step decided."""
+
+    round: int
+    step: str
+    client_id: int | None
+    """None for a decision."""
+    body: bytes
+
+
 class Store(ABC):
     """A back end. Not thread-safe: one thread owns it, see `StoreWriter`."""
 
@@ -160,6 +170,18 @@ class Store(ABC):
     @abstractmethod
     def reports(self, from_round: int = 0) -> Iterator[ReportRecord]:
         """All reports from a round on, by round and client."""
+
+    @abstractmethod
+    def save_sum_record(self, record: SumRecord) -> bytes:
+        """Keeps a message or a decision unless there is one already; returns the body that is kept."""
+
+    @abstractmethod
+    def sum_records(self, round_number: int) -> list[SumRecord]:
+        """Those of a round, in any order."""
+
+    @abstractmethod
+    def forget_sum_records(self, before_round: int) -> None:
+        """Deletes those of earlier rounds."""
 
     @abstractmethod
     def aggregate(self) -> AggregateRecord | None: ...

@@ -10,6 +10,7 @@ from feddbp_server.store.interface import (
     ClientRecord,
     ReportRecord,
     Store,
+    SumRecord,
     UploadRecord,
     refuse_other_run,
 )
@@ -25,6 +26,7 @@ class MemoryStore(Store):
         self._clients: dict[int, ClientRecord] = {}
         self._uploads: dict[tuple[int, int], tuple[UploadRecord, bytes]] = {}
         self._reports: dict[tuple[int, int], ReportRecord] = {}
+        self._sum_records: dict[tuple[int, str, int | None], SumRecord] = {}
         self._aggregate: AggregateRecord | None = None
 
     def open_run(self, run_id: str, config_json: str) -> str:
@@ -113,6 +115,15 @@ class MemoryStore(Store):
 
     def reports(self, from_round: int = 0) -> Iterator[ReportRecord]:
         return iter([self._reports[key] for key in sorted(self._reports) if key[0] >= from_round])
+
+    def save_sum_record(self, record: SumRecord) -> bytes:
+        return self._sum_records.setdefault((record.round, record.step, record.client_id), record).body
+
+    def sum_records(self, round_number: int) -> list[SumRecord]:
+        return [record for record in self._sum_records.values() if record.round == round_number]
+
+    def forget_sum_records(self, before_round: int) -> None:
+        self._sum_records = {key: kept for key, kept in self._sum_records.items() if key[0] >= before_round}
 
     def aggregate(self) -> AggregateRecord | None:
         return self._aggregate

@@ -21,6 +21,7 @@ from feddbp_server.store.interface import (
     ReportRecord,
     Store,
     StoreError,
+    SumRecord,
     UploadRecord,
     refuse_other_run,
 )
@@ -36,6 +37,13 @@ _CHECKPOINT_BYTES: Final = 4 << 20
 """A log of this size is checkpointed when a round has closed."""
 _INLINE_BYTES: Final = 2048
 """Bodies up to this size are kept in their row: a record of their own would take more space than they do."""
+_DECISION: Final = -1
+"""In place of a client id, for what a step of a secure sum decided."""
+_SUM_RECORDS: Final = """
+CREATE TABLE IF NOT EXISTS sum_record (
+    round INTEGER NOT NULL, step TEXT NOT NULL, client_id INTEGER NOT NULL, body BLOB NOT NULL,
+    PRIMARY KEY (round, step, client_id)) WITHOUT ROWID
+"""
 _SCHEMA: Final = f"""
 CREATE TABLE run (
     id INTEGER PRIMARY KEY CHECK (id = 0), run_id TEXT NOT NULL, config TEXT NOT NULL, progress TEXT,
@@ -114,6 +122,7 @@ class SqliteStore(Store):
             upgrade(self._db, self._pragma("user_version"))
             # later than the format, which does not change: earlier versions need not know it
             self._db.execute(f"CREATE TABLE IF NOT EXISTS {OPTIONS_TABLE} (id INTEGER PRIMARY KEY, options TEXT)")
+            self._db.execute(_SUM_RECORDS)
             self._restore_bodies()
             if row is not None and row[1] != config_json:
                 self._db.execute("DELETE FROM run")
@@ -311,6 +320,22 @@ class SqliteStore(Store):
         query = "SELECT client_id, round, metrics FROM report WHERE round >= ? ORDER BY round, client_id"
         for row in self._db.execute(query, (from_round,)):
             yield ReportRecord(*row)
+
+    def save_sum_record(self, record: SumRecord) -> bytes:
+        key = (record.round, record.step, _DECISION if record.client_id is None else record.client_id)
+        self._db.execute("INSERT OR IGNORE INTO sum_record VALUES (?, ?, ?, ?)", (*key, record.body))
+        query = "SELECT body FROM sum_record WHERE round = ? AND step = ? AND client_id = ?"
+        return bytes(self._db.execute(query, key).fetchone()[0])
+
+    def sum_records(self, round_number: int) -> list[SumRecord]:
+        query = "SELECT round, step, client_id, body FROM sum_record WHERE round = ?"
+        return [
+            SumRecord(number, step, None if client_id == _DECISION else client_id, body)
+            for number, step, client_id, body in self._db.execute(query, (round_number,))
+        ]
+
+    def forget_sum_records(self, before_round: int) -> None:
+        self._db.execute("DELETE FROM sum_record WHERE round < ?", (before_round,))
 
     def aggregate(self) -> AggregateRecord | None:
         row = self._db.execute("SELECT completed_rounds, manifest, body FROM aggregate").fetchone()

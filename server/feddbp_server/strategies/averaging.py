@@ -52,6 +52,15 @@ def merged_with(previous: PrototypeSet | None, sent: npt.NDArray[np.bool_], vect
     return PrototypeSet(class_ids=class_ids, vectors=vectors[class_ids])
 
 
+def updated(previous: PrototypeSet | None, means: PrototypeSet, *, classes: int) -> PrototypeSet:
+    """The previous rows, with those of `means` in place of theirs."""
+    sent = np.zeros(classes, dtype=bool)
+    sent[means.class_ids] = True
+    vectors = np.zeros((classes, means.vectors.shape[1]), dtype=np.float32)
+    vectors[means.class_ids] = means.vectors
+    return merged_with(previous, sent, vectors)
+
+
 def uploaded_prototypes(uploads: Iterable[Upload]) -> Iterator[PrototypeSet]:
     for upload in uploads:
         assert upload.payload.prototypes is not None  # required by the upload rules

@@ -112,6 +112,10 @@ class Strategy(ABC, Generic[SettingsT]):
     def aggregate(self, known: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
         """The state after a round. Uploads come in the order of client ids, each read once."""
 
+    def from_means(self, known: Payload, means: Payload, *, round_number: int) -> Payload:
+        """The state after a round whose uploads were only summed; `means` has what was shared, in its expanded form."""
+        raise FedDBPError(f"{type(self).__name__} needs each upload by itself")
+
     def check_sendable(self, payload: Payload, rules: PayloadRules, *, otherwise: str, instead: Payload) -> None:
         """Raises unless a payload meets the rules: means of admitted values do, trained or summed values may not.
 

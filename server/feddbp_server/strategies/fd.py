@@ -13,6 +13,7 @@ from feddbp_common.methods.fd import FDSettings
 from feddbp_common.wire import Payload, PrototypeSet
 from feddbp_common.wire.payload import AnyArray, FloatArray, IntArray
 from feddbp_common.wire.rules import value_bound
+from feddbp_server.strategies.averaging import updated
 from feddbp_server.strategies.base import RunFacts, Strategy, Upload
 from feddbp_server.strategies.robust import prototype_average
 
@@ -45,6 +46,10 @@ class FDStrategy(Strategy[FDSettings]):
         if not self.settings.leave_one_out:
             return Payload(prototypes=means)
         return Payload(prototypes=means, tensors=_as_tensors(means.class_ids, {**_averaged_rows(known), **sent}))
+
+    def from_means(self, known: Payload, means: Payload, *, round_number: int) -> Payload:
+        assert means.prototypes is not None  # the mean logits
+        return Payload(prototypes=updated(known.prototypes, means.prototypes, classes=self.facts.shape.classes))
 
     def reply(self, known: Payload, own_upload: Payload | None) -> Payload:
         if not self.settings.leave_one_out:

@@ -58,6 +58,12 @@ class FedDBPStrategy(PrototypeAveraging[FedDBPSettings]):
             pass
         return Payload(tensors=guides.result())
 
+    def from_means(self, known: Payload, means: Payload, *, round_number: int) -> Payload:
+        if not self.settings.exchanges_prototypes:
+            return means
+        learnt = super().from_means(known, means, round_number=round_number)
+        return replace(learnt, tensors=means.tensors)
+
     def reply(self, known: Payload, own_upload: Payload | None) -> Payload:
         shared = known.prototypes
         if shared is not None and self.settings.anchors != "global":

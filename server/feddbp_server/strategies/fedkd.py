@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from feddbp_common.errors import refuse
-from feddbp_common.methods.fedkd import FEDKD, ROUND, TOTAL, FedKDSettings
+from feddbp_common.methods.fedkd import FEDKD, ROUND, TOTAL, FedKDSettings, expanded, weights_of
 from feddbp_common.methods.small_model import SMALL_MODEL
 from feddbp_common.wire import Payload, decode, encode
 from feddbp_common.wire.payload import AnyArray, FloatArray
@@ -40,15 +40,14 @@ class FedKDStrategy(Strategy[FedKDSettings]):
         return dense
 
     def expanded(self, payload: Payload) -> Payload:
-        kept = {name: tensor for name, tensor in payload.tensors.items() if name == ROUND}
-        return Payload(tensors={**kept, **decompress(_weights(payload))})
+        return expanded(payload)
 
     def aggregate(self, known: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
         mean = tensor_average(self.facts)
         for upload in uploads:
-            mean.add(decompress(_weights(upload.payload)), of=f"client {upload.client_id}")
+            mean.add(decompress(weights_of(upload.payload)), of=f"client {upload.client_id}")
         averaged = mean.result()
-        compressed = compress(averaged, self.settings.energy(round_number, self.facts.rounds))
+        compressed = self._compressed(averaged, round_number)
         if not self._sends_updates:
             return Payload(tensors=compressed)
         state = _moved(known, self._as_received(compressed), round_number)
@@ -59,6 +58,12 @@ class FedKDStrategy(Strategy[FedKDSettings]):
             instead=_moved(known, {name: np.zeros_like(update) for name, update in averaged.items()}, round_number),
         )
         return replace(state, tensors={**state.tensors, **compressed})
+
+    def from_means(self, known: Payload, means: Payload, *, round_number: int) -> Payload:
+        return Payload(tensors=self._compressed(means.tensors, round_number))
+
+    def _compressed(self, averaged: Mapping[str, AnyArray], round_number: int) -> dict[str, FloatArray]:
+        return compress(averaged, self.settings.energy(round_number, self.facts.rounds))
 
     def reply(self, known: Payload, own_upload: Payload | None) -> Payload:
         if not self._sends_updates or not known.tensors:
@@ -76,10 +81,6 @@ class FedKDStrategy(Strategy[FedKDSettings]):
         """With half precision on the wire, clients add up rounded updates, so the sum here does, too."""
         encoded = encode(Payload(tensors=tensors), real_type=self.facts.wire_type)
         return dict(decode(encoded.manifest, encoded.body()).tensors)
-
-
-def _weights(payload: Payload) -> dict[str, AnyArray]:
-    return {name: tensor for name, tensor in payload.tensors.items() if name != ROUND}
 
 
 def _round_of(payload: Payload) -> int:

@@ -21,7 +21,10 @@ class LGFedAvgStrategy(Strategy[LGFedAvgSettings]):
         mean = tensor_average(self.facts)
         for upload in uploads:
             mean.add(upload.payload.tensors, weight=upload.samples if self.settings.weighted else 1.0)
-        return Payload(tensors={**known.tensors, **mean.result()})
+        return self.from_means(known, Payload(tensors=mean.result()), round_number=round_number)
+
+    def from_means(self, known: Payload, means: Payload, *, round_number: int) -> Payload:
+        return Payload(tensors={**known.tensors, **means.tensors})
 
     def reply(self, known: Payload, own_upload: Payload | None) -> Payload:
         return known

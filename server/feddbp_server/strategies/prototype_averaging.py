@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from feddbp_common.wire import Payload
-from feddbp_server.strategies.averaging import uploaded_prototypes
+from feddbp_server.strategies.averaging import updated, uploaded_prototypes
 from feddbp_server.strategies.base import SettingsT, Strategy, Upload
 from feddbp_server.strategies.robust import prototype_average
 
@@ -29,6 +29,10 @@ class PrototypeAveraging(Strategy[SettingsT]):
         for prototypes in uploaded_prototypes(uploads):
             average.add(prototypes)
         return Payload(prototypes=average.result(known.prototypes))
+
+    def from_means(self, known: Payload, means: Payload, *, round_number: int) -> Payload:
+        assert means.prototypes is not None  # of a method with prototypes
+        return Payload(prototypes=updated(known.prototypes, means.prototypes, classes=self.facts.shape.classes))
 
     def reply(self, known: Payload, own_upload: Payload | None) -> Payload:
         return known

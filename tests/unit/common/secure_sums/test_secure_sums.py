@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from feddbp_common.errors import ProtocolViolationError
 from feddbp_common.secure_sums.client import SumClient
-from feddbp_common.secure_sums.derivation import Attempt
+from feddbp_common.secure_sums.digests import Attempt
 from feddbp_common.secure_sums.fixed_point import Words, from_fixed, to_fixed
-from feddbp_common.secure_sums.identity import ProtocolViolationError, Signer, Verifier
+from feddbp_common.secure_sums.identity import Signer, Verifier
 from feddbp_common.secure_sums.messages import Advertisement, Reveal, Roster
 from feddbp_common.secure_sums.server import check_reveal, unmasked_sum
 from feddbp_lab.pki.certificates import Authority

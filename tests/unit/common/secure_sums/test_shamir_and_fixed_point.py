@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from feddbp_common.errors import FedDBPError
 from feddbp_common.secure_sums import shamir
-from feddbp_common.secure_sums.derivation import KeyStream, digest
+from feddbp_common.secure_sums.derivation import KeyStream
+from feddbp_common.secure_sums.digests import digest
 from feddbp_common.secure_sums.fixed_point import FRACTION_BITS, from_fixed, largest_value, to_fixed
 
 

@@ -1,0 +1,161 @@
+"""A client's part in the secure sum of one round: agrees with its peers, masks its term, helps to open the sum."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeAlias
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_client.daemon.connection import CallRefusedError, Connection
+from feddbp_client.daemon.reply_checks import SkippedSumError
+from feddbp_client.daemon.sum_journal import SumJournal
+from feddbp_common.errors import FedDBPError, ProtocolViolationError
+from feddbp_common.fault_injection import fault_point
+from feddbp_common.methods.sums import flattened, unflattened
+from feddbp_common.printable import printable
+from feddbp_common.secure_sums.client import SumClient
+from feddbp_common.secure_sums.digests import Attempt
+from feddbp_common.secure_sums.identity import Signer, Verifier
+from feddbp_common.secure_sums.messages import Roster
+from feddbp_common.secure_sums.proto import check_shares, keys_from_proto, keys_to_proto, reveal_to_proto
+from feddbp_common.wire import Payload
+
+log = logging.getLogger("feddbp.client")
+
+Advance: TypeAlias = Callable[[pb.AdvanceSumRequest], Awaitable[pb.AdvanceSumResponse]]
+"""Gives the server a message; the session and the round are filled in."""
+
+
+class ExcludedError(FedDBPError):
+    """The sum goes on without this client."""
+
+
+class SumOverError(FedDBPError):
+    """The sum needs nothing more of this client, because the round is closed."""
+
+
+class SecureRound:
+    """Owns a client's secret of one round. Every step may be repeated, and gives the same bytes."""
+
+    def __init__(
+        self, client_id: int, attempt: Attempt, *, journal: SumJournal, party: tuple[Signer, Verifier], advance: Advance
+    ) -> None:
+        root = journal.begin(attempt.round, attempt.state_sha256)
+        signer, self._verifier = party
+        self._id = client_id
+        self._journal = journal
+        self._advance = advance
+        self._client = SumClient(client_id=client_id, root=root, attempt=attempt, signer=signer)
+        self._roster: Roster | None = None
+        self._received: dict[int, bytes] = {}
+
+    async def agree(self) -> None:
+        """Exchanges keys and shares with the peers."""
+        keys = pb.AdvanceSumRequest(keys=keys_to_proto(self._client.advertisement()))
+        answer = await self._step(keys, "roster")
+        roster = self._client.roster(map(keys_from_proto, answer.roster.keys), self._verifier)
+        self._journal.agree_roster(roster.digest)
+        fault_point("client.sum.agreed")
+        shares = pb.AdvanceSumRequest(shares=pb.SumShares(by_client=self._client.shares(roster)))
+        answer = await self._step(shares, "shares")
+        check_shares(answer.shares, answer.shares.by_client)
+        received = dict(answer.shares.by_client)
+        self._client.check_received(roster, received)
+        self._roster, self._received = roster, received
+        fault_point("client.sum.shared")
+
+    def masked(self, term: Payload) -> Payload:
+        """A term as it may be sent. The caller stores it before it sends it, and never masks another one."""
+        assert self._roster is not None  # agreed
+        vector = self._client.masked(flattened(term.tensors), self._roster, self._received)
+        return replace(term, tensors=unflattened(vector, {name: words.shape for name, words in term.tensors.items()}))
+
+    async def open(self) -> None:
+        """Helps to open the sum of those that have uploaded, this client among them."""
+        if self._roster is None:
+            await self.agree()
+        roster = self._roster
+        assert roster is not None
+        answer = await self._step(pb.AdvanceSumRequest(uploaded=pb.SumUploaded()), "survivors")
+        survivors = frozenset(answer.survivors.client_ids)
+        signature = self._client.sign_survivors(roster, self._received, survivors)
+        self._journal.agree_survivors(survivors)
+        fault_point("client.sum.signed")
+        answer = await self._step(pb.AdvanceSumRequest(signature=signature), "signatures")
+        reveal = self._client.reveal(roster, self._received, survivors, dict(answer.signatures.by_client))
+        fault_point("client.sum.revealing")
+        await self._step(pb.AdvanceSumRequest(reveal=reveal_to_proto(reveal)), "over")
+
+    async def _step(self, request: pb.AdvanceSumRequest, expected: str) -> pb.AdvanceSumResponse:
+        while True:
+            answer = await self._advance(request)
+            kind = answer.WhichOneof("answer")
+            if kind == expected:
+                return answer
+            if kind == "excluded":
+                raise ExcludedError(f"the sum goes on without this client: {printable(answer.excluded.reason)}")
+            if kind == "over":
+                raise SumOverError("the round is closed")
+            if kind != "pending":
+                raise ProtocolViolationError(f"the server answers {request.WhichOneof('step')} with {kind}")
+
+
+class SecureRounds:
+    """Owns a client's part in the secure sums of a run: at most one round at a time, which survives a restart."""
+
+    def __init__(self, client_id: int, run_id: str, *, directory: Path, connection: Connection) -> None:
+        self._id = client_id
+        self._run_id = run_id
+        self._connection = connection
+        self._party = connection.sum_party()
+        self._journal = SumJournal(directory)
+        self._session = ""
+        self._round: tuple[int, SecureRound] | None = None
+
+    def start_session(self, session: str) -> None:
+        self._session = session
+
+    async def agree(self, round_number: int, state_sha256: bytes) -> SecureRound:
+        """Agrees with the peers on the sum of a round.
+
+        Raises:
+            SkippedSumError: the client cannot take part, and should skip the round.
+        """
+        try:
+            secure = self._begin(round_number, state_sha256)
+            await secure.agree()
+        except (ExcludedError, SumOverError, ProtocolViolationError) as error:
+            raise SkippedSumError(str(error)) from None
+        except CallRefusedError as error:
+            if error.reason != pb.REFUSAL_REASON_INVALID_REQUEST:
+                raise
+            raise SkippedSumError(str(error)) from None
+        return secure
+
+    async def open(self, round_number: int) -> None:
+        """Helps to open the sum of a round that this client has uploaded to, also after a restart."""
+        state = self._journal.state_of(round_number)
+        if state is None:
+            return
+        secure = self._begin(round_number, state)
+        try:
+            await secure.open()
+        except SumOverError:
+            pass
+        except (ExcludedError, ProtocolViolationError) as error:
+            log.error("client %d does not help to open the sum of round %d: %s", self._id, round_number + 1, error)
+
+    def _begin(self, round_number: int, state_sha256: bytes) -> SecureRound:
+        if self._round is None or self._round[0] != round_number:
+            attempt = Attempt(run_id=self._run_id, round=round_number, number=0, state_sha256=state_sha256)
+
+            def advance(request: pb.AdvanceSumRequest) -> Awaitable[pb.AdvanceSumResponse]:
+                request.session, request.round = self._session, round_number
+                return self._connection.advance_sum(request)
+
+            secure = SecureRound(self._id, attempt, journal=self._journal, party=self._party, advance=advance)
+            self._round = round_number, secure
+        return self._round[1]

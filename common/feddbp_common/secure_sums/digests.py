@@ -1,0 +1,39 @@
+"""Digests that bind what is signed, derived or encrypted to its purpose and to the attempt it belongs to."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+DOMAIN: Final = b"feddbp secure sums 1"
+
+
+def digest(purpose: str, *parts: bytes | int | str) -> bytes:
+    """A hash of the parts, each with its length, so that no two lists of parts give the same input."""
+    state = hashlib.sha256(DOMAIN)
+    for part in (purpose, *parts):
+        data = part if isinstance(part, bytes) else str(part).encode()
+        state.update(len(data).to_bytes(8, "little") + data)
+    return state.digest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """What a sum is bound to. Clients that differ in any of it have masks that do not cancel."""
+
+    run_id: str
+    round: int
+    number: int
+    """From 0; a round whose sum failed is attempted again, with fresh keys."""
+    state_sha256: bytes
+    """Of the global state that the client trained with."""
+
+    @property
+    def digest(self) -> bytes:
+        return digest("attempt", self.run_id, self.round, self.number, self.state_sha256)
+
+
+def digest_of_ids(purpose: str, context: bytes, ids: Iterable[int]) -> bytes:
+    return digest(purpose, context, *sorted(ids))
