@@ -38,6 +38,8 @@ class Task:
     """The network that all clients have in common, for methods that exchange one."""
     fusion_at_client: bool = False
     """Whether clients fuse their own prototypes with the global ones."""
+    has_unshared_classes: bool = False
+    """Whether prototypes of classes that few clients have stay with them."""
     label_smoothing: float = 0.0
     """Share of a label's weight that cross-entropy spreads over all classes."""
 

@@ -68,6 +68,8 @@ class FedDBP(LocalMethod[FedDBPSettings]):
         received = payload.prototypes
         if self.own is not None and received is not None:
             received = self.own.fused_with(received, eta=self.settings.eta)
+            if self.task.has_unshared_classes:
+                received = self.own.completing(received)
         self._prototypes = ClassTable.from_prototypes(received, classes=self.task.classes, device=self.device)
 
     def objective(self, images: Tensor, labels: Tensor) -> Objective:
@@ -233,6 +235,15 @@ class OwnPrototypes(nn.Module):
         class_ids = self.known.cpu().numpy().nonzero()[0].astype(np.int32)
         own = PrototypeSet(class_ids=class_ids, vectors=self.vectors.cpu().numpy()[class_ids])
         return fuse(shared, own, self.kept.cpu().numpy()[class_ids], eta=eta)
+
+
+    def completing(self, shared: PrototypeSet) -> PrototypeSet:
+        """With this client's own prototypes of classes that the others do not share."""
+        own = set(self.known.cpu().numpy().nonzero()[0].tolist()) - set(shared.class_ids.tolist())
+        class_ids = np.array(sorted({*own, *shared.class_ids.tolist()}), dtype=np.int32)
+        vectors = self.vectors.cpu().numpy()[class_ids]
+        vectors[np.searchsorted(class_ids, shared.class_ids)] = shared.vectors
+        return PrototypeSet(class_ids=class_ids, vectors=vectors)
 
 
 def _fuses(settings: FedDBPSettings, task: Task) -> bool:

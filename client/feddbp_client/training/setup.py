@@ -241,6 +241,7 @@ def build_method(
             image_shape=image_shape,
             guide=config.guide.network,
             fusion_at_client=shape.fusion_at_client,
+            has_unshared_classes=config.sends_terms,
             label_smoothing=config.training.label_smoothing,
         ),
     )
