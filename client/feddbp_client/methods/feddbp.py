@@ -236,7 +236,6 @@ class OwnPrototypes(nn.Module):
         own = PrototypeSet(class_ids=class_ids, vectors=self.vectors.cpu().numpy()[class_ids])
         return fuse(shared, own, self.kept.cpu().numpy()[class_ids], eta=eta)
 
-
     def completing(self, shared: PrototypeSet) -> PrototypeSet:
         """With this client's own prototypes of classes that the others do not share."""
         own = set(self.known.cpu().numpy().nonzero()[0].tolist()) - set(shared.class_ids.tolist())

@@ -76,6 +76,7 @@ class Aggregator:
         self._state = self._encoded_state(self._strategy.initial())
         self._layouts = LayoutAgreement(_as_they_are if config.sends_terms else self._strategy.layout)
         self._open_sum = open_sum
+        self._sends_terms = config.sends_terms
         self._cache = UploadCache(cache_bytes)
         self._norms: dict[int, tuple[int, Norms]] = {}
         """By client id, the norms of its last upload and its round; others are computed when the round closes."""
@@ -111,7 +112,7 @@ class Aggregator:
 
     def cache(self, round_number: int, client_id: int, payload: Payload) -> None:
         """Caches the part of a stored upload that aggregation and the client's next reply read."""
-        if self._config.sends_terms:
+        if self._sends_terms:
             self._cache.add(round_number, client_id, payload)
             return
         payload = self._strategy.kept_part(payload)
@@ -124,7 +125,7 @@ class Aggregator:
         if not self._config.exchanges_in(round_number):
             return self._state
         records = await self._store.run(lambda store: store.uploads(round_number))
-        if self._config.sends_terms:
+        if self._sends_terms:
             return await self._close_sum(round_number, records)
         counts = {record.client_id: label_counts(record.client_id) for record in records}
         loop = asyncio.get_running_loop()
@@ -291,7 +292,7 @@ class Aggregator:
 
     def _payload(self, store: Store, record: UploadRecord) -> Payload:
         manifest = pb.Manifest.FromString(record.manifest)
-        if self._strategy.aggregates_prototypes_only and not self._config.sends_terms:
+        if self._strategy.aggregates_prototypes_only and not self._sends_terms:
             body = store.upload_body(record, limit=prototype_bytes(manifest))
             return decode(manifest, body, prototypes_only=True)
         return decode(manifest, store.upload_body(record))

@@ -20,7 +20,7 @@ from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.reports import apply_report, commit_report, report_record
 from feddbp_server.run.sessions import Session
 from feddbp_server.run.state_machine import Phase, RunState, Uploaded
-from feddbp_server.run.validation import check_report, check_selected, wrong_round
+from feddbp_server.run.validation import check_report, wrong_round
 from feddbp_server.store import ReportRecord, Store, UploadRecord
 
 ADMITTED: Final = ((ADMITTED_METADATA_KEY, "1"),)
@@ -291,7 +291,13 @@ def check_upload(client_id: int, round_number: int, state: RunState) -> None:
     """Admits uploads of selected clients to the open round, also while the run is paused."""
     if Phase.COLLECTING not in (state.phase, state.held_phase) or round_number != state.round:
         raise wrong_round(round_number, state)
-    check_selected(client_id, round_number, state)
+    if client_id not in state.selected:
+        raise RefusedError(
+            pb.REFUSAL_REASON_NOT_SELECTED,
+            f"client {client_id} was not selected for round {round_number + 1}",
+            field="round",
+            current_round=state.round,
+        )
 
 
 def _save_once(

@@ -46,7 +46,6 @@ from feddbp_server.run.validation import (
     check_progress,
     check_report,
     check_reported_round,
-    check_selected,
 )
 from feddbp_server.run.view import RunView
 from feddbp_server.store import ClientRecord, Store, StoreError
@@ -221,7 +220,8 @@ class Coordinator:
         is_open = not {Phase.COLLECTING, Phase.AGGREGATING}.isdisjoint({state.phase, state.held_phase})
         if not is_open or request.round != state.round:
             return pb.AdvanceSumResponse(over=pb.SumOver())
-        check_selected(session.client_id, request.round, state)
+        if session.client_id not in state.selected:
+            return pb.AdvanceSumResponse(excluded=pb.SumExcluded(reason="it was not selected for the round"))
         session.last_seen = engine.clock()
         async with self._sum_steps.one_more(session.client_id):
             return await engine.secure_sums.advance(

@@ -29,7 +29,6 @@ from feddbp_server.reporting.metrics_log import MetricsLog, reports_in
 from feddbp_server.reporting.prototype_snapshots import PrototypeSnapshots
 from feddbp_server.reporting.round_lines import ClosedRound, RoundLines
 from feddbp_server.reporting.summary import RunOutcome, write_summary
-from feddbp_server.run.broadcast import Broadcast
 from feddbp_server.run.client_events import run_ended
 from feddbp_server.run.durations import AGGREGATION_BOUNDS, Durations, PhaseTimes
 from feddbp_server.run.extension import open_run
@@ -62,6 +61,23 @@ T = TypeVar("T")
 
 _READ_ATTEMPTS: Final = 3
 """Times a round's uploads are read before the run fails because they cannot be."""
+
+
+class Broadcast:
+    """Wakes every task that waits for the next change.
+
+    Take `upcoming()` before reading the state and wait for it after: no change in between is missed.
+    """
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def publish(self) -> None:
+        self._event.set()
+        self._event = asyncio.Event()
+
+    def upcoming(self) -> asyncio.Event:
+        return self._event
 
 
 class RunEngine:

@@ -31,7 +31,7 @@ from feddbp_common.secure_sums.proto import (
 )
 from feddbp_common.secure_sums.server import check_reveal, unmasked_sum
 from feddbp_server.aggregation.sums import Opening, SumFailedError
-from feddbp_server.run.broadcast import Broadcast
+from feddbp_server.run.engine import Broadcast
 from feddbp_server.run.limits import Limits
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.store import Jobs, SumRecord

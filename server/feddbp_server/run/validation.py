@@ -102,16 +102,6 @@ def check_client_id(client_id: int, config: RunConfig) -> None:
         )
 
 
-def check_selected(client_id: int, round_number: int, state: RunState) -> None:
-    if client_id not in state.selected:
-        raise RefusedError(
-            pb.REFUSAL_REASON_NOT_SELECTED,
-            f"client {client_id} was not selected for round {round_number + 1}",
-            field="round",
-            current_round=state.round,
-        )
-
-
 def check_download(round_number: int, state: RunState) -> None:
     has_state_of_round = state.phase in (Phase.COLLECTING, Phase.EVALUATING, Phase.AGGREGATING, Phase.PAUSED)
     if not has_state_of_round or round_number != state.round:

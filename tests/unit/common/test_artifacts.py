@@ -39,6 +39,7 @@ def test_file_names_are_those_that_existing_state_directories_have() -> None:
         "AUDIT_NAME": "audit.jsonl",
         "CHECKPOINT_NAME": "checkpoint.safetensors",
         "SESSION_NAME": "session.json",
+        "SUM_JOURNAL_NAME": "secure_sum.json",
         "CLIENT_LOCK_NAME": "daemon.lock",
         "DATA_CACHE_NAME": "data-cache",
         "CURVES_NAME": "curves.png",

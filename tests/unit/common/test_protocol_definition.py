@@ -164,7 +164,7 @@ def test_no_unary_message_can_carry_a_tensor(definition: FileDescriptorProto) ->
 def test_the_protocol_has_these_services_and_calls() -> None:
     calls = {name: sorted(service.methods_by_name) for name, service in pb.DESCRIPTOR.services_by_name.items()}
     assert calls == {
-        "Federation": ["Download", "Follow", "GetRun", "Join", "Leave", "Report", "Upload"],
+        "Federation": ["AdvanceSum", "Download", "Follow", "GetRun", "Join", "Leave", "Report", "Upload"],
         "Control": [
             "AllowClient",
             "BlockClient",

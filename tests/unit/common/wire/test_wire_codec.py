@@ -263,6 +263,7 @@ def test_fisher_without_a_form_is_refused() -> None:
 
 def test_the_size_of_a_tensor_follows_from_its_declaration() -> None:
     sizes = {WireType.FLOAT32: 4, WireType.FLOAT16: 2, WireType.BFLOAT16: 2, WireType.INT32: 4, WireType.UINT16: 2}
+    sizes[WireType.UINT64] = 8
     assert {wire_type: wire_type.item_bytes for wire_type in WireType} == sizes
     assert tensor_bytes(pb.Tensor(name="x", dtype=pb.DTYPE_FLOAT16, shape=[3, 5])) == 30
     assert tensor_bytes(pb.Tensor(name="x", dtype=pb.DTYPE_INT32, shape=[])) == 4
