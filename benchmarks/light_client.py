@@ -144,10 +144,17 @@ class LightClient:
                 if isinstance(error, CallRefusedError) and error.reason == pb.REFUSAL_REASON_RUN_ENDED:
                     return None
                 transient = isinstance(error, ServerUnavailableError) or error.reason in REJOIN_REASONS
-                delay = backoff.next_delay() if transient else None
+                asked = error.retry_after if isinstance(error, ServerUnavailableError) else None
+                delay = backoff.next_delay(asked=asked) if transient else None
                 if delay is None:
                     raise
-                log.warning("client %d: %s; trying again in %.1fs", self.client_id, error, delay)
+                log.log(
+                    logging.WARNING if asked is None else logging.DEBUG,
+                    "client %d: %s; trying again in %.1fs",
+                    self.client_id,
+                    error,
+                    delay,
+                )
                 await asyncio.sleep(delay)
 
     async def download(self, round_number: int) -> Download:

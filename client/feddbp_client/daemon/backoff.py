@@ -29,14 +29,19 @@ class Backoff:
         self.answered()
         self._attempts = 0
 
-    def next_delay(self) -> float | None:
-        """Seconds until the next attempt, or None when patience has run out."""
+    def next_delay(self, *, asked: timedelta | None = None) -> float | None:
+        """Seconds until the next attempt, or None when patience has run out.
+
+        `asked` is when the server wants it: a time that it gives to this client alone, so there is little jitter.
+        """
         now = self.clock()
         if self._since is None:
             self._since = now
         left = self.patience.total_seconds() - (now - self._since)
         if left <= 0:
             return None
+        if asked is not None:
+            return min(asked.total_seconds() * (1.0 + 0.1 * self.jitter()), left)
         ceiling = min(self.first.total_seconds() * 2.0**self._attempts, self.longest.total_seconds())
         self._attempts += 1
         return min(ceiling * (0.5 + 0.5 * self.jitter()), left)

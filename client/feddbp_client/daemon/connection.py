@@ -37,6 +37,7 @@ from feddbp_common.rpc.failures import (
     UPLOADED_REPORT_FEATURE,
     describe_failure,
     refusal_in,
+    retry_after_of,
 )
 from feddbp_common.rpc.keepalive import DEFAULT_LEASE, keepalive_options
 from feddbp_common.version import VERSION
@@ -95,9 +96,13 @@ _EventStream: TypeAlias = "grpc.aio.UnaryStreamCall[pb.FollowRequest, pb.RoundEv
 
 
 class ServerUnavailableError(FedDBPError):
-    """The server is unreachable, or temporarily cannot answer."""
+    """The server is unreachable, or temporarily cannot answer; `retry_after` is when it wants to be called again."""
 
     exit_code = ExitCode.UNREACHABLE
+
+    def __init__(self, message: str, *, retry_after: timedelta | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class CallRefusedError(FedDBPError):
@@ -324,7 +329,11 @@ class Connection:
                 raise CallRefusedError(error.details() or "refused without a reason", refusal) from None
             if error.code() in _UNAVAILABLE_CODES or refusal is not None:
                 cause = printable(describe_failure(error, with_certificate=self._credentials.certs is not None))
-                raise ServerUnavailableError(f"the server at {self.address} does not answer ({cause})") from None
+                retry_after = retry_after_of(refusal)
+                what = "does not answer" if retry_after is None else "is busy"
+                raise ServerUnavailableError(
+                    f"the server at {self.address} {what} ({cause})", retry_after=retry_after
+                ) from None
             raise CallRefusedError(f"{error.code().name}: {error.details()}", pb.Refusal()) from None
         except asyncio.CancelledError:
             task = asyncio.current_task()

@@ -259,7 +259,8 @@ class ClientDaemon:
                 raise mistake
 
     async def _wait_before_retry(self, error: Exception) -> None:
-        delay = self._backoff.next_delay()
+        asked = error.retry_after if isinstance(error, ServerUnavailableError) else None
+        delay = self._backoff.next_delay(asked=asked)
         if delay is None:
             if isinstance(error, ServerUnavailableError):
                 waited = self._options.patience.total_seconds()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Final
 
 import grpc
@@ -20,6 +21,7 @@ UPLOADED_REPORT_FEATURE: Final = "upload.report"
 """A server's feature: an upload may have the client's report in its header."""
 TRANSIENT_REASONS: Final = (pb.REFUSAL_REASON_BUSY, pb.REFUSAL_REASON_STORAGE)
 """Refusals that do not depend on the caller: the call may be retried."""
+_LONGEST_RETURN: Final = timedelta(minutes=5)
 
 
 def refusal_in(error: grpc.aio.AioRpcError) -> pb.Refusal | None:
@@ -31,6 +33,14 @@ def refusal_in(error: grpc.aio.AioRpcError) -> pb.Refusal | None:
             except DecodeError:
                 return None
     return None
+
+
+def retry_after_of(refusal: pb.Refusal | None) -> timedelta | None:
+    """When the server wants to be called again, within what a client may be asked to wait; None if it does not say."""
+    if refusal is None or not refusal.HasField("retry_after"):
+        return None
+    seconds = refusal.retry_after.seconds + refusal.retry_after.nanos / 1e9
+    return timedelta(seconds=min(max(0.0, seconds), _LONGEST_RETURN.total_seconds()))
 
 
 def describe_failure(error: grpc.aio.AioRpcError, *, with_certificate: bool) -> str:

@@ -3037,22 +3037,28 @@ class Refusal(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     FIELD_FIELD_NUMBER: _builtins.int
     CURRENT_ROUND_FIELD_NUMBER: _builtins.int
+    RETRY_AFTER_FIELD_NUMBER: _builtins.int
     reason: Global___RefusalReason.ValueType
     """Reason."""
     field: _builtins.str
     """The field at fault, if any."""
     current_round: _builtins.int
     """The open round, so that a late client can continue there."""
+    @_builtins.property
+    def retry_after(self) -> _duration_pb2.Duration:
+        """When to call again, if the call was refused only because too many came at once: each caller is told another time."""
+
     def __init__(
         self,
         *,
         reason: Global___RefusalReason.ValueType = ...,
         field: _builtins.str = ...,
         current_round: _builtins.int | None = ...,
+        retry_after: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_current_round", b"_current_round", "current_round", b"current_round"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_current_round", b"_current_round", "current_round", b"current_round", "retry_after", b"retry_after"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_current_round", b"_current_round", "current_round", b"current_round", "field", b"field", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_current_round", b"_current_round", "current_round", b"current_round", "field", b"field", "reason", b"reason", "retry_after", b"retry_after"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__current_round: _TypeAlias = _typing.Literal["current_round"]  # noqa: Y015
     _WhichOneofArgType__current_round: _TypeAlias = _typing.Literal["_current_round", b"_current_round"]  # noqa: Y015

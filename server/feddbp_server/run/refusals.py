@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Final
 
 from feddbp.v1 import federation_pb2 as pb
@@ -23,12 +24,20 @@ class RefusedError(FedDBPError):
     """A call that is refused; becomes a status code and a `Refusal` in its metadata."""
 
     def __init__(
-        self, reason: pb.RefusalReason.ValueType, message: str, *, field: str = "", current_round: int | None = None
+        self,
+        reason: pb.RefusalReason.ValueType,
+        message: str,
+        *,
+        field: str = "",
+        current_round: int | None = None,
+        retry_after: timedelta | None = None,
     ) -> None:
         super().__init__(message)
         self.client_id: int | None = None
         """The caller, where known."""
         self.details = pb.Refusal(reason=reason, field=field, current_round=current_round)
+        if retry_after is not None:
+            self.details.retry_after.FromTimedelta(retry_after)
 
     @property
     def reason_name(self) -> str:

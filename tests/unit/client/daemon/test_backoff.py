@@ -30,6 +30,17 @@ def test_jitter_shortens_a_delay_by_half_at_most() -> None:
     assert retry.next_delay() == 0.1
 
 
+def test_the_time_that_a_server_asks_for_is_kept_within_patience() -> None:
+    clock = Clock()
+    retry = backoff(clock, patience=30)
+    assert retry.next_delay(asked=timedelta(seconds=20)) == 22.0  # and a tenth of jitter
+    clock.now = 22.0
+    assert retry.next_delay(asked=timedelta(seconds=20)) == 8.0
+    assert retry.next_delay() == 0.2  # its own delays have not grown
+    clock.now = 30.0
+    assert retry.next_delay(asked=timedelta(seconds=1)) is None
+
+
 def test_patience_runs_out() -> None:
     clock = Clock()
     retry = backoff(clock, patience=5)
