@@ -15,9 +15,10 @@ from feddbp_common.fault_injection import fault_point
 from feddbp_common.rpc.failures import ADMITTED_METADATA_KEY
 from feddbp_common.wire import BodyAssembler, Payload, check_manifest, check_values, decode, digest_of
 from feddbp_server.run.engine import RunEngine
+from feddbp_server.run.fairness import MovingSlots
 from feddbp_server.run.limits import Limits
 from feddbp_server.run.refusals import RefusedError
-from feddbp_server.run.reports import apply_report, commit_report, report_record
+from feddbp_server.run.reports import commit_report, count_report, report_record
 from feddbp_server.run.sessions import Session
 from feddbp_server.run.state_machine import Phase, RunState, Uploaded
 from feddbp_server.run.validation import check_report, wrong_round
@@ -117,6 +118,7 @@ class Uploads:
         self._rules = engine.aggregator.upload_rules
         self._wire_type = engine.config.wire_type
         self._bytes_in_flight = 0
+        self._slots = MovingSlots(limits.uploads_at_once, limits.upload_wait)
         self._incoming: dict[int, _Incoming] = {}
 
     @asynccontextmanager
@@ -151,7 +153,7 @@ class Uploads:
         if earlier is not None:
             await self._commit_report_again(session, header)
             return earlier
-        with self._admit(session, header) as incoming:
+        async with self._admit(session, header) as incoming:
             await admit()
             parts.admitted()
             self._engine.history.upload_begun(session.client_id, header.round)
@@ -175,8 +177,8 @@ class Uploads:
 
     # --- admit ---
 
-    @contextmanager
-    def _admit(self, session: Session, header: pb.UploadHeader) -> Iterator[_Incoming]:
+    @asynccontextmanager
+    async def _admit(self, session: Session, header: pb.UploadHeader) -> AsyncIterator[_Incoming]:
         """Refuses on the header what has no chance, and holds room for the rest; nothing else was read by then."""
         self._check_open(session, header)
         if header.HasField("metrics"):
@@ -188,8 +190,14 @@ class Uploads:
             label_counts=session.data.label_counts,
         )
         self._engine.aggregator.check_layout(header.manifest)
-        with self._room_for(session, header.manifest.total_bytes) as incoming:
-            yield incoming
+        with self._alone(session) as incoming:
+            has_slot = await self._slots.take()
+            try:
+                with self._room_for(header.manifest.total_bytes):
+                    yield incoming
+            finally:
+                if has_slot:
+                    self._slots.give_back()
 
     def _check_report(self, session: Session, header: pb.UploadHeader) -> None:
         engine = self._engine
@@ -201,21 +209,32 @@ class Uploads:
         self._engine.store.check()
 
     @contextmanager
-    def _room_for(self, session: Session, size: int) -> Iterator[_Incoming]:
+    def _alone(self, session: Session) -> Iterator[_Incoming]:
+        """The only upload of a client; one of an earlier session is given up."""
         before = self._incoming.get(session.client_id)
         if before is not None and before.session is session:
             raise RefusedError(pb.REFUSAL_REASON_BUSY, f"client {session.client_id} is uploading already")
         if before is not None:
             before.give_up()  # of an earlier session: its commit would be refused
-        if self._bytes_in_flight + size > self._limits.bytes_in_flight:
-            raise RefusedError(pb.REFUSAL_REASON_BUSY, "too many uploads at once; try again in a moment")
         incoming = self._incoming[session.client_id] = _Incoming(session)
-        self._bytes_in_flight += size
         try:
             yield incoming
         finally:
             if self._incoming.get(session.client_id) is incoming:
                 del self._incoming[session.client_id]
+
+    @contextmanager
+    def _room_for(self, size: int) -> Iterator[None]:
+        if self._bytes_in_flight + size > self._limits.bytes_in_flight:
+            raise RefusedError(
+                pb.REFUSAL_REASON_BUSY,
+                "too many uploads at once; try again in a moment",
+                retry_after=self._limits.upload_wait,
+            )
+        self._bytes_in_flight += size
+        try:
+            yield
+        finally:
             self._bytes_in_flight -= size
 
     # --- receive ---
@@ -268,9 +287,9 @@ class Uploads:
             engine.aggregator.cache(header.round, session.client_id, payload)
             engine.event_log.accepted(session, header.round, manifest)
             engine.history.upload_ended(session.client_id, header.round)
-        if report is not None:
-            await apply_report(engine, report, is_new=is_new_report)
-        await engine.apply(Uploaded(session.client_id, header.round))
+        if report is not None and is_new_report:
+            count_report(engine, report)
+        await engine.apply(Uploaded(session.client_id, header.round, reported=report is not None))
         if before is not None:
             return self._receipt_again(before, manifest.sha256)
         return pb.UploadReceipt(round=header.round, sha256=manifest.sha256)

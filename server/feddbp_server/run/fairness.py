@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_server.run.refusals import RefusedError
@@ -54,3 +55,60 @@ class FairSlots:
             self._waiting[client_id] -= 1
             if not self._waiting[client_id]:
                 del self._waiting[client_id], self._by_client[client_id]
+
+
+class MovingSlots:
+    """A fixed number of slots, for which callers wait in order as long as one is given back now and then.
+
+    Once none was given back for `patience`, their holders are stuck: all callers that wait go without a slot. There is
+    one timer for all of them.
+    """
+
+    def __init__(self, slots: int, patience: timedelta) -> None:
+        self._free = slots
+        self._patience = patience.total_seconds()
+        self._waiting: deque[asyncio.Future[bool]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._given_back_at = 0.0
+
+    async def take(self) -> bool:
+        """Whether the caller has a slot, which it has to give back."""
+        if self._free:
+            self._free -= 1
+            return True
+        if not self._patience:
+            return False
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[bool] = loop.create_future()
+        self._waiting.append(turn)
+        if self._timer is None:
+            self._given_back_at = loop.time()
+            self._timer = loop.call_later(self._patience, self._check_progress)
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and turn.result():
+                self.give_back()
+            raise
+
+    def give_back(self) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(True)
+                self._given_back_at = asyncio.get_running_loop().time()
+                return
+        self._free += 1
+
+    def _check_progress(self) -> None:
+        loop, self._timer = asyncio.get_running_loop(), None
+        if not self._waiting:
+            return
+        left = self._given_back_at + self._patience - loop.time()
+        if left > 0:
+            self._timer = loop.call_later(left, self._check_progress)
+            return
+        waiting, self._waiting = self._waiting, deque()
+        for turn in waiting:
+            if not turn.done():
+                turn.set_result(False)

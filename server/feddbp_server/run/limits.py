@@ -13,6 +13,10 @@ class Limits:
 
     upload_bytes: int = 64 << 20
     """Of one upload."""
+    uploads_at_once: int = 64
+    """Uploads that are being received and stored; the headers of more are answered once one of them is stored."""
+    upload_wait: timedelta = timedelta(seconds=2)
+    """For one of them to be stored, while none is; then more are admitted, up to `bytes_in_flight`."""
     bytes_in_flight: int = 512 << 20
     """Of all uploads that are being received; bounds what they can make the server hold in memory.
 
@@ -43,6 +47,10 @@ class Limits:
     """Of all its sessions; each holds the bytes it sends."""
     joins_per_client: int = 8
     """At the same time; they wait for each other."""
+    joins_at_once: int = 256
+    """Of all clients; more are told when to come back."""
+    join_return: timedelta = timedelta(seconds=30)
+    """The latest time that they are told."""
     replies: int = 4
     """Personal states that are computed at the same time, one for each client."""
     stalled_wait: timedelta = timedelta(seconds=30)
@@ -52,7 +60,7 @@ class Limits:
     pushed_state_bytes: int = 1 << 20
     """Of one of them: a larger one would hold up the events after it."""
     pushed_state_wait: timedelta = timedelta(seconds=2)
-    """For one of them to be sent."""
+    """For one of them to be sent, while none is."""
     status_watchers: int = 64
     """Status streams of operators; each is sent the status of every client, again and again."""
     watched_events: int = 20_000
@@ -78,6 +86,11 @@ class Limits:
     """Of a call's metadata, which holds a token at most."""
     streams_per_connection: int = 4096
     """Concurrent calls: a client needs a handful, and one process may be a thousand clients."""
+
+    pending_calls: int = 1000
+    """Calls that have arrived and were not begun yet, in a small run."""
+    pending_calls_per_client: int = 4
+    """The same in a larger one: every client may call when a round opens."""
 
     name_characters: int = 256
     """Of a name: an architecture, a device, an inference rule, a loss term."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.fault_injection import fault_point
 from feddbp_common.wire import Encoded
 from feddbp_server.run.engine import RunEngine
+from feddbp_server.run.fairness import MovingSlots
 from feddbp_server.run.limits import Limits
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.sessions import Session
@@ -20,14 +20,14 @@ from feddbp_server.store import StoreError
 class PushedStates:
     """Owns the bytes that pushed states may take: a fixed number of them is in memory, made but not sent.
 
-    Where one cannot be had at once, its event is sent without it, and the client downloads. So clients that do not
-    read what they are sent delay nobody for longer than `pushed_state_wait`.
+    Clients that do not read what they are sent delay nobody for longer than `pushed_state_wait`: then the other events
+    are sent without states, and their clients download.
     """
 
     def __init__(self, engine: RunEngine, limits: Limits) -> None:
         self._engine = engine
         self._limits = limits
-        self._slots = asyncio.Semaphore(limits.pushed_states)
+        self._slots = MovingSlots(limits.pushed_states, limits.pushed_state_wait)
 
     @asynccontextmanager
     async def with_state(self, session: Session, event: pb.RoundEvent) -> AsyncIterator[pb.RoundEvent]:
@@ -36,7 +36,7 @@ class PushedStates:
         if number is None or session.client_id in self._engine.state.uploaded:
             yield event
             return
-        has_slot = await self._take_slot()
+        has_slot = await self._slots.take()
         try:
             state = await self._state(session, number) if has_slot else None
             fault_point("server.state.pushing")
@@ -47,14 +47,7 @@ class PushedStates:
                     yield _joined(event, state)
         finally:
             if has_slot:
-                self._slots.release()
-
-    async def _take_slot(self) -> bool:
-        if not self._slots.locked():
-            return await self._slots.acquire()
-        with suppress(TimeoutError):
-            return await asyncio.wait_for(self._slots.acquire(), self._limits.pushed_state_wait.total_seconds())
-        return False
+                self._slots.give_back()
 
     async def _state(self, session: Session, number: int) -> Encoded | None:
         engine = self._engine

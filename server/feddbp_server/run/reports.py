@@ -19,13 +19,13 @@ async def commit_report(engine: RunEngine, record: ReportRecord) -> None:
     """Makes a report durable and applies it; to be shielded from the caller's cancellation."""
     is_new = await engine.store.run(lambda store: store.save_report(record))
     fault_point("server.report.committed")
-    await apply_report(engine, record, is_new=is_new)
-
-
-async def apply_report(engine: RunEngine, record: ReportRecord, *, is_new: bool) -> None:
-    """Applies a report that is durable."""
     if is_new:
-        report = Report.from_record(record)
-        engine.metrics_log.add(report)
-        engine.history.reported(report)
+        count_report(engine, record)
     await engine.apply(Reported(record.client_id, record.round))
+
+
+def count_report(engine: RunEngine, record: ReportRecord) -> None:
+    """Adds a new report that is durable to the results of the run."""
+    report = Report.from_record(record)
+    engine.metrics_log.add(report)
+    engine.history.reported(report)

@@ -167,6 +167,14 @@ class RunState:
         return self.silent - self.set_aside
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether any client is missing; by numbers first, since every event asks and a run may have thousands."""
+        excused = len(self.skipped) + len(self.set_aside)
+        if len(self.selected) > len(self.uploaded) + excused or len(self.observers) > len(self.reported) + excused:
+            return not self.phase.is_final
+        return bool(self.missing)
+
+    @property
     def silent(self) -> frozenset[int]:
         """Clients that take part in the phase and have neither completed it nor said that they cannot."""
         return ((self.selected - self.uploaded) | (self.observers - self.reported)) - self.skipped
@@ -259,6 +267,8 @@ class Allowed:
 class Uploaded:
     client: int
     round: int
+    reported: bool = False
+    """Whether the upload had the client's report on the round with it."""
 
 
 @dataclass(frozen=True)
@@ -430,8 +440,8 @@ def _record(state: RunState, event: Event, policy: RoundPolicy, now: float) -> S
             return _block(state, client), ()
         case Allowed(client):
             return replace(state, blocked=state.blocked - {client}), ()
-        case Uploaded(client, number) if number == state.round and client in state.selected:
-            return replace(state, uploaded=state.uploaded | {client}), ()
+        case Uploaded(client, number, reported) if number == state.round:
+            return _upload(state, client, reported=reported), ()
         case Reported(client, number) if number == state.round:
             return replace(state, reported=state.reported | {client}), ()
         case Skipped(client, number) if number == state.round and client in state.selected | state.observers:
@@ -471,14 +481,14 @@ def _advance(state: RunState, effects: tuple[Effect, ...], policy: RoundPolicy, 
         waiting = replace(state, phase=Phase.WAITING, observers=frozenset(), deadline=None)
         # the remaining members may be enough
         return _advance(waiting, (*effects, RoundAbandoned(state.round)), policy, now)
-    if state.phase is Phase.COLLECTING and not state.missing:
+    if state.phase is Phase.COLLECTING and not state.is_waiting:
         if len(state.uploaded) >= state.uploads_needed(policy):
             state, closing = _close_round(state)
             return state, (*effects, *closing)
         if not (state.selected - state.uploaded - state.skipped):  # nobody is left who could still upload
             state, decided = _without_enough_uploads(state, policy, now)
             return state, (*effects, *decided)
-    if state.phase is Phase.EVALUATING and not state.missing:
+    if state.phase is Phase.EVALUATING and not state.is_waiting:
         state, ended = _end(state, Phase.FINISHED, state.reason or ALL_DONE)
         return state, (*effects, *ended)
     return state, effects
@@ -637,6 +647,14 @@ def _resume(state: RunState, policy: RoundPolicy, now: float) -> RunState:
 def _end(state: RunState, phase: Phase, reason: str) -> Step:
     ended = replace(state, phase=phase, held_phase=None, deadline=None, reason=reason)
     return ended, (RunEnded(phase, reason),)
+
+
+def _upload(state: RunState, client: int, *, reported: bool) -> RunState:
+    return replace(
+        state,
+        uploaded=state.uploaded | {client} if client in state.selected else state.uploaded,
+        reported=state.reported | {client} if reported else state.reported,
+    )
 
 
 def _join(state: RunState, client: int, now: float) -> RunState:

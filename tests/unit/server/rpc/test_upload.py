@@ -248,6 +248,46 @@ async def test_an_upload_that_stalls_is_refused(tmp_path: Path) -> None:
     assert "nothing arrived for 0.03s" in str(without_body)
 
 
+async def test_an_upload_is_admitted_when_one_of_those_before_it_is_stored(tmp_path: Path) -> None:
+    limits = Limits(uploads_at_once=1, upload_wait=timedelta(hours=1))
+    async with limited(tmp_path, limits) as (server, daemon):
+        go_on, read = asyncio.Event(), list[int]()
+
+        async def slow() -> Parts:
+            yield header(daemon, UPLOAD)
+            await go_on.wait()
+            yield chunk(UPLOAD.body())
+
+        first = asyncio.create_task(server.upload(slow()))
+        await asyncio.sleep(0.01)
+        other = await rejoined(server, 1)
+        encoded = trained_upload(1, 0, Payload())
+
+        async def watched() -> Parts:
+            yield header(other, encoded, awaits_admission=True)
+            read.append(1)
+            yield chunk(encoded.body())
+
+        second = asyncio.create_task(server.upload(watched()))
+        await asyncio.sleep(0.01)
+        assert not read
+        go_on.set()
+        await asyncio.gather(first, second)
+        assert server.engine.state.uploaded == ids(0, 1)
+
+
+async def test_uploads_that_are_stuck_do_not_keep_others_from_being_admitted(tmp_path: Path) -> None:
+    limits = Limits(uploads_at_once=1, upload_wait=timedelta(milliseconds=1))
+    async with limited(tmp_path, limits) as (server, daemon):
+        first = asyncio.create_task(server.upload(stuck(header(daemon, UPLOAD))))
+        await asyncio.sleep(0.01)
+        other = await rejoined(server, 1)
+        await server.upload(parts(other.secret, 0, trained_upload(1, 0, Payload())))
+        assert server.engine.state.uploaded == ids(1)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+
+
 async def test_a_client_uploads_one_thing_at_a_time(server: Server, daemon: Daemon) -> None:
     first = asyncio.create_task(server.upload(stuck(header(daemon, UPLOAD))))
     await asyncio.sleep(0.01)

@@ -90,9 +90,9 @@ class LifeOfARun(RuleBasedStateMachine):
     def leave(self, client: int) -> None:
         self.happen(Left(client))
 
-    @rule(client=CLIENTS, behind=st.integers(-1, 1))
-    def upload(self, client: int, behind: int) -> None:
-        self.happen(Uploaded(client, self.run.state.round - behind))
+    @rule(client=CLIENTS, behind=st.integers(-1, 1), reported=st.booleans())
+    def upload(self, client: int, behind: int, reported: bool) -> None:
+        self.happen(Uploaded(client, self.run.state.round - behind, reported=reported))
 
     @precondition(lambda self: self.run.state.missing and not self.run.phase.is_final)
     @rule(data=st.data())
@@ -140,6 +140,10 @@ class LifeOfARun(RuleBasedStateMachine):
         self.happen(event)
 
     # --- invariants ---
+
+    @invariant()
+    def a_run_waits_exactly_while_a_client_is_missing(self) -> None:
+        assert self.run.state.is_waiting == bool(self.run.state.missing)
 
     def check_step(self, before: RunState, event: Event, after: RunState, effects: tuple[Effect, ...]) -> None:
         assert before.round <= after.round <= before.round + 1
