@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from run_machine import policy
 
 from feddbp.v1 import federation_pb2 as pb
+from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_common.artifacts import METRICS_NAME, SUMMARY_NAME
 from feddbp_common.config.data import DataConfig
 from feddbp_common.config.features import supported_features
@@ -27,12 +30,13 @@ from feddbp_server.reporting.metrics_log import MetricsLog
 from feddbp_server.reporting.prototype_snapshots import PrototypeSnapshots
 from feddbp_server.rpc.auth import NoAuth
 from feddbp_server.rpc.federation import FederationService
+from feddbp_server.rpc.interceptors import CallGuard
 from feddbp_server.rpc.run_events import RunEventStreams
 from feddbp_server.rpc.status_reply import status_of
 from feddbp_server.rpc.upload import Uploads
 from feddbp_server.run.coordinator import Coordinator
 from feddbp_server.run.engine import RunEngine
-from feddbp_server.run.limits import DEFAULT_LIMITS
+from feddbp_server.run.limits import DEFAULT_LIMITS, Limits
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.sessions import Session
 from feddbp_server.run.state_machine import Phase
@@ -171,6 +175,19 @@ class _Context:
 
     async def send_initial_metadata(self, metadata: object) -> None:
         pass
+
+
+@asynccontextmanager
+async def listening(server: Server, limits: Limits = DEFAULT_LIMITS) -> AsyncIterator[str]:
+    """The address of a server that has the command's interceptor and listens on a socket."""
+    listener = grpc.aio.server(interceptors=[CallGuard(server.engine.event_log, limits=limits, identity=NoAuth())])
+    pb_grpc.add_FederationServicer_to_server(server.federation, listener)
+    port = listener.add_insecure_port("127.0.0.1:0")
+    await listener.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await listener.stop(None)
 
 
 def join_request(coordinator: Coordinator, client_id: int, *, previous: str = "") -> pb.JoinRequest:

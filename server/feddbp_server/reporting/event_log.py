@@ -77,6 +77,7 @@ class EventLog:
         self._names = names
         """The name of a client, if it has one."""
         self._waiting_lines = RateLimit(_WAITING_LINES, per_second=1.0, clock=clock)
+        self._crowd_lines = RateLimit(1, per_second=1 / 60, clock=clock)
         self._alone: int | None = None
         self.incidents: deque[Incident] = deque(maxlen=limits.incidents)
         self._limits = limits
@@ -129,10 +130,10 @@ class EventLog:
         log.warning("%s has been disconnected for %s", self.shown(session.client_id), human_seconds(seconds))
         self.command.notify("client_lost", client=session.client_id, name=name, seconds=round(seconds))
 
-    def waiting(self, waiting: Waiting) -> None:
+    def waiting(self, waiting: Callable[[], Waiting]) -> None:
         """A client has joined a run that waits for others; of many joins at once only some are told."""
         if self._waiting_lines.take():
-            log.info("%s", waiting)
+            log.info("%s", waiting())
 
     def alone(self, client: int | None) -> None:
         """The only client that takes part, if there are others in the run: told when that begins and ends."""
@@ -170,11 +171,20 @@ class EventLog:
 
     def refused(self, call: str, refusal: RefusedError, *, peer: str, caller: str | None = None) -> None:
         """A flood of refusals is only counted: it must not displace other incidents."""
-        if self.audit.record_refusal(call, refusal, client=refusal.client_id, peer=peer, caller=caller):
+        if refusal.details.HasField("retry_after"):
+            self._told_to_return(call, refusal)
+        elif self.audit.record_refusal(call, refusal, client=refusal.client_id, peer=peer, caller=caller):
             whose = "" if refusal.client_id is None else f" of {self.shown(refusal.client_id)}"
             log.warning("refused %s%s (%s): %s", call, whose, refusal.reason_name, refusal)
             shown = f"refused {call} ({refusal.reason_name}): {refusal}"
             self.incident(refusal.client_id, shown, of_stranger=caller == "")
+
+    def _told_to_return(self, call: str, refusal: RefusedError) -> None:
+        """Too many callers at once, who did nothing wrong: counted, and told of once a minute."""
+        self.audit.refused[call, refusal.reason_name] += 1
+        if self._crowd_lines.take():
+            log.warning("%s: %s; others are told when to come back, too", call, refusal)
+            self.incident(None, f"too many callers of {call} at once; they are told when to come back")
 
     def storage(self, trouble: str) -> None:
         """The store is not writable because of `trouble`, or is writable again if that is empty."""

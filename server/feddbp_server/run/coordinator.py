@@ -19,6 +19,7 @@ from feddbp_common.wire import chunked
 from feddbp_server.run.client_events import event_for
 from feddbp_server.run.engine import RunEngine
 from feddbp_server.run.fairness import CallsPerClient, FairSlots
+from feddbp_server.run.join_queue import JoinQueue
 from feddbp_server.run.limits import Limits
 from feddbp_server.run.pushed_states import PushedStates, announced_round
 from feddbp_server.run.refusals import RefusedError
@@ -61,6 +62,7 @@ class Coordinator:
         self._limits = limits
         self._states = PushedStates(engine, limits)
         self._joins = CallsPerClient("joins", limits.joins_per_client)
+        self._join_queue = JoinQueue(limits, engine.clock)
         self._downloads = CallsPerClient("downloads", limits.downloads_per_client)
         self._replies = FairSlots(limits.replies)
         self._sum_steps = CallsPerClient("steps of a sum", limits.streams_per_session)
@@ -96,6 +98,12 @@ class Coordinator:
             raise
 
     async def _commit_join(self, request: pb.JoinRequest, peer: str, *, gone: asyncio.Event) -> tuple[Session, str]:
+        with self._join_queue.one_more():
+            return await self._commit_queued_join(request, peer, gone=gone)
+
+    async def _commit_queued_join(
+        self, request: pb.JoinRequest, peer: str, *, gone: asyncio.Event
+    ) -> tuple[Session, str]:
         engine, client_id = self._engine, request.client_id
         async with self._joins.one_more(client_id), self.sessions.lock_of(client_id):
             if gone.is_set():

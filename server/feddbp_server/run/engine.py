@@ -268,7 +268,7 @@ class RunEngine:
         for effect in effects:
             self._carry_out(effect)
         if state.phase is Phase.WAITING and state.arrived != before.arrived:
-            self.event_log.waiting(Waiting.of(state, self.policy, self.clock()))
+            self.event_log.waiting(lambda: Waiting.of(state, self.policy, self.clock()))
         if (state.phase, state.members) != (before.phase, before.members):
             self.event_log.alone(sole_participant(state, self.policy))
         if state.client_facing != before.client_facing:

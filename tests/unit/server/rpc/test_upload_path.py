@@ -6,30 +6,25 @@ import asyncio
 import re
 import sys
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-import grpc
 import pytest
-from coordinator_runs import CLIENTS, Server, join_request, trained_upload
+from coordinator_runs import CLIENTS, Server, join_request, listening, trained_upload
 from run_machine import ids
 
-from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_client.daemon.connection import Connection
 from feddbp_common.wire import Payload
-from feddbp_server.rpc.auth import NoAuth
-from feddbp_server.rpc.interceptors import CallGuard
-from feddbp_server.run.limits import DEFAULT_LIMITS
 from feddbp_server.store import SqliteStore
 
 T = TypeVar("T")
 
 ARCHITECTURE = Path(__file__).parents[4] / "docs" / "architecture.md"
-MOST = 21
+MOST = 22
 IN_CLIENT = ContextVar("IN_CLIENT", default=False)
 """True in tasks of the client, which shares the event loop with the server."""
 
@@ -77,22 +72,6 @@ def trace() -> Iterator[Trace]:
         yield made
 
 
-@asynccontextmanager
-async def listening(directory: Path) -> AsyncIterator[tuple[Server, str]]:
-    """A server with the interceptor and the store of the command, and its address."""
-    async with Server(SqliteStore(directory), directory) as server:
-        listener = grpc.aio.server(
-            interceptors=[CallGuard(server.engine.event_log, limits=DEFAULT_LIMITS, identity=NoAuth())]
-        )
-        pb_grpc.add_FederationServicer_to_server(server.federation, listener)
-        port = listener.add_insecure_port("127.0.0.1:0")
-        await listener.start()
-        try:
-            yield server, f"127.0.0.1:{port}"
-        finally:
-            await listener.stop(None)
-
-
 async def in_client(work: Coroutine[Any, Any, T]) -> T:
     """Runs work in a task that is not traced."""
     token = IN_CLIENT.set(True)
@@ -114,7 +93,7 @@ def documented_modules() -> list[str]:
 async def test_an_upload_runs_through_the_documented_modules_and_no_other(
     trace: Trace, tmp_path: Path, admission: bool
 ) -> None:
-    async with listening(tmp_path) as (server, address):
+    async with Server(SqliteStore(tmp_path), tmp_path) as server, listening(server) as address:
         connection = Connection(address)
         if admission:
             await connection.get_run()  # lists the feature; a client of 0.1.0 does not know it

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -12,44 +11,9 @@ from typing import Any
 import pytest
 from coordinator_runs import PATIENCE, Daemon, Server, join_all, metrics_of, next_event
 from run_machine import ids
+from slow_disk import SlowDisk
 
 from feddbp_server.run.state_machine import Phase
-from feddbp_server.store import MemoryStore
-
-
-class SlowDisk(MemoryStore):
-    """Blocks on one kind of record until a test releases it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.slow_at = ""
-        self.reached = threading.Event()
-        self.released = threading.Event()
-
-    def _wait(self, what: str) -> None:
-        if what == self.slow_at:
-            self.reached.set()
-            assert self.released.wait(PATIENCE)
-
-    def save_snapshot(self, progress: str) -> None:
-        self._wait("snapshot")
-        super().save_snapshot(progress)
-
-    def add_new_member(self, client_id: int) -> None:
-        self._wait("member")
-        super().add_new_member(client_id)
-
-    def save_client(self, record: Any) -> None:
-        self._wait("client")
-        super().save_client(record)
-
-    def save_upload(self, record: Any, body: bytes) -> None:
-        self._wait("upload")
-        super().save_upload(record, body)
-
-    def save_report(self, record: Any) -> bool:
-        self._wait("report")
-        return super().save_report(record)
 
 
 @pytest.fixture
