@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import grpc
 import numpy as np
@@ -21,7 +22,7 @@ from rich.console import Console
 
 from benchmarks.light_client import LightClient
 from benchmarks.measurement import Measurement, table_of
-from benchmarks.servers import RunningServer, peak_bytes, resident_bytes, running_server
+from benchmarks.servers import RunningServer, cpu_seconds, peak_bytes, resident_bytes, running_server
 from benchmarks.soak import OwnConnection
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
@@ -41,8 +42,6 @@ class _Client(LightClient):
     described: pb.GetRunResponse | None = None
     config: RunConfig | None = None
     joined_at: list[float] = []  # noqa: RUF012 - of the process
-    joining = asyncio.Semaphore(64)
-    """Joins at a time: thousands at once would wait for their answer for longer than a call may take."""
 
     async def describe(self) -> pb.GetRunResponse:
         if _Client.described is None:
@@ -55,8 +54,7 @@ class _Client(LightClient):
         return _Client.config
 
     async def join(self) -> RunConfig:
-        async with self.joining:
-            config = await super().join()
+        config = await super().join()
         self.joined_at.append(time.time())
         return config
 
@@ -88,24 +86,40 @@ async def _run_clients(address: str, ids: range) -> dict[str, object]:
     }
 
 
-async def _call_status(server: RunningServer, seconds: list[float], memory: list[int]) -> None:
-    """Asks for the status once a second, as an operator's view does, and samples the server's memory."""
-    channel = grpc.aio.insecure_channel(server.address, options=[("grpc.max_receive_message_length", -1)])
-    stub: pb_grpc.ControlAsyncStub = pb_grpc.ControlStub(channel)
-    while True:
-        started = time.perf_counter()
-        await stub.GetStatus(pb.GetStatusRequest())
-        seconds.append(time.perf_counter() - started)
-        memory.append(resident_bytes(server.pid))
-        await asyncio.sleep(1.0)
+@dataclass
+class Samples:
+    """The server, looked at once a second; the last look may be at one that has stopped."""
+
+    status_seconds: list[float] = field(default_factory=list)
+    memory: list[int] = field(default_factory=list)
+    peak: int = 0
+    cpu: float = 0.0
+
+    async def take(self, server: RunningServer) -> None:
+        """Asks for the status once a second, as an operator's view does, and samples memory and CPU time."""
+        channel = grpc.aio.insecure_channel(server.address, options=[("grpc.max_receive_message_length", -1)])
+        stub: pb_grpc.ControlAsyncStub = pb_grpc.ControlStub(channel)
+        while True:
+            started = time.perf_counter()
+            await stub.GetStatus(pb.GetStatusRequest())
+            self.status_seconds.append(time.perf_counter() - started)
+            self.memory.append(resident_bytes(server.pid))
+            self.peak, self.cpu = peak_bytes(server.pid), cpu_seconds(server.pid)
+            await asyncio.sleep(1.0)
+
+    def growth(self) -> float:
+        """Memory at the end against the middle of the run."""
+        later = self.memory[len(self.memory) // 2 :]
+        return float(np.mean(later[-5:]) / np.mean(later[:5]))
 
 
-async def _measure(clients: int, rounds: int) -> list[Measurement]:
+async def _measure(clients: int, rounds: int, classes: int) -> list[Measurement]:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-    options = ("--clients", clients, "--min-clients", clients, "--rounds", rounds, "--dataset", "digits")
-    with running_server(*options, "--round-deadline", "0", "--log-level", "warning") as server:
-        share, status_seconds, memory = -(-clients // PROCESSES), list[float](), list[int]()
+    options = ("--clients", clients, "--min-clients", clients, "--rounds", rounds)
+    task = ("--dataset", "custom", "--classes", classes, "--round-deadline", "0", "--log-level", "warning")
+    with running_server(*options, *task) as server:
+        share, samples = -(-clients // PROCESSES), Samples()
         started = time.time()
         workers = [
             await asyncio.create_subprocess_exec(
@@ -116,18 +130,18 @@ async def _measure(clients: int, rounds: int) -> list[Measurement]:
             )
             for first in range(0, clients, share)
         ]
-        watching = asyncio.create_task(_call_status(server, status_seconds, memory))
+        watching = asyncio.create_task(samples.take(server))
         outputs = await asyncio.gather(*(worker.communicate() for worker in workers))
         watching.cancel()
-        peak = peak_bytes(server.pid)
     reports = [json.loads(output) for output, _ in outputs]
     errors = [error for report in reports for error in report["errors"]]
     for error in errors[:5]:
         print(error)
     opened = np.diff(reports[0]["rounds"])
-    later = memory[len(memory) // 2 :]
     rounds_text = f"{len(opened)} rounds, median {np.median(opened):.1f} s, p99 {np.quantile(opened, 0.99):.1f} s"
-    status_text = f"median {1000 * np.median(status_seconds):.0f} ms, p99 {np.quantile(status_seconds, 0.99):.2f} s"
+    status = samples.status_seconds
+    status_text = f"median {1000 * np.median(status):.0f} ms, p99 {np.quantile(status, 0.99):.2f} s"
+    cpu_text = f"{1000 * samples.cpu / clients / (rounds + 1):.2f} ms of server CPU a client and round"
     return [
         Measurement(question=f"{clients} clients: errors", value=len(errors), bar=0, unit="", detail=rounds_text),
         Measurement(
@@ -135,13 +149,13 @@ async def _measure(clients: int, rounds: int) -> list[Measurement]:
             value=max(report["joined_at"] for report in reports) - started,
             bar=JOIN_SECONDS,
             unit="s",
-            detail=f"in {PROCESSES} processes, {PER_CONNECTION} clients a connection",
+            detail=f"in {PROCESSES} processes, {PER_CONNECTION} clients a connection; {cpu_text}",
         ),
         Measurement(
             question=f"{clients} clients: memory at the end against the middle of the run",
-            value=float(np.mean(later[-5:]) / np.mean(later[:5])),
+            value=samples.growth(),
             bar=1.05,
-            detail=f"peak {peak / 1e6:.0f} MB; status call {status_text}",
+            detail=f"peak {samples.peak / 1e6:.0f} MB; status call {status_text}",
         ),
     ]
 
@@ -150,13 +164,14 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ten_thousand", description=__doc__)
     parser.add_argument("--clients", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--classes", type=int, default=10)
     parser.add_argument("--as-clients", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args(words)
     if given.as_clients is not None:
         address, first, last = given.as_clients
         print(json.dumps(asyncio.run(_run_clients(address, range(int(first), int(last))))))
         return 0
-    measured = asyncio.run(_measure(given.clients, given.rounds))
+    measured = asyncio.run(_measure(given.clients, given.rounds, given.classes))
     Console().print(table_of(measured))
     return 0 if all(measurement.holds for measurement in measured) else 1
 

@@ -84,7 +84,9 @@ class Server:
         guard = CallGuard(self.engine.event_log, limits=self._limits, identity=self._identity, classes=classes)
         self._grpc = grpc.aio.server(
             interceptors=[guard] if self._monitor is None else [self._monitor.meter, guard],
-            options=server_options(config.rounds.lease_in_force, self._limits, classes=classes),
+            options=server_options(
+                config.rounds.lease_in_force, self._limits, classes=classes, clients=config.run.clients
+            ),
         )
         self.port = 0
         self.metrics_port: int | None = None

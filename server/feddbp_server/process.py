@@ -21,6 +21,7 @@ _M_TRIM_THRESHOLD: Final = -1
 _ARENAS: Final = 2
 _MMAP_BYTES: Final = 8 << 20
 _KEPT_BYTES: Final = 64 << 20
+_GC_THRESHOLDS: Final = (10_000, 20, 20)
 _OTHER_FILES: Final = 64
 """Open files besides connections: the store, logs, gRPC's own."""
 
@@ -65,9 +66,14 @@ def check_open_files(clients: int) -> None:
 
 
 def settle_heap() -> None:
-    """To be called once the server listens: what was made by then stays, and need not be looked at again and again."""
+    """To be called once the server listens: what was made by then stays, and need not be looked at again and again.
+
+    Sessions and open calls of many clients are a million objects, which a full collection takes a second for. With
+    Python's own thresholds it did so several times a round; most cycles are garbage while they are young.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLDS)
 
 
 def _configure_malloc() -> None:

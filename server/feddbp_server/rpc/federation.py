@@ -112,8 +112,9 @@ class FederationService(pb_grpc.FederationServicer):
             return pb.LeaveResponse()
 
 
-def server_options(lease: timedelta, limits: Limits, *, classes: int) -> list[tuple[str, int]]:
+def server_options(lease: timedelta, limits: Limits, *, classes: int, clients: int) -> list[tuple[str, int]]:
     """Options of the gRPC server: pings that notice a lost client before its lease ends, and limits on messages."""
+    pending = max(limits.pending_calls, limits.pending_calls_per_client * clients)
     return [
         *keepalive_options(lease),
         # clients ping as often as they need to: that is no reason to close their connection
@@ -121,6 +122,10 @@ def server_options(lease: timedelta, limits: Limits, *, classes: int) -> list[tu
         ("grpc.max_receive_message_length", limits.message_bytes + limits.bytes_per_class * classes),
         ("grpc.max_metadata_size", limits.metadata_bytes),
         ("grpc.max_concurrent_streams", limits.streams_per_connection),
+        # beyond these gRPC drops calls at random before any code of ours sees them; its default of 1,000 is fewer than
+        # many clients make at once when a round opens
+        ("grpc.server.max_pending_requests", pending),
+        ("grpc.server.max_pending_requests_hard_limit", 2 * pending),
         # never share a port with a second server: a bind error has to be an error
         ("grpc.so_reuseport", 0),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,8 @@ from coordinator_runs import Daemon, Server, join_all, join_request, parts, trai
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.wire import Payload
-from feddbp_server.rpc.federation import FederationService
+from feddbp_server.rpc.federation import FederationService, server_options
+from feddbp_server.run.limits import DEFAULT_LIMITS
 from feddbp_server.run.refusals import RefusedError
 
 CONTEXT: Any = SimpleNamespace(peer=lambda: "ipv4:127.0.0.1:5")  # without authentication, no more of it is used
@@ -90,3 +92,10 @@ async def test_a_report_without_content_names_its_client(server: Server) -> None
     daemon = await Daemon.join(server, 1)
     report = server.federation.Report(pb.ReportRequest(session=daemon.secret), CONTEXT)
     assert await refused_client(report) == 1
+
+
+def test_every_client_may_call_at_once() -> None:
+    for clients, pending in ((4, 1000), (10_000, 40_000)):
+        options = dict(server_options(timedelta(seconds=30), DEFAULT_LIMITS, classes=10, clients=clients))
+        assert options["grpc.server.max_pending_requests"] == pending
+        assert options["grpc.server.max_pending_requests_hard_limit"] == 2 * pending
