@@ -76,12 +76,14 @@ async def _run(config: ClientConfig) -> int:
             dataset_cache=cache,
             image_cache=image_cache,
             init_from=config.source.init_from,
+            frozen_weights=config.source.frozen_weights,
             skip_unreadable=config.source.skip_unreadable,
         )
         options = DaemonOptions(
             state_dir=identity.state_dir,
             patience=identity.patience,
             local=local,
+            epsilon_budget=config.source.epsilon_budget,
             server_moved=identity.server_moved,
             name=identity.name,
         )

@@ -11,6 +11,7 @@ from pydantic import ByteSize, Field, field_validator, model_validator
 
 from feddbp_common.artifacts import DATA_CACHE_NAME
 from feddbp_common.config.dry_run import FORMAT_HELP, DryRunFormat
+from feddbp_common.config.exchange import EPSILON_BUDGET
 from feddbp_common.config.references import is_module_name
 from feddbp_common.config.types import CommaSeparated, Duration, FrozenModel, parse_ids, parse_numbers
 from feddbp_common.errors import ConfigurationError
@@ -170,6 +171,17 @@ class SourceConfig(FrozenModel):
     )
     data_cache_size: ByteSize = Field(
         ByteSize(20_000_000_000), ge=0, description="most bytes that decoded images may take on disk; 0 keeps none"
+    )
+    frozen_weights: Path | None = Field(
+        None,
+        description="safetensors file with the weights of the run's network that nobody trains (method frozen)",
+        json_schema_extra={"metavar": "FILE"},
+    )
+    epsilon_budget: float = Field(
+        EPSILON_BUDGET,
+        gt=0,
+        description="most epsilon that releases under differential privacy may spend together, over all runs of this "
+        "client in --state-dir; it stays out of a run that would need more",
     )
     model: str | None = Field(None, description="architecture by name, or package.module:function for your own")
     init_from: Path | None = Field(

@@ -49,6 +49,8 @@ def client_directory(state_dir: Path, run_id: str, client_id: int) -> Path:
 
 CHECKPOINT_NAME: Final = "checkpoint.safetensors"
 """Written by the client after each round; read when it resumes, by `feddbp predict` and `feddbp export`."""
+RELEASE_NAME: Final = "release.npy"
+"""Written by a client of a run with differential privacy, once: what it has released; read when it resumes."""
 SESSION_NAME: Final = "session.json"
 """Written by the client at join, after its last report and at the end, mode 0600; read when it rejoins, or finds no
 server."""

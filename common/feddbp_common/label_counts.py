@@ -14,12 +14,12 @@ Counts = npt.NDArray[np.int64]
 
 
 def declared_counts(counts: Counts, privacy: PrivacyConfig) -> Counts:
-    """What a client declares of its training samples of every class: nothing with secure sums, else never all zero.
+    """What a client declares of its training samples of every class: an empty array if nothing, else never all zero.
 
     In buckets, a class that releases no prototype because it is too small is declared as absent, unless no class would
     be left.
     """
-    if privacy.secure_sums:
+    if not privacy.declares_counts:
         return counts[:0]
     if privacy.counts == "exact":
         return counts

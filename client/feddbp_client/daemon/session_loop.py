@@ -17,9 +17,11 @@ from feddbp_client.daemon.event_stream import EventStream
 from feddbp_client.daemon.progress_log import progress_logged
 from feddbp_client.daemon.reply_checks import InvalidReplyError, checked_config
 from feddbp_client.daemon.round_worker import Assignment, RoundWorker
+from feddbp_client.privacy.release import prepare_release
 from feddbp_client.training.checkpoint import ClientDirectory, reported_directory
 from feddbp_client.training.errors import as_training_error
 from feddbp_client.training.setup import LocalOptions, build_client
+from feddbp_common.config.exchange import EPSILON_BUDGET
 from feddbp_common.config.features import describe_missing, missing_features, supported_features
 from feddbp_common.errors import ConfigurationError, ExitCode, FedDBPError
 from feddbp_common.fault_injection import fault_point
@@ -43,6 +45,8 @@ class DaemonOptions:
     state_dir: Path
     patience: timedelta
     local: LocalOptions
+    epsilon_budget: float = EPSILON_BUDGET
+    """Most epsilon of all releases of a client together."""
     server_moved: bool = False
     """Whether a run's directory may be used with another server than before."""
     name: str = ""
@@ -144,6 +148,18 @@ class ClientDaemon:
                 server=self._connection.server_identity,
                 moved=self._options.server_moved,
             )
+            try:
+                client.trainer.release_table = await asyncio.to_thread(
+                    prepare_release,
+                    config.privacy,
+                    directory.path,
+                    run_id=described.run_id,
+                    client_id=self.client_id,
+                    budget=self._options.epsilon_budget,
+                )
+            except BaseException:
+                directory.close()
+                raise
             slot = self._slots.on(self._options.local.compute.device)
             self._worker = RoundWorker(client, directory, self._connection, training_slot=slot)
             self._worker.resume()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from feddbp_client.methods.scores import Scores
 from feddbp_client.training.class_statistics import Images, evaluation
+from feddbp_common.differential_privacy.mechanism import Table
 from feddbp_common.methods import MethodSettings
 from feddbp_common.wire import Payload, WireType
 
@@ -42,6 +43,10 @@ class Task:
     """Whether prototypes of classes that few clients have stay with them."""
     label_smoothing: float = 0.0
     """Share of a label's weight that cross-entropy spreads over all classes."""
+    clip_bound: float = 1.0
+    """Norm to which features are clipped, by methods that do."""
+    is_private: bool = False
+    """Whether the run promises differential privacy of the training samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +101,15 @@ class LocalMethod(nn.Module, ABC, Generic[SettingsT]):
     @abstractmethod
     def scores(self, images: Tensor) -> Mapping[str, Scores]:
         """Scores of every class under every inference rule; the caller sets eval mode."""
+
+    def exact_table(self, images: Images, labels: Tensor, *, batch_size: int) -> Table:
+        """Class sums and counts, which leave the client only with noise; for methods that have differential privacy."""
+        raise NotImplementedError
+
+    @property
+    def reported_rules(self) -> tuple[str, ...]:
+        """The inference rules whose accuracy the server is told."""
+        return self.inference_rules
 
     def uploaded_features(self, images: Tensor) -> Tensor | None:
         """The vectors of samples whose class means the upload has, [B, width]; None if it has none."""

@@ -9,11 +9,12 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from feddbp_client.models import cnn, guide, imagenet, mini, resnet_small, vit
+from feddbp_client.models import cnn, guide, imagenet, mini, random_features, resnet_small, vit
 from feddbp_client.models.blocks import Backbone, FeaturePool, ImageShape, ModelError
 from feddbp_client.training.references import in_one_line, load_function
 from feddbp_common.config.catalog import FEATURE_DIM
 from feddbp_common.config.diagnostics import did_you_mean
+from feddbp_common.methods.frozen import RANDOM_NETWORK
 from feddbp_common.methods.guide_network import GUIDES
 
 Builder = Callable[[ImageShape], nn.Module]
@@ -36,6 +37,7 @@ _BUILDERS: Final[dict[str, Builder]] = {
     "mini_squeeze": mini.mini_squeeze,
     "mini_mixer": mini.mini_mixer,
     "mini_dilated": mini.mini_dilated,
+    RANDOM_NETWORK: random_features.RandomFeatures,
 }
 
 

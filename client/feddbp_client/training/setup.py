@@ -29,6 +29,7 @@ from feddbp_client.methods.base import LocalMethod, Task
 from feddbp_client.models import build_backbone, build_head
 from feddbp_client.training.augmentation import augmentation_of
 from feddbp_client.training.checkpoint import Checkpoint, ClientDirectory
+from feddbp_client.training.frozen_weights import load_frozen_weights
 from feddbp_client.training.optimization import own_optimizer
 from feddbp_client.training.trainer import LocalTrainer
 from feddbp_client.training.warm_start import read_initial, warm_start
@@ -61,6 +62,8 @@ class LocalOptions:
     """Goes on without files in --data that are not readable images."""
     image_cache: CacheSpace | None = None
     """Where decoded images of a large folder are kept; without it they are decoded in every epoch."""
+    frozen_weights: Path | None = None
+    """The weights of a network that nobody trains."""
     init_from: Path | None = None
     """A checkpoint whose weights this client begins with."""
 
@@ -134,8 +137,13 @@ def build_client(config: RunConfig, run_id: str, client_id: int, options: LocalO
         raise ConfigurationError(
             f"--model {architecture}: all clients of {config.method} train {config.guide.network}, the run's --guide"
         )
+    if config.method_spec.fixed_network is not None and architecture != config.architecture_of(client_id):
+        raise ConfigurationError(
+            f"--model {architecture}: all clients of {config.method} have {config.architecture_of(client_id)}"
+        )
     head = MODEL_GROUPS[config.training.model_group].head_of(client_id)
     method = build_method(config, client_id, architecture, head, data.image_shape)
+    load_frozen_weights(method.backbone, config, options.frozen_weights)
     if options.init_from is not None:
         initial = read_initial(options.init_from)
         taken = warm_start(method, initial, architecture=architecture, image_shape=data.image_shape)
@@ -221,7 +229,9 @@ def build_method(
     config: RunConfig, client_id: int, architecture: str, head: str, image_shape: tuple[int, int, int]
 ) -> LocalMethod:  # type: ignore[type-arg]
     """The client's half of the method, its weights drawn from the run seed and the client's id."""
-    seed_generators(derive_seed(config.seed, "weights", client_id), CPU)
+    is_fixed = config.method_spec.fixed_network is not None
+    seed = derive_seed(config.seed, "fixed network") if is_fixed else derive_seed(config.seed, "weights", client_id)
+    seed_generators(seed, CPU)
     width = config.training.feature_dim
     shape = config.exchange_shape
     backbone = build_backbone(architecture, image_shape, feature_dim=width)
@@ -243,6 +253,8 @@ def build_method(
             fusion_at_client=shape.fusion_at_client,
             has_unshared_classes=config.sends_terms,
             label_smoothing=config.training.label_smoothing,
+            clip_bound=config.privacy.clip_bound,
+            is_private=config.privacy.dp != "off",
         ),
     )
     return method

@@ -24,16 +24,20 @@ from feddbp_client.data import ClientData, Split, batches
 from feddbp_client.data.batches import Remainder, scaled
 from feddbp_client.data.pixels import PixelRange
 from feddbp_client.methods.base import LocalMethod
+from feddbp_client.privacy.noise import clipped_with_noise
 from feddbp_client.training.augmentation import Augmentation
 from feddbp_client.training.errors import DivergedError, TrainingError
 from feddbp_client.training.image_feed import ImageFeed
 from feddbp_client.training.optimization import MakeOptimizer, Optimization
 from feddbp_client.training.weight_average import WeightAverage
 from feddbp_common.config.run import RunConfig
-from feddbp_common.errors import PayloadError
+from feddbp_common.differential_privacy.mechanism import Release, Table
+from feddbp_common.errors import ConfigurationError, PayloadError
 from feddbp_common.evaluation import RARE_CLASS_SAMPLES
 from feddbp_common.label_counts import declared_counts, in_buckets
+from feddbp_common.methods import frozen
 from feddbp_common.methods.fedlfp import COUNTS
+from feddbp_common.methods.frozen import SUMS
 from feddbp_common.seeding import derive_seed
 from feddbp_common.wire import Payload, check_values
 
@@ -45,6 +49,10 @@ _PASS_VALUES: Final = 3 * 64 * 64
 
 OnEpoch = Callable[[int, int], None]
 """Called after each local epoch with the epochs done and their total."""
+
+
+ReleaseTable = Callable[[Callable[[], Table]], Table]
+"""Given a function that computes the client's exact table: the table that leaves the client."""
 
 
 def pass_batch(image_shape: tuple[int, int, int]) -> int:
@@ -131,6 +139,8 @@ class LocalTrainer:
             may_chunk=config.training.accumulate,
             trains=True,
         )
+        self.release_table: ReleaseTable | None = None
+        """Under differential privacy: adds noise to the client's table once and returns the same ever after."""
         self._stop = threading.Event()
 
     @property
@@ -209,6 +219,8 @@ class LocalTrainer:
         trained = time.perf_counter()
         upload = self._memory.run(self._collection, self._collect, RandomState(self.device))
         self._check_upload(upload)
+        if self._config.privacy.dp != "off":  # both would tell of the training samples
+            return RoundResult(metrics=metrics, upload=upload)
         metrics.losses.extend(pb.LossTerm(name=name, value=value) for name, value in losses.items())
         metrics.seconds.train = trained - started
         metrics.seconds.collect = time.perf_counter() - trained
@@ -240,6 +252,8 @@ class LocalTrainer:
         test, validation = self._test_split, self._validation_split
         hits = self._hits(test)
         validated = {} if validation is None else self._hits(validation)
+        # which classes are rare depends on the training samples
+        is_rare = self._is_rare if self._config.privacy.dp == "off" else torch.zeros_like(self._is_rare)
         return pb.RoundMetrics(
             accuracies=[
                 pb.Accuracy(
@@ -247,25 +261,25 @@ class LocalTrainer:
                     correct=int(hits[rule].sum()),
                     validation_correct=int(validated[rule].sum()) if validated else 0,
                 )
-                for rule in self.method.inference_rules
+                for rule in self.method.reported_rules
             ],
             inference=self.method.inference,
             test_samples=len(test.labels),
             validation_samples=0 if validation is None else len(validation.labels),
-            rare_test_samples=int(self._is_rare.sum()),
-            rare_correct=int(hits[self.method.inference][self._is_rare].sum()),
+            rare_test_samples=int(is_rare.sum()),
+            rare_correct=int(hits[self.method.inference][is_rare].sum()),
             seconds=pb.Seconds(evaluate=time.perf_counter() - started),
         )
 
     def _hits(self, split: _DeviceSplit) -> dict[str, torch.Tensor]:
         """By inference rule, whether each sample is predicted correctly; bool [n]."""
-        hits = {rule: torch.zeros_like(split.labels, dtype=torch.bool) for rule in self.method.inference_rules}
+        hits = {rule: torch.zeros_like(split.labels, dtype=torch.bool) for rule in self.method.reported_rules}
         for start in range(0, len(split.labels), self._pass_batch):
             self._check_stop()
             batch = slice(start, start + self._pass_batch)
             predictions = self.method.predict(split.images[batch])
-            for rule, predicted in predictions.items():
-                hits[rule][batch] = predicted == split.labels[batch]
+            for rule in hits:
+                hits[rule][batch] = predictions[rule] == split.labels[batch]
         return hits
 
     def _train(self, round_number: int, on_epoch: OnEpoch) -> dict[str, float]:
@@ -305,7 +319,19 @@ class LocalTrainer:
     def _collect(self) -> Payload:
         self.method.eval()
         split = self._train_split
+        if self._config.privacy.dp != "off":
+            return self._private_release()
         return self._released(self.method.collect(split.images, split.labels, batch_size=self._pass_batch))
+
+    def _private_release(self) -> Payload:
+        if self.release_table is None:
+            raise ConfigurationError("differential privacy needs a client's directory, where its release is kept")
+        split = self._train_split
+        table = self.release_table(
+            lambda: self.method.exact_table(split.images, split.labels, batch_size=self._pass_batch)
+        )
+        release = Release.of(table)
+        return Payload(tensors={SUMS: release.sums, frozen.COUNTS: release.counts})
 
     def _released(self, payload: Payload) -> Payload:
         """What may leave the client: no prototype of fewer samples than the run's bound, and counts as declared."""
@@ -313,11 +339,15 @@ class LocalTrainer:
         if payload.prototypes is not None and privacy.min_class_samples:
             fewest = privacy.min_class_samples
             payload = payload.with_classes(self._label_counts[payload.prototypes.class_ids] >= fewest)
-        if payload.prototypes is not None and payload.prototypes.counts is not None:
+        buckets = privacy.declares_counts and privacy.counts == "buckets"
+        if payload.prototypes is not None and payload.prototypes.counts is not None and buckets:
             declared = declared_counts(self._label_counts, privacy)[payload.prototypes.class_ids].astype(np.int32)
             payload = replace(payload, prototypes=replace(payload.prototypes, counts=declared))
-        if COUNTS in payload.tensors and privacy.counts == "buckets":
+        if COUNTS in payload.tensors and buckets:
             payload = replace(payload, tensors={**payload.tensors, COUNTS: in_buckets(payload.tensors[COUNTS])})
+        if payload.prototypes is not None and privacy.noise_multiplier:
+            vectors = clipped_with_noise(payload.prototypes.vectors, privacy)
+            payload = replace(payload, prototypes=replace(payload.prototypes, vectors=vectors))
         return payload
 
 

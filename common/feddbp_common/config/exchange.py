@@ -14,6 +14,8 @@ from feddbp_common.methods.guide_network import GUIDES
 
 CAREFUL_SAMPLES: Final = 5
 """The least `min_class_samples` under `privacy = careful`."""
+EPSILON_BUDGET: Final = 8.0
+"""What a client spends at most over all its runs, unless its operator allows more."""
 _PLANNED: Final = added_in("0.2.0", planned=True)
 
 
@@ -91,10 +93,13 @@ class PrivacyConfig(FrozenModel):
         False, description="the server sees nothing of uploads but their sum over clients; needs certificates"
     )
     noise_multiplier: float = Field(
-        0.0, ge=0, description="Gaussian noise on uploads, as a multiple of clip_bound", json_schema_extra=_PLANNED
+        0.0,
+        ge=0,
+        description="Gaussian noise on each channel of uploaded prototypes, as a multiple of clip_bound; without a "
+        "guarantee, for which there is dp",
     )
     clip_bound: float = Field(
-        1.0, gt=0, description="norm to which uploads are clipped before noise", json_schema_extra=_PLANNED
+        1.0, gt=0, description="norm to which prototypes, or under dp every sample's features, are clipped before noise"
     )
     min_class_samples: int = Field(
         0,
@@ -106,10 +111,40 @@ class PrivacyConfig(FrozenModel):
         "exact", description="samples per class as clients tell them: exact, or the nearest power of two"
     )
 
+    dp: Literal["off", "frozen"] = Field(
+        "off",
+        description="frozen: differential privacy of one release per client, of sums and counts of the features of a "
+        "network that nobody trains; see the method frozen",
+    )
+    epsilon: float = Field(2.0, gt=0, le=100, description="epsilon of a client's release under dp")
+    delta: float = Field(1e-5, gt=0, lt=0.1, description="delta of a client's release under dp")
+
+    @model_validator(mode="after")
+    def _noise_settings_have_an_effect(self) -> Self:
+        if self.dp == "off":
+            for setting in ("epsilon", "delta"):
+                if self._is_changed(setting):
+                    raise ConfigurationError(f"{setting} is a setting of dp = frozen; the run has dp = off")
+            if self._is_changed("clip_bound") and not self.noise_multiplier:
+                raise ConfigurationError("clip_bound has an effect with dp = frozen or a noise_multiplier alone")
+        elif self.noise_multiplier:
+            raise ConfigurationError(
+                "dp = frozen computes its noise from epsilon and delta; leave out noise_multiplier"
+            )
+        return self
+
+    def _is_changed(self, setting: str) -> bool:
+        return bool(getattr(self, setting) != type(self).model_fields[setting].default)
+
+    @property
+    def declares_counts(self) -> bool:
+        """Whether clients tell their samples of each class at all when they join."""
+        return not self.secure_sums and self.dp == "off"
+
     @property
     def has_exact_counts(self) -> bool:
         """Whether clients declare their true number of samples of each class when they join."""
-        return self.counts == "exact" and not self.secure_sums
+        return self.declares_counts and self.counts == "exact"
 
 
 class GuideConfig(FrozenModel):

@@ -15,7 +15,7 @@ from feddbp_common.config.data import DataConfig
 from feddbp_common.config.diagnostics import FieldError, did_you_mean
 from feddbp_common.config.exchange import AggregationConfig, FisherForm, GuideConfig, PrivacyConfig, WireConfig
 from feddbp_common.config.identity import added_in, canonical
-from feddbp_common.config.privacy_preset import check_preset, unfold_preset
+from feddbp_common.config.privacy_rules import check_noise, check_preset, unfold_privacy
 from feddbp_common.config.protobuf import to_message, values_in
 from feddbp_common.config.references import MARK
 from feddbp_common.config.sum_checks import check_sums
@@ -116,7 +116,7 @@ class RunConfig(FrozenModel):
     @model_validator(mode="before")
     @classmethod
     def _unfold_privacy(cls, values: Any) -> Any:
-        return unfold_preset(values) if isinstance(values, dict) else values
+        return unfold_privacy(values) if isinstance(values, dict) else values
 
     @model_validator(mode="after")
     def _settings_fit_method(self) -> Self:
@@ -150,6 +150,7 @@ class RunConfig(FrozenModel):
     def _has_prototypes_to_hold_back(self) -> Self:
         rules = self.method_spec.upload_rules(self.settings, self.exchange_shape)
         check_preset(self.privacy, self.wire, self.method_spec, has_prototypes=rules.prototypes is not None)
+        check_noise(self.privacy, self.method_spec, self.settings, has_prototypes=rules.prototypes is not None)
         if self.privacy.min_class_samples and rules.prototypes is None:
             raise ConfigurationError(f"{self.method} uploads no prototypes; min_class_samples has no effect on it")
         return self
@@ -291,6 +292,8 @@ class RunConfig(FrozenModel):
         """The client's architecture unless it brings its own: that of its model group, or the one common to all."""
         if self.method_spec.common_architecture:
             return self.guide.network
+        if self.method_spec.fixed_network is not None:
+            return self.method_spec.fixed_network(self.settings)
         return MODEL_GROUPS[self.training.model_group].body_of(client_id)
 
     @property

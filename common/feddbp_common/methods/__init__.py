@@ -18,6 +18,7 @@ from feddbp_common.methods.fedproc import FEDPROC
 from feddbp_common.methods.fedproto import FEDPROTO
 from feddbp_common.methods.fedtgp import FEDTGP
 from feddbp_common.methods.fpl import FPL
+from feddbp_common.methods.frozen import FROZEN
 from feddbp_common.methods.lg_fedavg import LG_FEDAVG
 from feddbp_common.methods.local import LOCAL
 from feddbp_common.methods.registry import MethodRegistry
@@ -37,6 +38,7 @@ METHODS: Final = MethodRegistry(
         FEDKD,
         FEDMRL,
         FEDAVG,
+        FROZEN,
         LOCAL,
     )
 )

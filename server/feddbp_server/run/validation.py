@@ -25,7 +25,7 @@ def check_join(request: pb.JoinRequest, run_id: str, config: RunConfig, state: R
             field="run_id",
         )
     check_client_id(request.client_id, config)
-    if config.privacy.secure_sums:
+    if not config.privacy.declares_counts:
         _check_no_counts(request)
     elif len(request.data.label_counts) != config.classes:
         raise RefusedError(
@@ -61,9 +61,9 @@ def check_join(request: pb.JoinRequest, run_id: str, config: RunConfig, state: R
 
 
 def _check_no_counts(request: pb.JoinRequest) -> None:
-    """With secure sums the server is not told which classes a client has."""
+    """With secure sums or differential privacy the server is not told which classes a client has."""
     if request.data.label_counts:
-        raise _invalid("label_counts", "clients of a run with secure sums do not declare them")
+        raise _invalid("label_counts", "clients of this run do not declare them")
 
 
 def check_images(request: pb.JoinRequest, config: RunConfig, sessions: Iterable[Session]) -> None:

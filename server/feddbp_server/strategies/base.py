@@ -10,7 +10,7 @@ from typing import Generic, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from feddbp_common.config.exchange import AggregationConfig
+from feddbp_common.config.exchange import AggregationConfig, PrivacyConfig
 from feddbp_common.config.run import RunConfig
 from feddbp_common.config.training import TrainingConfig
 from feddbp_common.errors import FedDBPError, PayloadError
@@ -49,6 +49,7 @@ class RunFacts:
     wire_type: WireType = WireType.FLOAT32
     """The element type of replies on the wire."""
     aggregation: AggregationConfig = field(default_factory=AggregationConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
 
     @classmethod
     def of(cls, config: RunConfig) -> RunFacts:
@@ -59,6 +60,7 @@ class RunFacts:
             training=config.training,
             wire_type=config.wire_type,
             aggregation=config.aggregation,
+            privacy=config.privacy,
         )
 
 

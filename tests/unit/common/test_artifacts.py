@@ -38,6 +38,7 @@ def test_file_names_are_those_that_existing_state_directories_have() -> None:
         "SUMMARY_NAME": "summary.json",
         "AUDIT_NAME": "audit.jsonl",
         "CHECKPOINT_NAME": "checkpoint.safetensors",
+        "RELEASE_NAME": "release.npy",
         "SESSION_NAME": "session.json",
         "SUM_JOURNAL_NAME": "secure_sum.json",
         "CLIENT_LOCK_NAME": "daemon.lock",

@@ -1,4 +1,4 @@
-"""`privacy = careful`: settings under which a run's clients tell less of their data, filled in where none is given."""
+"""Settings of a run by which its clients tell less of their data: `privacy = careful`, noise, and what they fit."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from feddbp_common.config.exchange import CAREFUL_SAMPLES, FisherForm, PrivacyConfig, WireConfig
+from feddbp_common.differential_privacy.accountant import noise_for
 from feddbp_common.errors import ConfigurationError
-from feddbp_common.methods import METHODS, PRESET_MARK, Method
+from feddbp_common.methods import METHODS, PRESET_MARK, Method, MethodSettings
+from feddbp_common.methods.frozen import FROZEN
 
 _DEFAULT_METHOD: Final = "feddbp"
 
 
-def unfold_preset(values: dict[str, Any]) -> dict[str, Any]:
-    """A run's values with the settings of its privacy preset; given ones stay as they are."""
+def unfold_privacy(values: dict[str, Any]) -> dict[str, Any]:
+    """A run's values with the settings that its privacy preset, or dp, stands for; given ones stay as they are."""
     privacy, wire = _given(values.get("privacy")), _given(values.get("wire"))
+    if privacy is not None and privacy.get("dp") == FROZEN.name and "method" not in values:
+        values = {**values, "method": FROZEN.name}
     method = METHODS.get(str(values.get("method", _DEFAULT_METHOD)).partition(PRESET_MARK)[0])
     if privacy is None or wire is None or method is None or privacy.get("preset") != "careful":
         return values
@@ -41,6 +45,25 @@ def check_preset(privacy: PrivacyConfig, wire: WireConfig, method: Method, *, ha
         _refuse("counts = buckets", privacy.counts)
     if method.fuses and privacy.fusion == "server" and wire.fisher is not FisherForm.TOP_CHANNELS:
         _refuse("fusion = client or fisher = top_channels", f"fusion = server with fisher = {wire.fisher.value}")
+
+
+def check_noise(privacy: PrivacyConfig, method: Method, settings: MethodSettings, *, has_prototypes: bool) -> None:
+    """Raises ConfigurationError if noise has nothing to be added to, or would give no guarantee."""
+    if privacy.noise_multiplier and not has_prototypes:
+        raise ConfigurationError(f"{method.name} uploads no prototypes; noise_multiplier has no effect on it")
+    if privacy.dp == "off":
+        return
+    if method.fixed_network is None:
+        raise ConfigurationError(
+            f"dp = {privacy.dp} is for the method {FROZEN.name}: {method.name} trains its features on the samples "
+            "themselves, and noise on their means gives no epsilon; see noise_multiplier"
+        )
+    if getattr(settings, "inference", "prototype") != "prototype":
+        raise ConfigurationError(
+            f"dp = {privacy.dp}: a client reports the accuracy of prototypes alone; that of its head would tell of "
+            "its training samples"
+        )
+    noise_for(privacy.epsilon, privacy.delta)
 
 
 def _refuse(wanted: str, given: object) -> None:
