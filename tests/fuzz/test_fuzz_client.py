@@ -27,7 +27,7 @@ from mutations import NOT_TEXT, TEXTS, mutate_field, mutated_bytes, with_invalid
 from server_state import resident_bytes
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_client.daemon.connection import Connection
+from feddbp_client.daemon.connection import Connection, pushed_download
 from feddbp_client.daemon.reply_checks import checked_config
 from feddbp_common.errors import ExitCode, FedDBPError
 from feddbp_common.wire import PayloadRules, PrototypeRule
@@ -49,10 +49,13 @@ MEMORY_BOUND = 200e6
 
 
 def mutated_replies(random: Random) -> Iterator[tuple[str, dict[str, Replies]]]:
-    """Honest replies but for those of one method, without end, the same for the same seed."""
+    """Honest replies but for those of one method, without end, the same for the same seed.
+
+    Every other server is of an earlier version, of which clients use Download and Report.
+    """
     while True:
-        method = random.choices(list(KINDS), weights=(6, 3, 4, 5, 1, 3))[0]
-        replies: dict[str, Replies] = honest_replies()
+        method = random.choices(list(KINDS), weights=(6, 3, 6, 5, 1, 3))[0]
+        replies: dict[str, Replies] = honest_replies(earlier=method in ("Download", "Report") or random.random() < 0.5)
         messages = [message for message in replies[method] if isinstance(message, bytes)]
         change = random.choices(_CHANGES, weights=(8, 4, 2, 2, 2, 1))[0]
         replies[method] = change(method, messages, random)
@@ -110,11 +113,15 @@ def check_error(error: FedDBPError) -> str:
     return f"{type(error).__name__} ({error.exit_code.name.lower()})"
 
 
+def show(tally: Counter[str]) -> None:
+    print("".join(f"\n{end:<42}{times:>8}" for end, times in [*tally.most_common(), ("all", tally.total())]))
+
+
 # --- tests ---
 
 
 @pytest.mark.parametrize(
-    "replies", [300, pytest.param(100_000, marks=[pytest.mark.full, pytest.mark.timeout(3600)])], ids=str
+    "replies", [2_000, pytest.param(100_000, marks=[pytest.mark.full, pytest.mark.timeout(3600)])], ids=str
 )
 async def test_no_answer_crashes_a_call(replies: int) -> None:
     tally: Counter[str] = Counter()
@@ -131,7 +138,7 @@ async def test_no_answer_crashes_a_call(replies: int) -> None:
                 tally[check_error(error)] += 1
         await connection.close()
     assert resident_bytes(os.getpid()) - before < MEMORY_BOUND
-    print(f"\n{dict(tally.most_common())}")
+    show(tally)
     assert tally["InvalidReplyError (invalid_reply)"] > replies / 10
 
 
@@ -142,7 +149,8 @@ async def call(connection: Connection, method: str) -> None:
         case "Join":
             await connection.join(pb.JoinRequest())
         case "Follow":
-            async for _ in connection.follow(SESSION):
+            async for event in connection.follow(SESSION):
+                pushed_download(event, RULES)
                 break
         case "Download":
             await connection.download(SESSION, 0, RULES)
@@ -153,7 +161,7 @@ async def call(connection: Connection, method: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "sessions", [30, pytest.param(5_000, marks=[pytest.mark.full, pytest.mark.timeout(3600)])], ids=str
+    "sessions", [200, pytest.param(20_000, marks=[pytest.mark.full, pytest.mark.timeout(3600)])], ids=str
 )
 async def test_whole_sessions_with_a_hostile_server_end_in_order(
     sessions: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -167,7 +175,7 @@ async def test_whole_sessions_with_a_hostile_server_end_in_order(
             tally[await _end_of_session(server.address, around / "a" / "state", monkeypatch)] += 1
             assert _escaped(around) == []
             shutil.rmtree(around, ignore_errors=True)
-    print(f"\n{dict(tally.most_common())}")
+    show(tally)
     assert len(tally) > 2
 
 

@@ -32,7 +32,12 @@ from feddbp_client.training.trainer import RoundResult, TrainerState
 from feddbp_common.config.data import DataConfig
 from feddbp_common.config.run import RunConfig, run_to_proto
 from feddbp_common.config.training import TrainingConfig
-from feddbp_common.rpc.failures import REFUSAL_METADATA_KEY
+from feddbp_common.rpc.failures import (
+    ADMISSION_FEATURE,
+    PUSHED_STATE_FEATURE,
+    REFUSAL_METADATA_KEY,
+    UPLOADED_REPORT_FEATURE,
+)
 from feddbp_common.wire import Payload, PrototypeSet, encode
 
 RUN_ID: Final = "0123abcd-4567cdef"
@@ -62,12 +67,19 @@ class Failure:
 Replies = Sequence[bytes | Failure]
 
 
-def honest_replies() -> dict[str, Replies]:
-    """What a server answers in a run of one round; an event stream pauses until the client has uploaded."""
-    opened = pb.RoundEvent(round_opened=pb.RoundOpened(round=0, selected=True, deadline=Duration(seconds=60)))
+def honest_replies(*, earlier: bool = False) -> dict[str, Replies]:
+    """What a server answers in a run of one round; an event stream pauses until the client has uploaded.
+
+    An `earlier` version sends no state with its events, and takes no report with an upload.
+    """
+    opened = pb.RoundEvent(
+        round_opened=pb.RoundOpened(round=0, selected=True, deadline=Duration(seconds=60)),
+        state=None if earlier else pb.PushedState(manifest=PROTOTYPES.manifest, body=PROTOTYPES.body()),
+    )
     ended = pb.RoundEvent(run_ended=pb.RunEnded(outcome=pb.RUN_OUTCOME_FINISHED, reason="all rounds are complete"))
+    features = [ADMISSION_FEATURE] if earlier else [ADMISSION_FEATURE, PUSHED_STATE_FEATURE, UPLOADED_REPORT_FEATURE]
     described = pb.GetRunResponse(
-        config=run_to_proto(CONFIG), run_id=RUN_ID, software_version="0.2.0", features=["upload.admission"]
+        config=run_to_proto(CONFIG), run_id=RUN_ID, software_version="0.2.0", features=features
     )
     parts = (
         pb.DownloadPart(manifest=PROTOTYPES.manifest),

@@ -231,8 +231,11 @@ class Connection:
                 timeout=self._timeouts.transfer.total_seconds(),
                 metadata=self._metadata,
             )
-            with checking_download():
-                return await _receive(parts, rules)
+            try:
+                with checking_download():
+                    return await _receive(parts, rules)
+            finally:
+                parts.cancel()  # of a download that is refused in its middle: the server holds the rest of it
 
     async def upload(
         self, session: str, round_number: int, encoded: Encoded, metrics: pb.RoundMetrics | None = None

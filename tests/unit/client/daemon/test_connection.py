@@ -13,6 +13,7 @@ import pytest
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_client.daemon.connection import Connection, ServerUnavailableError, upload_bytes, upload_parts
+from feddbp_client.daemon.reply_checks import InvalidReplyError
 from feddbp_common.wire import CHUNK_BYTES, Encoded, Payload, PayloadRules, PrototypeRule, PrototypeSet, chunked, encode
 
 REAL_BYTES = 4
@@ -76,6 +77,36 @@ async def test_a_download_holds_the_decoded_payload_and_the_bytes_it_was_decoded
     np.testing.assert_array_equal(download.payload.prototypes.vectors, vectors)
     assert download.encoded.manifest == sent.manifest
     assert download.encoded.body() == sent.body()
+
+
+class EndlessDownload(pb_grpc.FederationServicer):
+    """A server whose downloads begin with a chunk and do not end by themselves; records when they were cancelled."""
+
+    def __init__(self) -> None:
+        self.closed = asyncio.Event()
+
+    async def Download(self, request: pb.DownloadRequest, context: Any) -> AsyncIterator[pb.DownloadPart]:
+        try:
+            yield pb.DownloadPart(chunk=pb.Chunk(data=b"no manifest"))
+            await asyncio.Event().wait()
+        finally:
+            self.closed.set()
+
+
+async def test_a_download_that_is_refused_in_its_middle_is_cancelled() -> None:
+    """Its call would stay open, and hold up the closing of the channel."""
+    server, service = grpc.aio.server(), EndlessDownload()  # type: ignore[abstract]  # in the stub only
+    pb_grpc.add_FederationServicer_to_server(service, server)
+    connection = Connection(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+    await server.start()
+    try:
+        with pytest.raises(InvalidReplyError, match="manifest: is missing"):
+            await connection.download("session", 1, PayloadRules())
+        async with asyncio.timeout(60):
+            await service.closed.wait()
+    finally:
+        await connection.close()
+        await server.stop(grace=0)
 
 
 class CancellingStub:

@@ -29,7 +29,7 @@ KINDS: dict[str, Any] = {
 
 def changed(method: str, change: Change, *, number: int = 0) -> dict[str, Any]:
     """Honest replies, but for one message of a method."""
-    replies = {name: list(messages) for name, messages in honest_replies().items()}
+    replies = {name: list(messages) for name, messages in honest_replies(earlier=method == "Download").items()}
     message = KINDS[method].FromString(replies[method][number])
     change(message)
     replies[method][number] = message.SerializeToString()
@@ -44,8 +44,11 @@ async def end_of(replies: dict[str, Any], state_dir: Path, monkeypatch: pytest.M
             return error
 
 
-async def test_an_honest_server_is_followed_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert await end_of(honest_replies(), tmp_path, monkeypatch) is ExitCode.OK
+@pytest.mark.parametrize("earlier", [False, True], ids=["this version", "an earlier one"])
+async def test_an_honest_server_is_followed_to_the_end(
+    earlier: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await end_of(honest_replies(earlier=earlier), tmp_path, monkeypatch) is ExitCode.OK
 
 
 @pytest.mark.parametrize(
@@ -73,6 +76,10 @@ async def test_an_honest_server_is_followed_to_the_end(tmp_path: Path, monkeypat
         ("Follow", "event", lambda m: m.ClearField("round_opened")),
         ("Follow", "deadline", lambda m: setattr(m.round_opened.deadline, "seconds", 2**60)),
         ("Follow", "outcome", lambda m: setattr(m.run_ended, "outcome", 99)),
+        ("Follow", "counts", lambda m: m.state.manifest.prototypes.counts.extend([2**32 - 1] * 5)),
+        ("Follow", "total_bytes", lambda m: setattr(m.state.manifest, "total_bytes", 2**63)),
+        ("Follow", "body", lambda m: setattr(m.state, "body", m.state.body[:-1])),
+        ("Follow", "sha256", lambda m: setattr(m.state, "body", bytes(len(m.state.body)))),
         ("Download", "counts", lambda m: m.manifest.prototypes.counts.extend([2**32 - 1] * 5)),
         ("Download", "total_bytes", lambda m: setattr(m.manifest, "total_bytes", 2**63)),
         ("Download", "sha256", lambda m: setattr(m.manifest, "sha256", bytes(32))),
@@ -104,7 +111,7 @@ def widen(described: pb.GetRunResponse) -> None:
 
 
 async def test_a_chunk_is_not_replaced_by_a_second_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    replies = honest_replies()
+    replies = honest_replies(earlier=True)
     replies["Download"] = [replies["Download"][0]] * 2
     error = await end_of(replies, tmp_path, monkeypatch)
     assert isinstance(error, InvalidReplyError)
