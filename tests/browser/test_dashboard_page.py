@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from chromium import Watched, browser_page
+from foreign_text import FOREIGN, results_with
 from light_runs import Crowd, Gate, exits, start_server
 from processes import Command, Federation, federation, wait_until
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.daemon.connection import Connection
 from feddbp_common.artifacts import METRICS_NAME, SUMMARY_NAME
+from feddbp_common.printable import printable
 
 CLASS_NAMES = ('<img src=x onerror="window.pwned=1">', "[/b]", "$\\frac{$", "horse")
 ARCHITECTURE = "<script>window.pwned=1</script>"
@@ -167,6 +169,23 @@ async def test_a_folder_of_runs_is_browsed_and_a_thousand_clients_scroll(tmp_pat
             await watched.shows("#clients-note", "19 of 1,000 clients")
             await watched.shows("#gain-legend", "of 1,000 clients better")
             await watched.shows("#prototypes", "No prototypes were kept")
+            assert watched.problems == []
+
+
+async def test_foreign_text_of_a_stored_run_is_shown_as_text(tmp_path: Path) -> None:
+    results_with(*FOREIGN, directory=tmp_path / "runs" / "hostile")
+    with federation(tmp_path) as running:
+        url = await start_dashboard(running, tmp_path / "runs")
+        async with browser_page(url) as watched:
+            page = watched.page
+            await page.locator("#run-table a", has_text="hostile").first.click()
+            await watched.shows("#clients-note", f"{len(FOREIGN)} clients")
+            for text in FOREIGN:
+                shown = printable(text)[:40]
+                await page.locator("#client-filter").fill(shown)
+                await watched.shows("#client-table tbody", shown)
+            assert await page.evaluate("window.pwned") is None
+            assert await page.locator("img, main script, main b:text-is('net')").count() == 0
             assert watched.problems == []
 
 

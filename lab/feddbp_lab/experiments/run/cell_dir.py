@@ -36,6 +36,7 @@ from feddbp_common.config.nested import dotted
 from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import FedDBPError
 from feddbp_common.file_lock import FileLock, is_locked
+from feddbp_common.printable import printable
 from feddbp_lab.experiments.run.lease import LeaseRecord, boot_id, current_lease
 from feddbp_lab.experiments.run.store import DirectoryStore
 from feddbp_lab.processes.local_federation import ProcessFailedError
@@ -73,11 +74,15 @@ class RunNotFinishedError(FedDBPError):
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """Why a cell has no results."""
+    """Why a cell has no results; its texts come from other processes, and are made printable."""
 
     cause: str
     exit_code: int | None = None
     last_lines: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cause", printable(self.cause))
+        object.__setattr__(self, "last_lines", tuple(map(printable, self.last_lines)))
 
     @classmethod
     def of(cls, error: Exception) -> Failure:

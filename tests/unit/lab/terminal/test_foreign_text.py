@@ -11,38 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab_samples import results
+from foreign_text import FOREIGN, results_with
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_common.artifacts import METRICS_NAME, SUMMARY_NAME
 from feddbp_common.logs import JsonFormatter, PlainFormatter, print_outcome
 from feddbp_common.printable import make_printable, printable, printable_values
 from feddbp_lab.control_client import StatusPages
 from feddbp_lab.results.curves import draw_curves, plot_text
-from feddbp_lab.results.run_results import RunResults
 from feddbp_lab.terminal.format import terminal
 from feddbp_lab.terminal.run_table import run_table
 from feddbp_lab.terminal.status_view import StatusView
-
-FOREIGN = (
-    "net[/b]",
-    "[link=https://example.org]net[/link]",
-    "[bold red]the run finished[/]",
-    r"$\frac{$",
-    "$",
-    "_hidden",
-    "line\n12:00:00 INFO    the run finished",
-    "\x1b[2J\x1b]0;title\x07",
-    "\u202e gnp.exe",
-    "\u2066isolate\u2069",
-    "\x00\x08\r\t\x7f\x9b31m",
-    "\ud800",
-    ":smile: :warning:",
-    "<script>alert(1)</script>",
-    "%s %d {0} {name}",
-    "e\u0301" * 400,
-    "x" * 100_000,
-)
 
 
 def record_of(text: str) -> logging.LogRecord:
@@ -73,24 +51,13 @@ def shown_on_terminal(renderable: Any) -> str:
     return written.getvalue()
 
 
-def results_with(text: str, directory: Path) -> RunResults:
-    sample = results()
-    summary = sample.summary
-    for client in summary["per_client"]:
-        client["architecture"] = client["name"] = text
-    summary["outcome"], summary["reason"] = "failed", text
-    for line in sample.metrics:
-        line["losses"] = {text: 1.0, f"l_{text}": 2.0}
-    (directory / SUMMARY_NAME).write_text(json.dumps(summary))
-    (directory / METRICS_NAME).write_text("".join(f"{json.dumps(line)}\n" for line in sample.metrics))
-    return RunResults.read(directory)
-
-
 SINKS: dict[str, Callable[[str, Path], str]] = {
     "log": lambda text, _: PlainFormatter("%(levelname)s %(message)s").format(record_of(text)),
     "JSON log": lambda text, _: str(json.loads(JsonFormatter().format(record_of(text)))["message"]),
     "status": lambda text, _: shown_on_terminal(StatusView(status=status_of(text), now=0.0)),
-    "report": lambda text, directory: shown_on_terminal(run_table(results_with(text, directory), Path("run"))),
+    "report": lambda text, directory: shown_on_terminal(
+        run_table(results_with(text, directory=directory), Path("run"))
+    ),
 }
 
 
@@ -115,7 +82,7 @@ def test_the_last_line_of_a_command_is_one_line(text: str, capsys: pytest.Captur
 
 @pytest.mark.parametrize("text", FOREIGN, ids=lambda text: ascii(text[:20]))
 def test_curves_are_drawn_whatever_clients_call_their_models_and_losses(text: str, tmp_path: Path) -> None:
-    draw_curves(results_with(text, tmp_path), tmp_path / "curves.png")
+    draw_curves(results_with(text, directory=tmp_path), tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 1_000
     assert len(plot_text(text)) <= 80
 
