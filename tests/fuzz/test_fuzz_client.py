@@ -161,7 +161,7 @@ async def call(connection: Connection, method: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "sessions", [200, pytest.param(20_000, marks=[pytest.mark.full, pytest.mark.timeout(3600)])], ids=str
+    "sessions", [200, pytest.param(10_000, marks=[pytest.mark.full, pytest.mark.timeout(3600)])], ids=str
 )
 async def test_whole_sessions_with_a_hostile_server_end_in_order(
     sessions: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

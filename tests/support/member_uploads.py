@@ -96,7 +96,7 @@ def member(
 
     def values(shape: tuple[int, ...], low: float = -MAGNITUDE_BOUND, high: float = MAGNITUDE_BOUND) -> Any:
         honest = 1.0 + 0.1 * random.standard_normal(shape)
-        changed = ATTACKS[lie](honest, random) if lie in ATTACKS else honest
+        changed = ATTACKS[lie](honest, random) if lie is not None and lie in ATTACKS else honest
         return np.clip(changed, low + 1e-6 if low > 0 else low, high).astype(np.float32)  # rounded, it is not below
 
     prototypes = fisher = None

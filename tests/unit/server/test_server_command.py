@@ -107,8 +107,8 @@ def test_the_policy_is_what_was_asked_for() -> None:
 
 def test_limits_given_as_options_are_in_force_beside_the_fixed_ones() -> None:
     options = {"max_upload_bytes": 1000, "max_bytes_in_flight": 3000, "header_wait": "2s", "chunk_wait": "7s"}
-    limits = ServerConfig.model_validate({"limits": options}).limits.in_force
-    assert (limits.upload_bytes, limits.bytes_in_flight) == (1000, 3000)
+    limits = ServerConfig.model_validate({"limits": {**options, "max_samples": 50}}).limits.in_force
+    assert (limits.upload_bytes, limits.bytes_in_flight, limits.samples) == (1000, 3000, 50)
     assert (limits.header_wait, limits.chunk_wait) == (timedelta(seconds=2), timedelta(seconds=7))
     assert limits.streams_per_session == DEFAULT_LIMITS.streams_per_session
     assert ServerConfig().limits.in_force == DEFAULT_LIMITS

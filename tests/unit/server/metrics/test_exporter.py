@@ -139,8 +139,11 @@ async def test_slow_readers_make_room_for_a_scrape() -> None:
     """They stay connected, and read nothing of what they have asked for."""
     async with exported(Gauge("feddbp_test")) as listening:
         with ExitStack() as slow:
-            for _ in range(DEFAULT_LIMITS.scrapes):
-                reader = slow.enter_context(socket.create_connection(("127.0.0.1", listening.port)))
+            readers = [
+                slow.enter_context(socket.create_connection(("127.0.0.1", listening.port), timeout=60))
+                for _ in range(DEFAULT_LIMITS.scrapes)
+            ]
+            for reader in readers:
                 reader.sendall(b"GET /metrics HTTP/1.1\r\n")
             async with asyncio.timeout(DEFAULT_LIMITS.scrape_wait.total_seconds() / 2):
                 while True:
@@ -149,6 +152,8 @@ async def test_slow_readers_make_room_for_a_scrape() -> None:
                         break
                     except (urllib.error.URLError, ConnectionError):
                         await asyncio.sleep(0.1)
+                # the connection of the first is closed, so that its thread ends: it holds no room any more
+                assert await asyncio.to_thread(readers[0].recv, 1) == b""
 
 
 async def test_after_closing_neither_port_nor_thread_is_left() -> None:

@@ -88,6 +88,20 @@ async def test_of_two_daemons_that_claim_an_id_at_once_one_gets_it(server: Serve
     assert winner.session.epoch == 1
 
 
+async def test_joins_of_one_id_that_wait_for_each_other_are_limited(server: Server) -> None:
+    most = DEFAULT_LIMITS.joins_per_client
+    async with server.engine.sessions.lock_of(0):  # as while the first of them is being stored
+        waiting = [asyncio.create_task(Daemon.join(server, 0)) for _ in range(most)]
+        for _ in range(5):  # until each of them waits for the lock
+            await asyncio.sleep(0)
+        async with asyncio.timeout(PATIENCE):
+            refusal = await refusal_of(Daemon.join(server, 0))
+        assert refusal.reason == pb.REFUSAL_REASON_BUSY
+        await Daemon.join(server, 1)  # of another id, none is refused
+    answers = await asyncio.gather(*waiting, return_exceptions=True)
+    assert sum(isinstance(answer, Daemon) for answer in answers) == 1
+
+
 async def test_the_stream_of_a_superseded_session_ends(server: Server) -> None:
     first = await Daemon.join(server, 0)
     events = server.coordinator.follow(first.session)
