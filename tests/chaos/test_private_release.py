@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from light_runs import exits, is_killed, start_client, start_server
+from light_runs import exits, is_killed, start_client, start_server, status_when
 from processes import Federation
 
+from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.training.checkpoint import Checkpoint
 from feddbp_common.artifacts import CHECKPOINT_NAME, RELEASE_NAME
 from feddbp_common.differential_privacy.mechanism import Release
@@ -58,6 +59,8 @@ async def test_a_killed_client_sends_the_release_that_it_has_drawn(fault: str, r
     expected = (sums[held] / counts[held, np.newaxis]).astype(np.float32)
     np.testing.assert_array_equal(prototypes.vectors, expected)  # made of what the clients have stored
     assert "has drawn its release" not in back.log
+    assert "with epsilon 4 at delta 1e-05" in running.summary()["privacy"][0]
+    assert {client["train_samples"] for client in running.summary()["per_client"]} == {0}
 
 
 async def test_a_client_without_budget_stays_out(running_federation: Federation) -> None:
@@ -67,4 +70,6 @@ async def test_a_client_without_budget_stays_out(running_federation: Federation)
     await exits(client, 2)
     assert "client 0 may spend 3 in all, but this run's release would make it 4.00" in client.log
     assert "joined run" not in client.log
+    status = await status_when(running.address, lambda status: status.phase == pb.PHASE_WAITING, "a waiting run")
+    assert "with epsilon 4 at delta 1e-05" in status.privacy[0]
     server.terminate()

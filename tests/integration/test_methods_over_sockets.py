@@ -33,7 +33,8 @@ def test_a_method_runs_and_improves_accuracy(method: str, running_federation: Fe
         number: fmean(line["accuracy"] for line in running_federation.metrics() if line["round"] == number)
         for number in range(4)
     }
-    assert by_round[3] > by_round[1], by_round
+    first = 0 if method == "frozen" else 1  # whose prototypes are those of the first round ever after
+    assert by_round[3] > by_round[first], by_round
     assert by_round[3] > 0.5, by_round
     assert all(line["bytes_up"] > 0 for line in running_federation.metrics() if line["round"] < 3)
 

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import cache
 from typing import Final
 
 from feddbp_common.errors import ConfigurationError
 
-_STEPS: Final = 200
+_STEPS: Final = 120
 _MARGIN: Final = 1 - 1e-5
 """Of epsilon, so that it holds by another accountant too."""
 _LARGEST_MULTIPLIER: Final = 1e6
@@ -41,6 +42,7 @@ def best_order(noise_multiplier: float, delta: float) -> float:
     return 1 + noise_multiplier * math.sqrt(2 * math.log(1 / delta))
 
 
+@cache
 def noise_for(epsilon: float, delta: float) -> float:
     """The least noise multiplier whose epsilon is a little below this one, rounded up in the sixth digit."""
     low, high, target = 1e-3, _LARGEST_MULTIPLIER, epsilon * _MARGIN

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from feddbp.v1 import federation_pb2 as pb
@@ -130,6 +130,8 @@ class RunStatus:
     refusals: dict[str, int]
     """Refused calls since the server started, by reason."""
     incidents: list[Incident]
+    privacy: list[str] = field(default_factory=list)
+    """What the run promises of the privacy of its clients' samples, a sentence each."""
 
     @classmethod
     def from_message(cls, status: pb.RunStatus) -> RunStatus:
@@ -156,6 +158,7 @@ class RunStatus:
             clients=[ClientStatus.from_message(client) for client in status.clients],
             refusals=dict(sorted(status.refusals.items())),
             incidents=[Incident.from_message(incident) for incident in status.incidents],
+            privacy=list(status.privacy),
         )
 
     @property

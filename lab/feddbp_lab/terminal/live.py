@@ -185,8 +185,8 @@ def _client_row(client: pb.ClientStatus, status: pb.RunStatus, history: RunHisto
         str(client.client_id),
         *model,
         activity_text(client, status.phase),
-        str(client.classes_held),
-        str(client.train_samples),
+        str(client.classes_held or NO_VALUE),
+        str(client.train_samples or NO_VALUE),
         percent(trained_accuracy(client)),
         *trend,
     ]

@@ -57,8 +57,8 @@ def _clients_table(results: RunResults) -> Table:
             str(client["client"]),
             *([Text(client.get("name") or NO_VALUE)] if named else []),
             client["architecture"] or NO_VALUE,
-            str(client["classes_held"]),
-            str(client["train_samples"]),
+            str(client["classes_held"] or NO_VALUE),  # where clients do not tell their counts
+            str(client["train_samples"] or NO_VALUE),
             *([] if all_alike else [_rounds_text(rounds[client["client"]])]),
             _first_and_last(results.accuracies(client["client"])),
         )
@@ -106,6 +106,8 @@ def _totals(results: RunResults, directory: Path, files: Sequence[str]) -> Table
     totals.add_row("best", _accuracy(summary, "best"))
     if "chosen" in summary["accuracy"]:
         totals.add_row("by validation", _accuracy(summary, "chosen"))
+    for number, sentence in enumerate(summary.get("privacy", ())):
+        totals.add_row("" if number else "privacy", Text(sentence))
     totals.add_row("traffic", f"{human_bytes(summary['bytes_up'])} up, {human_bytes(summary['bytes_down'])} down")
     totals.add_row("time", human_seconds(summary["seconds"]))
     if summary["prototypes_sha256"]:

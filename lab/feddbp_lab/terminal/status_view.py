@@ -77,6 +77,7 @@ class StatusView:
         yield heading
         yield status_line(status)
         yield totals_text(status)
+        yield from (Text(sentence, style="cyan") for sentence in status.privacy)
         if status.clients:
             yield Text()
             moment = Moment(now=self.now, received=self.now if self.received is None else self.received)

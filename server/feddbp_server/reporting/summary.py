@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from feddbp_common.config.identity import canonical
+from feddbp_common.config.privacy_text import privacy_sentences
 from feddbp_common.config.run import RunConfig
 from feddbp_common.evaluation import RoundAccuracy, accuracy_over_clients, best_round, counted_by_round
 from feddbp_common.fault_injection import fault_point
@@ -127,6 +128,7 @@ def summarise(outcome: RunOutcome, reports: Iterable[Report]) -> dict[str, Any]:
         "seconds": outcome.seconds,
         "prototypes_sha256": outcome.prototypes_sha256,
         "run_id": outcome.run_id,
+        **({"privacy": promises} if (promises := privacy_sentences(config.privacy)) else {}),
         "participants": _participants(outcome),
         "per_client": [_client_entry(session, tally) for session in outcome.sessions],
         "curve": [point.as_dict() for point in curve],

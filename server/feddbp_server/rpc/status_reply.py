@@ -78,6 +78,7 @@ def _run_status(run: RunView) -> pb.RunStatus:
         never_joined=sorted(run.never_joined),
         training_alone=run.trains_alone,
         blocked=sorted(state.blocked),
+        privacy=run.privacy,
     )
     status.health.CopyFrom(_health(run))
     left = run.time_left()

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.config.privacy_text import privacy_sentences
 from feddbp_common.evaluation import CurrentAccuracy
 from feddbp_server.reporting.event_log import Incident
 from feddbp_server.reporting.metrics_log import Report, Traffic
@@ -30,6 +31,11 @@ class RunView:
     @property
     def method(self) -> str:
         return self._engine.config.method
+
+    @property
+    def privacy(self) -> list[str]:
+        """What the run promises of the privacy of its clients' samples."""
+        return privacy_sentences(self._engine.config.privacy)
 
     @property
     def policy(self) -> RoundPolicy:

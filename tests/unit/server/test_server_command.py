@@ -213,6 +213,7 @@ def test_every_option_is_in_the_help_with_its_variable_and_what_it_is_for(
         ("run", "method_settings"): "set",
         ("run", "guide", "network"): "guide",
         ("run", "aggregation", "rule"): "aggregation",
+        ("run", "privacy", "preset"): "privacy",
         ("listen", "json_output"): "json",
         ("listen", "dry_run_format"): "format",
     }

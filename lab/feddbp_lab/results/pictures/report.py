@@ -43,6 +43,7 @@ def _facts(results: RunResults) -> dict[str, str]:
         "Mean accuracy, best": _of(best),
         "Traffic": human_bytes(summary["bytes_up"] + summary["bytes_down"]),
         "Time": human_seconds(summary["seconds"]),
+        **({"Privacy": "; ".join(summary["privacy"])} if "privacy" in summary else {}),
     }
 
 

@@ -30,7 +30,7 @@ from feddbp_common.methods import METHODS
 from feddbp_common.version import VERSION
 from feddbp_common.wire import Encoded, decode
 
-MEASURES = {"feddbp": "distance", "fedproto": "squared distance", "fedtgp": "squared distance"}
+MEASURES = {"feddbp": "distance", **dict.fromkeys(("fedproto", "fedtgp", "frozen"), "squared distance")}
 """Measures of the methods that do not predict with a head."""
 CPU = torch.device("cpu")
 
