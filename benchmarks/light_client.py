@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 
@@ -27,8 +29,11 @@ from feddbp_client.daemon.connection import (
     upload_bytes,
 )
 from feddbp_client.daemon.event_stream import EventStream
+from feddbp_client.daemon.reply_checks import SkippedSumError
+from feddbp_client.daemon.secure_round import SecureRounds
 from feddbp_common.config.features import supported_features
 from feddbp_common.config.run import RunConfig, run_from_proto
+from feddbp_common.methods.sums import shared_classes, term_of
 from feddbp_common.seeding import derive_seed
 from feddbp_common.wire import Encoded, FisherScores, Payload, PayloadRules, PrototypeSet, TopChannels, encode
 
@@ -73,6 +78,10 @@ def light_metrics(*, bytes_down: int, bytes_up: int) -> pb.RoundMetrics:
     )
 
 
+def _declared(config: RunConfig) -> list[int]:
+    return [] if config.privacy.secure_sums else [1] * config.classes
+
+
 class LightClient:
     """A client of a run that does not train."""
 
@@ -86,6 +95,10 @@ class LightClient:
         self._connection = connection
         self._config: RunConfig | None = None
         self._rules: PayloadRules | None = None
+        self._received = Payload()
+        self._sums: SecureRounds | None = None
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        """Where it keeps what has to survive a lost connection in a secure sum."""
 
     async def join(self) -> RunConfig:
         described = await self.describe()
@@ -95,13 +108,21 @@ class LightClient:
                 run_id=described.run_id,
                 client_id=self.client_id,
                 previous_session=self.session,
-                data=pb.DataSummary(label_counts=[1] * config.classes, test_samples=self.test_samples),
+                data=pb.DataSummary(label_counts=_declared(config), test_samples=self.test_samples),
                 capabilities=pb.Capabilities(architecture="light", device="none"),
                 features=supported_features(config.method),
             )
         )
         self.session, self._config = joined.session, config
+        if config.privacy.secure_sums:
+            self._sums = self._sums or self._secure_rounds(described.run_id)
+            self._sums.start_session(self.session)
         return config
+
+    def _secure_rounds(self, run_id: str) -> SecureRounds:
+        self._scratch = tempfile.TemporaryDirectory(prefix="feddbp-light-", ignore_cleanup_errors=True)
+        directory = Path(self._scratch.name)
+        return SecureRounds(self.client_id, run_id, directory=directory, connection=self._connection)
 
     async def describe(self) -> pb.GetRunResponse:
         return await self._connection.get_run()
@@ -171,10 +192,17 @@ class LightClient:
         return self._rules
 
     def encoded_upload(self, round_number: int) -> Encoded:
+        return encode(self._synthetic(round_number), real_type=self._joined().wire_type)
+
+    def _synthetic(self, round_number: int) -> Payload:
         config = self._joined()
-        rules = config.upload_rules
         seed = derive_seed(config.seed, "light", self.client_id, round_number)
-        return encode(synthetic_payload(rules, seed), real_type=config.wire_type)
+        payload = synthetic_payload(config.expanded_rules, seed)
+        weights = config.method_spec.sum_weights(config.settings)
+        if not config.sends_terms or weights is None:
+            return payload
+        shared = shared_classes(self._received, config.classes)
+        return term_of(payload, weights, shape=config.exchange_shape, samples=config.classes, shared=shared)
 
     async def upload(
         self, round_number: int, encoded: Encoded, metrics: pb.RoundMetrics | None = None
@@ -214,13 +242,28 @@ class LightClient:
             self.rounds_done += 1
 
     async def _work(self, event: pb.RoundEvent, round_number: int, *, train: bool) -> None:
-        received = (await self.state_of(event, round_number)).message_bytes
-        if train:
+        download = await self.state_of(event, round_number)
+        received, self._received = download.message_bytes, download.payload
+        if train and self._sums is not None:
+            await self._add_to_sum(self._sums, round_number, download)
+        elif train:
             encoded = self.encoded_upload(round_number)
             sent = upload_bytes(self.session, round_number, encoded)
             await self.upload_and_report(round_number, encoded, bytes_down=received, bytes_up=sent)
         else:
             await self.report(round_number, bytes_down=received, bytes_up=0)
+
+    async def _add_to_sum(self, sums: SecureRounds, round_number: int, download: Download) -> None:
+        try:
+            secure = await sums.agree(round_number, download.encoded.manifest.sha256)
+        except SkippedSumError as error:
+            failure = pb.Failure(cause=str(error), skips_round=True)
+            await self._connection.report(pb.ReportRequest(session=self.session, round=round_number, failure=failure))
+            return
+        encoded = encode(await asyncio.to_thread(secure.masked, self._synthetic(round_number)))
+        sent = upload_bytes(self.session, round_number, encoded)
+        await self.upload_and_report(round_number, encoded, bytes_down=download.message_bytes, bytes_up=sent)
+        await sums.open(round_number)
 
     def _joined(self) -> RunConfig:
         assert self._config is not None, "join first"
