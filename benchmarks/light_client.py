@@ -194,10 +194,19 @@ class LightClient:
     def encoded_upload(self, round_number: int) -> Encoded:
         return encode(self._synthetic(round_number), real_type=self._joined().wire_type)
 
+    def own_prototypes(self, round_number: int) -> PrototypeSet:
+        """What it uploads of a round, or adds to its sum."""
+        prototypes = self._uploaded_alone(round_number).prototypes
+        assert prototypes is not None, "the method has none"
+        return prototypes
+
+    def _uploaded_alone(self, round_number: int) -> Payload:
+        config = self._joined()
+        return synthetic_payload(config.expanded_rules, derive_seed(config.seed, "light", self.client_id, round_number))
+
     def _synthetic(self, round_number: int) -> Payload:
         config = self._joined()
-        seed = derive_seed(config.seed, "light", self.client_id, round_number)
-        payload = synthetic_payload(config.expanded_rules, seed)
+        payload = self._uploaded_alone(round_number)
         weights = config.method_spec.sum_weights(config.settings)
         if not config.sends_terms or weights is None:
             return payload
