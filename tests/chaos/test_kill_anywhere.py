@@ -23,6 +23,7 @@ from light_runs import (
     status_when,
 )
 from processes import PATIENCE, Command, Federation, GaveUpError, Outcome, federation, wait_until
+from sum_faults import CLIENT_SUM_FAULTS, SERVER_SUM_FAULTS
 
 import feddbp_client
 import feddbp_server
@@ -97,11 +98,15 @@ def points_in(package: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("package", "faults"), [(feddbp_server, SERVER_FAULTS), (feddbp_client, CLIENT_FAULTS)], ids=["server", "client"]
+    ("package", "faults"),
+    [
+        (feddbp_server, SERVER_FAULTS | SERVER_SUM_FAULTS),
+        (feddbp_client, CLIENT_FAULTS | CLIENT_SUM_FAULTS | {"a private release": PRIVATE_RUN_FAULTS}),
+    ],
+    ids=["server", "client"],
 )
 def test_no_fault_point_is_left_out(package: object, faults: dict[str, tuple[str, ...]]) -> None:
     named = {point.partition("@")[0] for points in faults.values() for point in points}
-    named |= set(PRIVATE_RUN_FAULTS) if faults is CLIENT_FAULTS else set()
     assert named == points_in(Path(package.__file__).parent)  # type: ignore[attr-defined]
 
 
