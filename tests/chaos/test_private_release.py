@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from feddbp_client.training.checkpoint import Checkpoint
 from feddbp_common.artifacts import CHECKPOINT_NAME, RELEASE_NAME
 from feddbp_common.differential_privacy.mechanism import Release
 from feddbp_common.wire import decode
+from feddbp_lab.commands.privacy import command as audit
 
 RUN = ("--dp", "frozen", "--epsilon", 4, "--feature-dim", 8, "--clients", 2, "--rounds", 2, "--lease", "1s")
 
@@ -61,6 +63,19 @@ async def test_a_killed_client_sends_the_release_that_it_has_drawn(fault: str, r
     assert "has drawn its release" not in back.log
     assert "with epsilon 4 at delta 1e-05" in running.summary()["privacy"][0]
     assert {client["train_samples"] for client in running.summary()["per_client"]} == {0}
+
+
+async def test_a_release_is_audited(running_federation: Federation, capsys: pytest.CaptureFixture[str]) -> None:
+    running = running_federation
+    server = await start_server(running, *RUN)
+    clients = await start_client(running, "0-1")
+    for command in (clients, server):
+        await exits(command, 0)
+    assert audit(["audit", str(running.directory), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["labels_told"] == "counts with noise"
+    assert 0.7 < found["auc_bound"] < 0.75
+    assert found["baselines"]["a prototype of one image: must be 1"]["auc"] == 1
 
 
 async def test_a_client_without_budget_stays_out(running_federation: Federation) -> None:

@@ -21,30 +21,41 @@ class Reference:
     """What the attacker knows of features in general, from samples that no client trained with."""
 
     mean: npt.NDArray[np.float64]
+    covariance: npt.NDArray[np.float64]
+    """Within classes, [d, d]."""
     precision: npt.NDArray[np.float64]
-    """Inverse of the covariance within classes, [d, d]."""
+    """Its inverse."""
     class_means: dict[int, npt.NDArray[np.float64]]
 
     @classmethod
     def of(cls, features: Rows, labels: npt.NDArray[np.int64]) -> Reference:
         class_means = {int(label): features[labels == label].mean(axis=0) for label in np.unique(labels)}
         centred = features - np.stack([class_means[int(label)] for label in labels])
-        covariance = centred.T @ centred / max(1, len(features) - len(class_means))
+        covariance: npt.NDArray[np.float64] = centred.T @ centred / max(1, len(features) - len(class_means))
         ridge = _RIDGE * float(np.trace(covariance)) / len(covariance) + np.finfo(float).tiny
-        precision = np.linalg.inv(covariance + ridge * np.eye(len(covariance)))
-        return cls(features.mean(axis=0), precision, class_means)
+        covariance = covariance + ridge * np.eye(len(covariance))
+        return cls(features.mean(axis=0), covariance, _inverse(covariance), class_means)
 
-    def scores(self, candidates: Rows, prototype: Mean, label: int, *, weight: float) -> npt.NDArray[np.float64]:
+    def scores(
+        self, candidates: Rows, prototype: Mean, label: int, *, weight: float, noise: float = 0.0
+    ) -> npt.NDArray[np.float64]:
         """How much likelier the prototype is if it contains the candidate with this weight, 1/n in a mean of n samples.
 
         The logarithm of the likelihood ratio of Gaussian features, up to its scale: the whitened inner product of
-        candidate and prototype, less the weighted half of the candidate's own length.
+        candidate and prototype, less the weighted half of the candidate's own length. `noise` is the variance of noise
+        on each channel of the prototype.
         """
         centre = self.class_means.get(label, self.mean)
         away = candidates - centre
-        whitened = away @ self.precision
+        # the covariance of a mean and its noise, up to the weight of a sample
+        blurred = self.covariance + noise / weight * np.eye(len(self.covariance))
+        whitened = away @ (_inverse(blurred) if noise else self.precision)
         scores: npt.NDArray[np.float64] = whitened @ (prototype - centre) - weight / 2 * (whitened * away).sum(axis=1)
         return scores
+
+
+def _inverse(matrix: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    return np.asarray(np.linalg.inv(matrix), dtype=np.float64)
 
 
 def auc(positives: npt.NDArray[np.float64], negatives: npt.NDArray[np.float64]) -> float:

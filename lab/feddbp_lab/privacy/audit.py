@@ -19,9 +19,20 @@ from feddbp_client.training.setup import LocalOptions, load_client_data
 from feddbp_common.artifacts import CHECKPOINT_NAME
 from feddbp_common.config.catalog import CUSTOM_DATASET
 from feddbp_common.config.run import RunConfig, run_from_proto
+from feddbp_common.differential_privacy.mechanism import Release
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.seeding import derive_seed
-from feddbp_lab.privacy.attacks import Mean, Reference, Rows, auc, total_variation
+from feddbp_lab.privacy.attacks import Mean, Reference, Rows, auc
+from feddbp_lab.privacy.seen import (
+    ClientSamples,
+    Seen,
+    best_possible_auc,
+    label_distances,
+    labels_told,
+    stored_release,
+    sums_of,
+    uploads_of,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -71,6 +82,12 @@ class Audit:
     baselines: dict[str, Tally] = field(default_factory=dict)
     labels: dict[str, float] = field(default_factory=dict)
     """Mean distance of the distribution of labels that an attacker infers from the true one."""
+    told: str = ""
+    """The form of counts, of those in `labels`, that the server of this run sees."""
+    hides_uploads: bool = False
+    """Whether the server of this run sees sums over clients alone."""
+    bound: float | None = None
+    """What the AUC of no attack on a client's upload exceeds, if the run promises differential privacy."""
 
     def tally(self, attacked: str, samples: int) -> Tally:
         size = next(size for size in SIZES if samples <= (size[1] or samples))
@@ -86,6 +103,7 @@ class _Client:
     config: RunConfig
     method: LocalMethod  # type: ignore[type-arg]
     data: ClientData
+    release: Release | None
 
     @torch.no_grad()
     def features(self, split: Split) -> Rows:
@@ -106,13 +124,23 @@ def audit(
     """Attacks the prototypes of every client below a directory, with the client's own network as the feature map."""
     clients = [_load(path, data_dir, own_data) for path in client_directories(directory)]
     config = clients[0].config
-    result = Audit(method=config.method_spec.title, dataset=config.data.dataset, clients=len(clients))
-    features = {client.client_id: client.features(client.data.train) for client in clients}
-    sums = _global_means(clients, features)
+    result = Audit(
+        method=config.method_spec.title,
+        dataset=config.data.dataset,
+        clients=len(clients),
+        hides_uploads=config.privacy.secure_sums,
+        bound=best_possible_auc(config.privacy),
+        told=labels_told(config),
+    )
+    samples = [
+        ClientSamples(client.features(client.data.train), client.data.train.labels.numpy(), client.release)
+        for client in clients
+    ]
+    sums = sums_of(samples, config)
     for number, client in enumerate(clients):
-        _attack(client, features[client.client_id], _reference_splits(client, clients), sums, result)
+        _attack(client, samples[number], _reference_splits(client, clients), sums[number], result)
         progress(number + 1, len(clients))
-    result.labels = _label_attacks(np.stack([client.data.label_counts for client in clients]).astype(np.float64))
+    result.labels = label_distances(samples, config)
     return result
 
 
@@ -137,17 +165,8 @@ def _load(path: Path, data_dir: Path, own_data: Mapping[int, Path]) -> _Client:
         raise ConfigurationError(f"client {client_id} trained on data of its own: give --data {client_id}=PATH")
     options = LocalOptions(data=own_data.get(client_id), data_dir=data_dir, model=None)
     method = restore_method(checkpoint, CPU).eval()
-    return _Client(client_id, config, method, load_client_data(config, client_id, options))
-
-
-def _global_means(clients: Sequence[_Client], features: Mapping[int, Rows]) -> dict[int, tuple[Mean, int]]:
-    """By class, the mean over clients of their prototypes, all that secure sums show to the server, and how many."""
-    by_class: dict[int, list[Mean]] = {}
-    for client in clients:
-        labels = client.data.train.labels.numpy()
-        for label in np.unique(labels):
-            by_class.setdefault(int(label), []).append(features[client.client_id][labels == label].mean(axis=0))
-    return {label: (np.mean(means, axis=0), len(means)) for label, means in by_class.items()}
+    release = stored_release(config, path)
+    return _Client(client_id, config, method, load_client_data(config, client_id, options), release)
 
 
 def _reference_splits(client: _Client, clients: Sequence[_Client]) -> list[Split]:
@@ -160,32 +179,28 @@ def _reference_splits(client: _Client, clients: Sequence[_Client]) -> list[Split
 
 def _attack(
     client: _Client,
-    trained: Rows,
+    samples: ClientSamples,
     reference_splits: Sequence[Split],
-    sums: Mapping[int, tuple[Mean, int]],
+    sums: Mapping[int, Seen],
     result: Audit,
 ) -> None:
-    train_labels, test_labels = (split.labels.numpy() for split in (client.data.train, client.data.test))
-    held_out = client.features(client.data.test)
+    test_labels, held_out = client.data.test.labels.numpy(), client.features(client.data.test)
     reference = _reference(client, reference_splits)
     random = np.random.default_rng(derive_seed(client.config.seed, "audit", client.client_id))
-    for label in map(int, np.unique(train_labels)):
-        members, others = trained[train_labels == label], held_out[test_labels == label]
-        scores = partial(reference.scores, label=label)
-        upload, weight = members.mean(axis=0), 1 / len(members)
-        total, holders = sums[label]
-        result.tally(UPLOAD, len(members)).add(*_scored(scores, upload, weight, members, others))
-        result.tally(SUM, len(members)).add(*_scored(scores, total, weight / holders, members, others))
+    for label, upload in uploads_of(samples, client.config).items():
+        members, others = samples.features[samples.labels == label], held_out[test_labels == label]
+        scored = partial(_scored, reference, label)
+        result.tally(UPLOAD, len(members)).add(*scored(upload, members, others))
+        if label in sums:
+            result.tally(SUM, len(members)).add(*scored(sums[label], members, others))
         if len(others) > 1:
-            halves = np.array_split(random.permutation(others), 2)
-            result.baseline(NOTHING).add(*_scored(scores, upload, weight, *halves))
-            result.baseline(ALONE).add(*_scored(scores, others[0], 1.0, others[:1], others[1:]))
+            result.baseline(NOTHING).add(*scored(upload, *np.array_split(random.permutation(others), 2)))
+            result.baseline(ALONE).add(*scored(Seen(others[0], 1.0), others[:1], others[1:]))
 
 
-def _scored(
-    scores: Callable[..., Mean], prototype: Mean, weight: float, inside: Rows, outside: Rows
-) -> tuple[Mean, Mean]:
-    return scores(inside, prototype, weight=weight), scores(outside, prototype, weight=weight)
+def _scored(reference: Reference, label: int, seen: Seen, inside: Rows, outside: Rows) -> tuple[Mean, Mean]:
+    scores = partial(reference.scores, prototype=seen.vector, label=label, weight=seen.weight, noise=seen.noise)
+    return scores(inside), scores(outside)
 
 
 def _reference(client: _Client, splits: Sequence[Split]) -> Reference:
@@ -193,17 +208,3 @@ def _reference(client: _Client, splits: Sequence[Split]) -> Reference:
     parts = [Split(split.images[np.arange(len(split))[:share]], split.labels[:share]) for split in splits]
     labels = np.concatenate([part.labels.numpy() for part in parts])
     return Reference.of(np.concatenate([client.features(part) for part in parts]), labels)
-
-
-def _label_attacks(counts: npt.NDArray[np.float64]) -> dict[str, float]:
-    """What each form of exchange tells of a client's labels; `counts` are the true ones, [clients, classes]."""
-    seen = {
-        "samples of each class, as at join": counts,
-        "which classes, without counts": (counts > 0).astype(np.float64),
-        "the sum over clients": np.broadcast_to(counts.sum(axis=0), counts.shape),
-        "nothing": np.ones_like(counts),
-    }
-    return {
-        form: float(np.mean([total_variation(*pair) for pair in zip(found, counts, strict=True)]))
-        for form, found in seen.items()
-    }

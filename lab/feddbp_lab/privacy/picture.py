@@ -24,6 +24,8 @@ def draw_audit(found: Audit, path: Path) -> None:
             points = [(place, tally.auc) for place, tally in attacks if tally.pairs]
             axes.plot(*zip(*points, strict=True), color=colour, marker=marker, markersize=4, label=attacked)
         axes.axhline(0.5, color="0.5", linewidth=0.8, linestyle="--", label="guessing")
+        if found.bound is not None:
+            axes.axhline(found.bound, color="0.5", linewidth=0.8, linestyle=":", label="bound by epsilon")
         axes.set_xticks(range(len(sizes)), [size_text(size) for size in sizes])
         axes.set(
             title=f"{found.method} on {found.dataset}: membership",

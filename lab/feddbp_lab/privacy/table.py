@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -32,10 +33,19 @@ def audit_tables(found: Audit) -> RenderableType:
     labels = plain_table(title="Distance of the inferred distribution of a client's labels from the true one")
     labels.add_column("what is seen")
     labels.add_column("distance", justify="right")
+    labels.add_column("")
     for form, distance in found.labels.items():
-        labels.add_row(form, f"{distance:.2f}")
-    note = Text("AUC 0.5 is guessing, 1 is certainty; distance 0 is exact knowledge.")
-    return Group(members, Text(), labels, Text(), note)
+        told = form == found.told
+        labels.add_row(form, f"{distance:.2f}", "in this run" if told else "", style="bold" if told else "")
+    return Group(members, Text(), labels, Text(), *map(Text, _notes(found)))
+
+
+def _notes(found: Audit) -> Iterator[str]:
+    yield "AUC 0.5 is guessing, 1 is certainty; distance 0 is exact knowledge."
+    if found.hides_uploads:
+        yield "The server of this run sees sums over clients alone, not a client's upload."
+    if found.bound is not None:
+        yield f"Differential privacy: the AUC of no attack on a client's upload is above {found.bound:.2f}."
 
 
 def as_json(found: Audit) -> dict[str, Any]:
@@ -53,6 +63,9 @@ def as_json(found: Audit) -> dict[str, Any]:
         ],
         "baselines": {name: tally_json(tally) for name, tally in found.baselines.items()},
         "labels": found.labels,
+        "labels_told": found.told,
+        "hides_uploads": found.hides_uploads,
+        "auc_bound": found.bound,
     }
 
 

@@ -15,6 +15,7 @@ from feddbp_common.errors import ConfigurationError
 from feddbp_lab.commands.privacy import command
 from feddbp_lab.privacy.attacks import Reference, Rows, auc, total_variation
 from feddbp_lab.privacy.audit import ALONE, NOTHING, SUM, UPLOAD
+from feddbp_lab.privacy.seen import BUCKETS, CLASSES, EXACT
 
 WIDTH = 64
 
@@ -62,8 +63,9 @@ def test_a_run_is_audited_from_its_checkpoints(trained: Path, capsys: pytest.Cap
     assert {row["attacked"] for row in found["membership"]} == {UPLOAD, SUM}
     assert found["baselines"][ALONE]["auc"] == 1
     assert 0.35 < found["baselines"][NOTHING]["auc"] < 0.65
-    assert found["labels"]["samples of each class, as at join"] == 0
-    assert found["labels"]["which classes, without counts"] > 0
+    assert found["labels"][EXACT] == 0
+    assert found["labels"][CLASSES] > found["labels"][BUCKETS] > 0
+    assert found["labels_told"] == EXACT
 
 
 def test_the_table_and_the_picture_of_an_audit(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
