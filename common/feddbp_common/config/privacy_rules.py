@@ -53,6 +53,11 @@ def check_noise(privacy: PrivacyConfig, method: Method, settings: MethodSettings
         raise ConfigurationError(f"{method.name} uploads no prototypes; noise_multiplier has no effect on it")
     if privacy.dp == "off":
         return
+    if privacy.secure_sums:
+        raise ConfigurationError(
+            f"dp = {privacy.dp}: every client adds the whole noise itself, which protects it without secure_sums; "
+            "leave that out"
+        )
     if method.fixed_network is None:
         raise ConfigurationError(
             f"dp = {privacy.dp} is for the method {FROZEN.name}: {method.name} trains its features on the samples "

@@ -56,6 +56,7 @@ def command(argv: Sequence[str]) -> int:
         processes=config.processes,
         data_dir=config.here.data_dir,
         device=config.here.device,
+        frozen_weights=config.here.frozen_weights,
         share_prototypes=True,  # to whoever runs all of its clients, too
         track=config.here.track,
     )

@@ -109,6 +109,11 @@ class LocalConfig(FrozenModel):
     processes: int | None = Field(None, ge=1, description="client processes; default one per core")
     data_dir: Path = Field(Path("data"), description="where public data sets are found or downloaded to")
     device: str = Field("auto", description=DEVICE_HELP)
+    frozen_weights: Path | None = Field(
+        None,
+        description="safetensors file with the weights of the method frozen's network",
+        json_schema_extra={"metavar": "FILE"},
+    )
     dashboard: bool = Field(False, description="serve a page of the run, and open it in a browser")
     track: CommaSeparated = Field((), description=f"experiment trackers to write the run to; {TRACK_HELP}")
     json_output: bool = Field(

@@ -24,6 +24,7 @@ from typing import Any, Final, Self, TypeVar
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.config import ClientConfig, ComputeConfig, IdentityConfig, SourceConfig
 from feddbp_common.artifacts import ENDPOINT_NAME, SUMMARY_NAME
+from feddbp_common.config.exchange import EPSILON_BUDGET
 from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import ExitCode, FedDBPError
 from feddbp_common.humanize import client_names
@@ -99,6 +100,8 @@ class FederationOptions:
     """The part of a GPU's memory that the clients may take."""
     threads: int = 1
     """CPU threads of a client process."""
+    frozen_weights: Path | None = None
+    """The weights of a network that nobody trains, for runs that have one."""
     track: tuple[str, ...] = ()
     """Experiment trackers that the run is written to, such as `tensorboard:DIR`."""
 
@@ -135,7 +138,12 @@ class FederationOptions:
             # processes share the cores, and results do not depend on how many there are
             compute=ComputeConfig(**self._devices(), threads=self.threads),
             # whoever starts the run here is the operator of its clients, too
-            source=SourceConfig(data_dir=self.data_dir, allow_import=self.run.imports),
+            source=SourceConfig(
+                data_dir=self.data_dir,
+                allow_import=self.run.imports,
+                frozen_weights=self.frozen_weights,
+                epsilon_budget=max(EPSILON_BUDGET, self.run.privacy.epsilon),
+            ),
         )
 
     def _devices(self) -> dict[str, Any]:
