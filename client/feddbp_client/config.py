@@ -49,6 +49,9 @@ class IdentityConfig(FrozenModel):
     token_file: Path | None = Field(None, description="file with this client's token")
     insecure: bool = Field(False, description="connect to another machine without TLS")
     state_dir: Path = Field(Path("feddbp-state/clients"), description="checkpoints, by run and client")
+    require_secure_sums: bool = Field(
+        False, description="take part only in runs whose server sees nothing of uploads but sums over clients"
+    )
     server_moved: bool = Field(
         False, description="continue a run whose server has another address, or another authority, than before"
     )

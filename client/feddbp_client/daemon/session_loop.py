@@ -38,6 +38,12 @@ class MissingFeatureError(FedDBPError):
     exit_code = ExitCode.REFUSED
 
 
+class UnwantedRunError(FedDBPError):
+    """The run is not one that this client's operator lets it take part in."""
+
+    exit_code = ExitCode.REFUSED
+
+
 @dataclass(frozen=True, kw_only=True)
 class DaemonOptions:
     """Where a daemon keeps its state, how long it retries, and what it trains with."""
@@ -49,6 +55,8 @@ class DaemonOptions:
     """Most epsilon of all releases of a client together."""
     server_moved: bool = False
     """Whether a run's directory may be used with another server than before."""
+    require_secure_sums: bool = False
+    """Whether only runs are joined whose server sees nothing of uploads but their sum."""
     name: str = ""
     """Shown to operators beside the client's id."""
 
@@ -131,6 +139,8 @@ class ClientDaemon:
             await self._close_worker()
             _check_features(described)
             config = checked_config(described)
+            if self._options.require_secure_sums and not config.privacy.secure_sums:
+                raise UnwantedRunError("the server's run has no secure sums, and --require-secure-sums is given")
             loading = progress_logged(lambda: f"client {self.client_id}: loading data and model")
             async with self._slots.alone(), loading:
                 with as_training_error():

@@ -6,11 +6,17 @@ import math
 
 from feddbp_common.config.exchange import PrivacyConfig
 from feddbp_common.differential_privacy.accountant import noise_for
+from feddbp_common.methods.sums import MIN_HOLDERS
 
 
 def privacy_sentences(privacy: PrivacyConfig) -> list[str]:
     """A sentence for every promise; noise that promises nothing says so."""
     sentences = []
+    if privacy.secure_sums:
+        sentences.append(
+            "secure sums: the server sees nothing of uploads but their sum over clients; prototypes of a class that "
+            f"fewer than {MIN_HOLDERS} of them have stay with them"
+        )
     if privacy.dp != "off":
         sentences.append(
             f"differential privacy: every client makes one release, with epsilon {privacy.epsilon:g} at delta "

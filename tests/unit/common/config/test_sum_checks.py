@@ -1,0 +1,60 @@
+"""Runs that cannot do with sums over clients are refused, by name and with what to change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from feddbp_common.config.run import RunConfig
+from feddbp_common.errors import ConfigurationError
+from feddbp_common.methods import METHODS
+
+SUMMED = {"feddbp", "fedproto", "fedproc", "fd", "lg-fedavg", "fedkd", "fedmrl", "fedavg"}
+
+
+def secure(**options: Any) -> RunConfig:
+    privacy = {"secure_sums": True, **options.pop("privacy", {})}
+    return RunConfig.model_validate({"data": {"dataset": "digits", "image_size": 16}, "privacy": privacy, **options})
+
+
+@pytest.mark.parametrize("method", sorted(SUMMED))
+def test_methods_whose_server_takes_means_run_on_sums(method: str) -> None:
+    fusion = {"fusion": "client"} if method == "feddbp" else {}
+    run = secure(method=method, privacy=fusion)
+    assert run.sends_terms
+    assert {rule.types[0].value for rule in run.upload_rules.tensors} == {"uint64"}
+    assert run.upload_rules.prototypes is None  # nor class ids, which tell what a client has
+
+
+@pytest.mark.parametrize("method", ["fedtgp", "fpl", "fedlfp", "fedgen", "local"])
+def test_methods_that_need_single_uploads_are_refused(method: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"server of {method} .* needs more than sums"):
+        secure(method=method)
+
+
+def test_every_method_is_among_those_that_were_looked_at() -> None:
+    assert {*METHODS} <= {*SUMMED, "fedtgp", "fpl", "fedlfp", "fedgen", "local", "frozen"}
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"method": "feddbp"}, "add fusion = client"),
+        ({"method": "fd", "method_settings": {"leave_one_out": True}}, "needs more than sums"),
+        ({"method": "fedkd", "method_settings": {"target": "update"}}, "needs more than sums"),
+        ({"method": "fedproto", "aggregation": {"rule": "median"}}, "the server sees only their sum"),
+        ({"method": "fedproto", "finetune_rounds": 2}, "with finetune_rounds the server would need"),
+        ({"method": "fedproto", "exchange": "off"}, "with exchange = off the server would need"),
+        ({"method": "fedproto", "clients": 4}, "the run has 4 clients; sums are over 5 to 128"),
+        ({"method": "fedproto", "clients": 129}, "the run has 129 clients; sums are over 5 to 128"),
+        ({"method": "fedproto", "clients": 20, "participation": 0.2}, "fewer than 5 clients would take part"),
+    ],
+)
+def test_settings_that_do_not_go_with_secure_sums_are_refused(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        secure(**options)
+
+
+def test_plain_sums_in_fixed_point_have_no_bounds_on_clients() -> None:
+    assert RunConfig.model_validate({"method": "fedproto", "clients": 2, "aggregation": {"sums": "fixed"}}).sends_terms

@@ -1,0 +1,254 @@
+"""The server's side of a secure sum: what a member may give, who is left out, and what a restart remembers."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.secure_sums.client import SumClient
+from feddbp_common.secure_sums.digests import Attempt
+from feddbp_common.secure_sums.fixed_point import Words, from_fixed, to_fixed
+from feddbp_common.secure_sums.identity import Signer, Verifier
+from feddbp_common.secure_sums.messages import Roster
+from feddbp_common.secure_sums.proto import keys_from_proto, keys_to_proto, reveal_to_proto
+from feddbp_lab.pki.certificates import Authority
+from feddbp_server.aggregation.sums import SumFailedError
+from feddbp_server.run.limits import DEFAULT_LIMITS
+from feddbp_server.run.refusals import RefusedError
+from feddbp_server.run.secure_sums import SecureSums
+from feddbp_server.store import MemoryStore, StoreWriter
+
+CLIENTS = 5
+EVERYONE = frozenset(range(CLIENTS))
+ATTEMPT = Attempt(run_id="run", round=1, number=0, state_sha256=bytes(32))
+LIMITS = replace(DEFAULT_LIMITS, sum_wait=timedelta(seconds=0.1), sum_hold=timedelta(seconds=60))
+
+
+@pytest.fixture(scope="module")
+def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("certs")
+    authority = Authority.create(directory)
+    for client_id in range(CLIENTS + 1):
+        authority.issue_party(f"client-{client_id}")
+    return directory
+
+
+class Members:
+    """The clients of a sum, and the server that they talk to."""
+
+    def __init__(self, certs: Path, *, wait: timedelta = timedelta(seconds=60)) -> None:
+        self._certs = certs
+        self.store = StoreWriter(MemoryStore())
+        self.authority = (certs / "ca.pem").read_bytes()
+        self.limits = replace(LIMITS, sum_wait=wait)
+        self.sums = self.restarted()
+        self.verifier = Verifier(self.authority)
+        self.clients = {number: self.client(number) for number in range(CLIENTS)}
+
+    def restarted(self) -> SecureSums:
+        return SecureSums(self.store, authority=self.authority, limits=self.limits, clock=time.monotonic)
+
+    def client(self, number: int, attempt: Attempt = ATTEMPT) -> SumClient:
+        pem, key = ((self._certs / f"client-{number}.{kind}").read_bytes() for kind in ("pem", "key"))
+        signer = Signer.load(pem, key)
+        return SumClient(client_id=number, root=secrets.token_bytes(32), attempt=attempt, signer=signer)
+
+    async def give(self, number: int, **step: Any) -> pb.AdvanceSumResponse:
+        request = pb.AdvanceSumRequest(round=1, **step)
+        return await self.sums.advance(number, request, ATTEMPT, lambda: EVERYONE)
+
+    async def give_all(self, steps: Mapping[int, Mapping[str, Any]]) -> dict[int, pb.AdvanceSumResponse]:
+        answers = await asyncio.gather(*(self.give(number, **step) for number, step in steps.items()))
+        return dict(zip(steps, answers, strict=True))
+
+    def keys(self, number: int) -> pb.SumKeys:
+        return keys_to_proto(self.clients[number].advertisement())
+
+    async def agreed(self) -> tuple[Roster, dict[int, dict[int, bytes]]]:
+        """The roster, and the shares that each client has received."""
+        answers = await self.give_all({number: {"keys": self.keys(number)} for number in self.clients})
+        roster = self.clients[0].roster(map(keys_from_proto, answers[0].roster.keys), self.verifier)
+        shares = {
+            number: {"shares": pb.SumShares(by_client=client.shares(roster))} for number, client in self.clients.items()
+        }
+        answers = await self.give_all(shares)
+        return roster, {number: dict(answer.shares.by_client) for number, answer in answers.items()}
+
+
+@pytest.fixture
+def members(certs: Path) -> Members:
+    return Members(certs)
+
+
+def vector(number: int) -> Words:
+    return to_fixed(np.random.default_rng(number).standard_normal(9), parties=CLIENTS)
+
+
+async def test_a_sum_is_opened_by_its_members(members: Members) -> None:
+    roster, received = await members.agreed()
+    masked = {
+        number: client.masked(vector(number), roster, received[number]) for number, client in members.clients.items()
+    }
+    opening = asyncio.create_task(members.sums.open(ATTEMPT, EVERYONE))
+    answers = await members.give_all({number: {"uploaded": pb.SumUploaded()} for number in EVERYONE})
+    survivors = frozenset(answers[0].survivors.client_ids)
+    assert survivors == EVERYONE
+    signed = {
+        number: {"signature": client.sign_survivors(roster, received[number], survivors)}
+        for number, client in members.clients.items()
+    }
+    answers = await members.give_all(signed)
+    reveals = {}
+    for number, client in members.clients.items():
+        signatures = dict(answers[number].signatures.by_client)
+        reveals[number] = {"reveal": reveal_to_proto(client.reveal(roster, received[number], survivors, signatures))}
+    answers = await members.give_all(reveals)
+    assert all(answer.HasField("over") for answer in answers.values())
+    opened = await opening
+    total = opened.total(masked[number] for number in sorted(opened.clients))
+    assert np.array_equal(from_fixed(total), from_fixed(sum(map(vector, EVERYONE), np.zeros(9, np.uint64))))
+
+
+# --- what a member may not give ---
+
+
+async def refused(members: Members, number: int, reason: str, **step: Any) -> None:
+    with pytest.raises(RefusedError, match=reason):
+        await members.give(number, **step)
+
+
+async def test_keys_that_would_spoil_the_roster_are_refused(members: Members) -> None:
+    good = members.keys(0)
+    await refused(members, 1, "client 1 gives the keys of client 0", keys=good)
+    unsigned = pb.SumKeys()
+    unsigned.CopyFrom(good)
+    unsigned.signature = b""
+    await refused(members, 0, "signature has 0 bytes", keys=unsigned)
+    unsigned.signature = b"x" * 70
+    await refused(members, 0, "signature of client 0's keys does not fit", keys=unsigned)
+    exchanged = pb.SumKeys()
+    exchanged.CopyFrom(good)
+    exchanged.mask_key = bytes(32)
+    await refused(members, 0, "signature of client 0's keys does not fit", keys=exchanged)
+    foreign = pb.SumKeys()
+    foreign.CopyFrom(good)
+    foreign.certificate = members.keys(1).certificate
+    await refused(members, 0, "is that of client-1", keys=foreign)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [replace(ATTEMPT, round=0), replace(ATTEMPT, run_id="another"), replace(ATTEMPT, state_sha256=bytes([1]) * 32)],
+    ids=["round", "run", "state"],
+)
+async def test_keys_of_another_round_run_or_state_are_refused(members: Members, other: Attempt) -> None:
+    replayed = keys_to_proto(members.client(0, other).advertisement())
+    await refused(members, 0, "signature of client 0's keys does not fit", keys=replayed)
+
+
+async def test_a_member_gives_each_message_once(members: Members) -> None:
+    await members.agreed()
+    members.clients[0] = members.client(0)  # it has lost its secret
+    await refused(members, 0, "has given something else before", keys=members.keys(0))
+
+
+async def test_shares_are_for_every_peer(members: Members) -> None:
+    answers = await members.give_all({number: {"keys": members.keys(number)} for number in EVERYONE})
+    roster = members.clients[0].roster(map(keys_from_proto, answers[0].roster.keys), members.verifier)
+    shares = members.clients[0].shares(roster)
+    short = pb.SumShares(by_client={peer: share[:-1] for peer, share in shares.items()})
+    await refused(members, 0, "a share has 81 bytes, not 82", shares=short)
+    del shares[1]
+    await refused(members, 0, "not for every peer", shares=pb.SumShares(by_client=shares))
+
+
+async def test_survivors_are_signed_and_opened_as_they_were_told(members: Members) -> None:
+    roster, received = await members.agreed()
+    opening = asyncio.create_task(members.sums.open(ATTEMPT, EVERYONE - {4}))
+    await members.give_all({number: {"uploaded": pb.SumUploaded()} for number in EVERYONE - {4}})
+    client = members.clients[0]
+    other = client.sign_survivors(roster, received[0], EVERYONE)
+    await refused(members, 0, "survivors does not fit", signature=other)
+    both = pb.SumReveal(seeds={number: bytes(33) for number in EVERYONE}, mask_keys={4: bytes(33)})
+    await refused(members, 0, "not asked for, or not all", reveal=both)
+    outside = await members.give(4, uploaded=pb.SumUploaded())
+    assert list(outside.survivors.client_ids) == [0, 1, 2, 3]
+    late = await members.give(4, signature=other)
+    assert "went on without" in late.excluded.reason
+    opening.cancel()
+
+
+async def test_a_request_without_a_message_is_refused(members: Members) -> None:
+    await refused(members, 0, "says nothing")
+
+
+# --- lost members ---
+
+
+async def test_a_silent_client_is_left_out_and_told_so(certs: Path) -> None:
+    members = Members(certs, wait=timedelta(seconds=0.05))
+    members.clients[5] = members.client(5)
+    everyone = frozenset(range(6))
+
+    async def give(number: int) -> pb.AdvanceSumResponse:
+        request = pb.AdvanceSumRequest(round=1, keys=members.keys(number))
+        return await members.sums.advance(number, request, ATTEMPT, lambda: everyone)
+
+    answers = await asyncio.gather(*map(give, range(CLIENTS)))
+    assert [len(answer.roster.keys) for answer in answers] == [CLIENTS] * CLIENTS
+    late = await give(5)
+    assert late.excluded.reason == "the others went on without its keys"
+
+
+async def test_too_few_uploads_give_no_sum(members: Members) -> None:
+    await members.agreed()
+    with pytest.raises(SumFailedError, match="3 clients have uploaded; 4 have to"):
+        await members.sums.open(ATTEMPT, frozenset({0, 1, 2}))
+
+
+async def test_a_round_that_never_agreed_gives_no_sum(members: Members) -> None:
+    with pytest.raises(SumFailedError, match="did not get to agree"):
+        await members.sums.open(ATTEMPT, EVERYONE)
+
+
+async def test_clients_that_wait_are_told_when_the_round_is_over(members: Members) -> None:
+    await members.agreed()
+    waiting = asyncio.create_task(members.give(0, uploaded=pb.SumUploaded()))
+    await asyncio.sleep(0)
+    members.sums.close(ATTEMPT.round)
+    assert (await waiting).HasField("over")
+
+
+# --- restarts ---
+
+
+async def test_a_restarted_server_has_the_same_roster_and_shares(members: Members) -> None:
+    roster, received = await members.agreed()
+    members.sums = members.restarted()
+    answer = await members.give(0, keys=members.keys(0))
+    again = members.clients[0].roster(map(keys_from_proto, answer.roster.keys), members.verifier)
+    assert again.digest == roster.digest
+    answer = await members.give(0, shares=pb.SumShares(by_client=members.clients[0].shares(roster)))
+    assert dict(answer.shares.by_client) == received[0]
+
+
+async def test_a_restarted_server_keeps_to_its_survivors(members: Members) -> None:
+    await members.agreed()
+    opening = asyncio.create_task(members.sums.open(ATTEMPT, EVERYONE - {4}))
+    await members.give(0, uploaded=pb.SumUploaded())
+    opening.cancel()
+    members.sums = members.restarted()
+    opening = asyncio.create_task(members.sums.open(ATTEMPT, EVERYONE))  # the upload of client 4 came after all
+    answer = await members.give(0, uploaded=pb.SumUploaded())
+    assert list(answer.survivors.client_ids) == [0, 1, 2, 3]
+    opening.cancel()
