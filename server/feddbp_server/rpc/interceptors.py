@@ -32,6 +32,9 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 log = logging.getLogger("feddbp.server")
 
+_GONE = "the caller has hung up"
+"""A write to such a call fails in gRPC's core, sometimes before the call is cancelled: it is no failure of ours."""
+
 
 class _Undecodable:
     """Takes the place of a request that was not decoded: a deserializer must not raise."""
@@ -106,6 +109,8 @@ class CallGuard(grpc.aio.ServerInterceptor):
                 await context.write(response)
         except TimeoutError:
             raise RefusedError(pb.REFUSAL_REASON_BUSY, f"the caller took no message for {wait:g}s") from None
+        except grpc.aio.InternalError:
+            raise asyncio.CancelledError(_GONE) from None
 
     def _upload(self, call: str, method: Any) -> Any:
         """The method itself bounds the wait for each part, and refuses it: it knows whose it is."""
@@ -139,12 +144,19 @@ class CallGuard(grpc.aio.ServerInterceptor):
         if not isinstance(error, RefusedError | PayloadError | StoreError):
             log.error("%s failed", call, exc_info=error)
             self._event_log.incident(None, f"{call} failed: {type(error).__name__}")
-            await context.abort(grpc.StatusCode.INTERNAL, f"the server failed to answer {call}; its log says why")
+            await _abort(context, grpc.StatusCode.INTERNAL, f"the server failed to answer {call}; its log says why")
         refusal = as_refusal(error)
         caller = self._identity.name_of(context)
         self._event_log.refused(call, refusal, peer=context.peer(), caller=caller)
         details: Any = ((REFUSAL_METADATA_KEY, refusal.details.SerializeToString()),)
-        await context.abort(STATUS_OF[refusal.details.reason], str(refusal), trailing_metadata=details)
+        await _abort(context, STATUS_OF[refusal.details.reason], str(refusal), trailing_metadata=details)
+
+
+async def _abort(context: Context, code: grpc.StatusCode, message: str, **details: Any) -> NoReturn:
+    try:
+        await context.abort(code, message, **details)
+    except grpc.aio.InternalError:
+        raise asyncio.CancelledError(_GONE) from None
 
 
 def _decoder(decode: Any, most: int | None) -> Any:

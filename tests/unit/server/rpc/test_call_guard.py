@@ -18,6 +18,7 @@ from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_server.rpc.auth import NoAuth
 from feddbp_server.rpc.interceptors import CallGuard
 from feddbp_server.run.limits import Limits
+from feddbp_server.run.refusals import RefusedError
 
 LIMITS = Limits(stalled_wait=timedelta(seconds=0.5))
 
@@ -72,6 +73,41 @@ async def test_a_stream_that_nobody_reads_is_closed(server: Server) -> None:
         with suppress(grpc.aio.AioRpcError):
             call.cancel()
         await channel.close()
+
+
+class HungUp:
+    """The context of a call whose caller has gone, before the call is cancelled: nothing can be sent."""
+
+    async def write(self, message: object) -> None:
+        raise grpc.aio.InternalError
+
+    async def abort(self, *_: object, **__: object) -> None:
+        raise grpc.aio.InternalError
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+
+async def one_request() -> AsyncIterator[pb.DownloadRequest]:
+    yield pb.DownloadRequest()
+
+
+@pytest.mark.parametrize("sends", [True, False], ids=["while it is sent to", "while it is refused"])
+async def test_a_caller_that_hangs_up_is_no_failure(
+    sends: bool, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It filled the log with tracebacks, and its incidents displaced all others."""
+
+    async def download(request: pb.DownloadRequest, context: Any) -> AsyncIterator[pb.DownloadPart]:
+        if not sends:
+            raise RefusedError(pb.REFUSAL_REASON_BUSY, "too many downloads")
+        yield pb.DownloadPart()
+
+    guard = CallGuard(server.engine.event_log, limits=LIMITS, identity=NoAuth(), classes=10)
+    with pytest.raises(asyncio.CancelledError):
+        await guard._stream("Download", download)(one_request(), HungUp())
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+    assert all("failed" not in incident.message for incident in server.engine.event_log.incidents)
 
 
 async def test_a_stream_that_is_read_goes_on(server: Server) -> None:
