@@ -118,9 +118,11 @@ class RawChannel:
         call: HalfOpen = self._generic(method, Shape.REQUESTS)(endless())
         return call
 
-    def open_answers(self, method: str, message: bytes) -> grpc.aio.UnaryStreamCall[bytes, bytes]:
+    def open_answers(
+        self, method: str, message: bytes, metadata: tuple[tuple[str, str], ...] = ()
+    ) -> grpc.aio.UnaryStreamCall[bytes, bytes]:
         """Starts a call whose answers the caller reads, or not."""
-        call: grpc.aio.UnaryStreamCall[bytes, bytes] = self._methods[method](message)
+        call: grpc.aio.UnaryStreamCall[bytes, bytes] = self._methods[method](message, metadata=metadata)
         return call
 
     async def close(self) -> None:
