@@ -27,6 +27,7 @@ from feddbp_client.data.batches import channels_first
 from feddbp_client.data.pixels import BYTES
 from feddbp_client.methods.base import LocalMethod, Task
 from feddbp_client.models import build_backbone, build_head
+from feddbp_client.privacy.samples import check_samples_apart
 from feddbp_client.training.augmentation import augmentation_of
 from feddbp_client.training.checkpoint import Checkpoint, ClientDirectory
 from feddbp_client.training.frozen_weights import load_frozen_weights
@@ -207,6 +208,8 @@ def load_client_data(config: RunConfig, client_id: int, options: LocalOptions) -
                 space=options.image_cache,
                 skip_unreadable=options.skip_unreadable,
             )
+            if config.privacy.dp != "off":
+                check_samples_apart(private, options.data)
             return private_shard(private, seed=config.seed, client_id=client_id, validation=config.training.validation)
         except DataError as error:
             raise ConfigurationError(f"--data {error}") from error

@@ -7,7 +7,9 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
+from feddbp_common.config.data import DataConfig
 from feddbp_common.config.exchange import CAREFUL_SAMPLES, FisherForm, PrivacyConfig, WireConfig
+from feddbp_common.config.training import TrainingConfig
 from feddbp_common.differential_privacy.accountant import noise_for
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.methods import METHODS, PRESET_MARK, Method, MethodSettings
@@ -69,6 +71,20 @@ def check_noise(privacy: PrivacyConfig, method: Method, settings: MethodSettings
             "its training samples"
         )
     noise_for(privacy.epsilon, privacy.delta)
+
+
+def check_samples_private(privacy: PrivacyConfig, data: DataConfig, training: TrainingConfig) -> None:
+    """Raises ConfigurationError if something else than the release would depend on a client's training samples."""
+    if privacy.dp == "off":
+        return
+    if training.validation:
+        raise ConfigurationError(
+            f"dp = {privacy.dp}: validation would tell how many samples a client has; leave it out"
+        )
+    if data.image_size is None:
+        raise ConfigurationError(
+            f"dp = {privacy.dp}: images must not be scaled to a size that depends on them; give --image-size"
+        )
 
 
 def _refuse(wanted: str, given: object) -> None:

@@ -15,7 +15,7 @@ from feddbp_common.config.data import DataConfig
 from feddbp_common.config.diagnostics import FieldError, did_you_mean
 from feddbp_common.config.exchange import AggregationConfig, FisherForm, GuideConfig, PrivacyConfig, WireConfig
 from feddbp_common.config.identity import added_in, canonical
-from feddbp_common.config.privacy_rules import check_noise, check_preset, unfold_privacy
+from feddbp_common.config.privacy_rules import check_noise, check_preset, check_samples_private, unfold_privacy
 from feddbp_common.config.protobuf import to_message, values_in
 from feddbp_common.config.references import MARK
 from feddbp_common.config.sum_checks import check_sums
@@ -151,6 +151,7 @@ class RunConfig(FrozenModel):
         rules = self.method_spec.upload_rules(self.settings, self.exchange_shape)
         check_preset(self.privacy, self.wire, self.method_spec, has_prototypes=rules.prototypes is not None)
         check_noise(self.privacy, self.method_spec, self.settings, has_prototypes=rules.prototypes is not None)
+        check_samples_private(self.privacy, self.data, self.training)
         if self.privacy.min_class_samples and rules.prototypes is None:
             raise ConfigurationError(f"{self.method} uploads no prototypes; min_class_samples has no effect on it")
         return self

@@ -127,6 +127,8 @@ def test_features_of_a_private_client_do_not_depend_on_other_samples() -> None:
     [
         ({"privacy": {"dp": "frozen"}, "method": "feddbp"}, "dp = frozen is for the method frozen: feddbp trains"),
         ({"privacy": {"dp": "frozen", "secure_sums": True}}, "every client adds the whole noise itself"),
+        ({"privacy": {"dp": "frozen"}, "training": {"validation": 0.2}}, "would tell how many samples"),
+        ({"privacy": {"dp": "frozen"}, "data": {"dataset": "custom", "classes": 3}}, "give --image-size"),
         ({"privacy": {"epsilon": 1.0}}, "epsilon is a setting of dp = frozen"),
         ({"privacy": {"delta": 1e-6}}, "delta is a setting of dp = frozen"),
         ({"privacy": {"clip_bound": 2.0}}, "clip_bound has an effect with dp = frozen or a noise_multiplier"),
