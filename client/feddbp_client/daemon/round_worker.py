@@ -274,6 +274,9 @@ class RoundWorker:
             result.metrics.bytes_up = upload_bytes(
                 self._session, number, upload, awaits_admission=self._connection.awaits_admission
             )
+        if secure is not None:
+            result.metrics.bytes_up += secure.bytes_up
+            result.metrics.bytes_down += secure.bytes_down
         return CompletedRound(round=number, metrics=result.metrics, upload=upload, skipped=result.skipped)
 
     def _save(self, completed: CompletedRound, received: Encoded) -> None:

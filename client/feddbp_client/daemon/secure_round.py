@@ -51,6 +51,9 @@ class SecureRound:
         self._client = SumClient(client_id=client_id, root=root, attempt=attempt, signer=signer)
         self._roster: Roster | None = None
         self._received: dict[int, bytes] = {}
+        self.bytes_up = 0
+        self.bytes_down = 0
+        """Of all messages so far."""
 
     async def agree(self) -> None:
         """Exchanges keys and shares with the peers."""
@@ -92,6 +95,8 @@ class SecureRound:
     async def _step(self, request: pb.AdvanceSumRequest, expected: str) -> pb.AdvanceSumResponse:
         while True:
             answer = await self._advance(request)
+            self.bytes_up += request.ByteSize()
+            self.bytes_down += answer.ByteSize()
             kind = answer.WhichOneof("answer")
             if kind == expected:
                 return answer

@@ -17,27 +17,28 @@ def check_sums(run: RunConfig) -> None:
     name, wanted = run.method, "secure_sums" if run.privacy.secure_sums else "sums = fixed"
     if run.method_spec.sum_weights(run.settings) is None:
         raise ConfigurationError(
-            f"{wanted}: the server of {name} with these settings needs more than sums over clients; "
-            f"methods that do not: {', '.join(_summed_methods())}"
+            f"with {wanted} the server sees only sums over clients, but that of {name} needs more with these settings; "
+            f"methods that do with sums: {', '.join(_summed_methods())}"
         )
     if run.method_spec.fuses and run.privacy.fusion != "client":
-        raise ConfigurationError(f"{wanted}: clients of {name} have to fuse for themselves; add fusion = client")
+        raise ConfigurationError(f"with {wanted} clients of {name} have to fuse for themselves; add fusion = client")
     if run.aggregation.rule != "mean":
         raise ConfigurationError(
-            f"{wanted}: aggregation {run.aggregation.rule} compares the uploads of clients, but the server sees only "
-            "their sum; leave aggregation at mean"
+            f"with {wanted} the server sees only sums over clients, but aggregation {run.aggregation.rule} compares "
+            "their uploads; leave aggregation at mean"
         )
     alone = next((field for field in ("finetune_rounds", "newcomers") if getattr(run, field)), None)
     if run.exchange == "off" or alone is not None:
         raise ConfigurationError(
-            f"{wanted}: with {alone or 'exchange = off'} the server would need the upload of a single client"
+            f"with {wanted} the server sees only sums over clients, but {alone or 'exchange = off'} needs the upload "
+            "of a single one"
         )
     if run.privacy.secure_sums and not MIN_CLIENTS <= run.clients <= MAX_CLIENTS:
         raise ConfigurationError(
-            f"secure_sums: the run has {run.clients} clients; sums are over {MIN_CLIENTS} to {MAX_CLIENTS}"
+            f"a secure sum is over {MIN_CLIENTS} to {MAX_CLIENTS} clients; the run has {run.clients}"
         )
     if run.privacy.secure_sums and run.clients * run.participation < MIN_CLIENTS:
-        raise ConfigurationError(f"secure_sums: fewer than {MIN_CLIENTS} clients would take part in a round")
+        raise ConfigurationError(f"a secure sum needs {MIN_CLIENTS} clients, but fewer would take part in a round")
 
 
 def _summed_methods() -> list[str]:
