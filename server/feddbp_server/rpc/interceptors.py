@@ -146,6 +146,9 @@ class CallGuard(grpc.aio.ServerInterceptor):
             self._event_log.incident(None, f"{call} failed: {type(error).__name__}")
             await _abort(context, grpc.StatusCode.INTERNAL, f"the server failed to answer {call}; its log says why")
         refusal = as_refusal(error)
+        # its frames have the request, and the context, in which gRPC keeps the error that ends a call: a cycle that
+        # would hold all of it until the garbage collector runs
+        error.__traceback__ = error.__context__ = refusal.__traceback__ = refusal.__context__ = None
         caller = self._identity.name_of(context)
         self._event_log.refused(call, refusal, peer=context.peer(), caller=caller)
         details: Any = ((REFUSAL_METADATA_KEY, refusal.details.SerializeToString()),)
@@ -176,6 +179,9 @@ def _decoder(decode: Any, most: int | None) -> Any:
                 )
             )
         message.DiscardUnknownFields()  # they would be stored with the message, and sent on
+        if most is not None and message.ByteSize() < len(data):
+            # what was decoded keeps its memory as long as any part of it is in use, such as a session's data
+            message = decode(message.SerializeToString())
         return message
 
     return decoded
