@@ -72,7 +72,7 @@ def check_images(request: pb.JoinRequest, config: RunConfig, sessions: Iterable[
     if not needed or not shape:  # a client of 0.1.0 does not say; its upload is refused
         return
     if len(shape) != 3 or not all(shape):
-        raise _invalid("image_shape", f"{list(shape)} is not channels, height and width")
+        raise _invalid("image_shape", f"{list(shape[:8])} is not channels, height and width")
     for other in sessions:
         known = tuple(other.data.image_shape)
         if other.client_id == request.client_id or len(known) != 3:
