@@ -59,20 +59,22 @@ class FuzzedServer:
 
 
 @asynccontextmanager
-async def fuzzed_server(running: Federation) -> AsyncIterator[FuzzedServer]:
+async def fuzzed_server(
+    running: Federation, run: Sequence[object] = RUN, kind: type[LightClient] = LightClient
+) -> AsyncIterator[FuzzedServer]:
     """Round 0 is done, all have reported on round 1, and every eighth client has uploaded to it."""
-    server = await start_server(running, *RUN, forked=False)  # its memory is measured
+    server = await start_server(running, *run, forked=False)  # its memory is measured
     connections = [Connection(running.address, used_features=features_used_by(number)) for number in range(CLIENTS)]
-    clients = [LightClient(number, connection) for number, connection in enumerate(connections)]
+    clients = [kind(number, connection) for number, connection in enumerate(connections)]
     try:
         configs = [await client.join() for client in clients]
         for number in (0, 1):
             await round_open(running.address, number)
             for client, connection in zip(clients, connections, strict=True):
                 await _do(client, connection, number, upload=number == 0 or client.client_id % 8 == 7)
-        run = await connections[0].get_run()
+        described = await connections[0].get_run()
         open_round = OpenRound(
-            run_id=run.run_id,
+            run_id=described.run_id,
             round=1,
             sessions=[client.session for client in clients],
             contributions=[client.encoded_upload(1) for client in clients],

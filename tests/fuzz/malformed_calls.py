@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from math import isfinite
+from dataclasses import dataclass, replace
+from math import isfinite, prod
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 import grpc
 import numpy as np
@@ -19,6 +19,7 @@ from raw_calls import RawAnswer, RawCall, serialised
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.errors import PayloadError
 from feddbp_common.wire import Encoded, FisherScores, Payload, decode, digest_of, encode
+from feddbp_common.wire.payload import FISHER, PROTOTYPES
 
 _MOST_VALIDATION_SAMPLES: Final = 10
 """Two for each of the five classes, of which a client has one sample each."""
@@ -46,7 +47,11 @@ EXPECTED: Final = {
         pb.REFUSAL_REASON_INVALID_REQUEST,
         pb.REFUSAL_REASON_UNKNOWN_CLIENT,
     },
-    grpc.StatusCode.FAILED_PRECONDITION: {pb.REFUSAL_REASON_OTHER_RUN, pb.REFUSAL_REASON_WRONG_ROUND},
+    grpc.StatusCode.FAILED_PRECONDITION: {
+        pb.REFUSAL_REASON_OTHER_RUN,
+        pb.REFUSAL_REASON_WRONG_ROUND,
+        pb.REFUSAL_REASON_MISSING_FEATURE,
+    },
     grpc.StatusCode.ALREADY_EXISTS: {pb.REFUSAL_REASON_ID_IN_USE, pb.REFUSAL_REASON_ALREADY_UPLOADED},
     grpc.StatusCode.UNAUTHENTICATED: {pb.REFUSAL_REASON_STALE_SESSION},
     grpc.StatusCode.PERMISSION_DENIED: {pb.REFUSAL_REASON_NOT_AUTHORISED},
@@ -54,6 +59,9 @@ EXPECTED: Final = {
     grpc.StatusCode.UNAVAILABLE: {pb.REFUSAL_REASON_BUSY},
 }
 """Reasons by status. Any other answer is a violation, UNKNOWN and INTERNAL among them."""
+
+_WITHOUT_FIELD: Final = (pb.REFUSAL_REASON_BUSY, pb.REFUSAL_REASON_MISSING_FEATURE)
+"""Reasons that say enough without the name of a field."""
 
 _CHANGES_NOTHING: Final = ("GetRun", "Report", "Follow", "Download", "GetStatus", "WatchStatus", "WatchRun")
 """Calls that may succeed: they read, or repeat a report."""
@@ -65,12 +73,16 @@ def violation(call: RawCall, answer: RawAnswer) -> str | None:
         may_succeed = call.method in _CHANGES_NOTHING or _is_duplicate_receipt(call, answer)
         return None if may_succeed else "it was accepted"
     if answer.refusal is None:
-        return None if _is_refused_by_grpc(call, answer) else f"{answer.code.name} without a reason: {answer.details}"
+        return (
+            None
+            if _is_refused_by_grpc(call, answer) or _is_lost_by_grpc(call, answer)
+            else f"{answer.code.name} without a reason: {answer.details}"
+        )
     if answer.refusal.reason not in EXPECTED.get(answer.code, ()):
         return f"{answer.reason} is not a reason for {answer.code.name}: {answer.details}"
     if len(answer.details) > 1_000 or not answer.details.isprintable():
         return f"its message is not one printable line: {answer.details[:200]!r}"
-    if answer.refusal.reason != pb.REFUSAL_REASON_BUSY and not _names(answer.details, answer.refusal.field):
+    if answer.refusal.reason not in _WITHOUT_FIELD and not _names(answer.details, answer.refusal.field):
         return f"its message does not name the field {answer.refusal.field!r}: {answer.details}"
     return None
 
@@ -86,6 +98,11 @@ def _is_refused_by_grpc(call: RawCall, answer: RawAnswer) -> bool:
         and "Received message larger than max" in answer.details
         and any(len(message) > MESSAGE_LIMIT for message in call.messages)
     )
+
+
+def _is_lost_by_grpc(call: RawCall, answer: RawAnswer) -> bool:
+    """A refusal that arrived while the caller was sending: its own core may lose the reason."""
+    return call.method == "Upload" and answer.details == "Internal error from Core" and len(call.messages) > 2
 
 
 def _names(text: str, field: str) -> bool:
@@ -155,35 +172,41 @@ def _upload_of_bad_values(open_round: OpenRound, client: int, random: Random) ->
     """Values that would spoil an average, under a valid digest."""
     valid = open_round.contributions[client]
     payload = decode(valid.manifest, valid.body())
-    assert payload.prototypes is not None
-    assert isinstance(payload.fisher, FisherScores)
-    vectors, scores = payload.prototypes.vectors.copy(), payload.fisher.scores.copy()
-    changed = vectors if random.random() < 0.5 else scores
-    row, column = random.randrange(changed.shape[0]), random.randrange(changed.shape[1])
+    arrays = {name: array.copy() for name, array in payload.arrays() if array.dtype == np.float32}
+    name = random.choice(list(arrays))
     values = [np.nan, np.inf, -np.inf]
-    values += [1e7, -1e30, 3e38] if changed is vectors else [-1e-30, -1.0]
-    changed[row, column] = random.choice(values)
-    prototypes = type(payload.prototypes)(
-        class_ids=payload.prototypes.class_ids, counts=payload.prototypes.counts, vectors=vectors
+    values += [-1e-30, -1.0] if name == FISHER else [1e7, -1e30, 3e38]
+    value = random.choice(values)
+    arrays[name].flat[random.randrange(arrays[name].size)] = value
+    encoded = encode(_with_arrays(payload, arrays))
+    size = random.choice((64, 1000)) * _scale(encoded)
+    parts = serialised(_parts_of(open_round.sessions[client], open_round.round, encoded, size))
+    return RawCall(method="Upload", messages=parts, what=f"a value of {value} in {name}")
+
+
+def _with_arrays(payload: Payload, arrays: Mapping[str, Any]) -> Payload:
+    prototypes, fisher = payload.prototypes, payload.fisher
+    return Payload(
+        prototypes=None if prototypes is None else replace(prototypes, vectors=arrays[PROTOTYPES]),
+        fisher=None if fisher is None else FisherScores(arrays[FISHER]),
+        tensors={name: arrays.get(name, tensor) for name, tensor in payload.tensors.items()},
     )
-    encoded = encode(Payload(prototypes=prototypes, fisher=FisherScores(scores)))
-    parts = serialised(_parts_of(open_round.sessions[client], open_round.round, encoded, random.choice((64, 1000))))
-    return RawCall(method="Upload", messages=parts, what=f"a value of {changed[row, column]}")
 
 
 def _upload_too_large(open_round: OpenRound, client: int, random: Random) -> RawCall:
     """A consistent manifest, far over the limit."""
     header, *chunks = _parts(open_round, client, random)
     manifest = header.header.manifest
-    manifest.prototypes.matrix.shape[1] = random.choice((10**8, 2**32 - 1))
-    manifest.total_bytes = sum(4 * rows * columns for rows, columns in _shapes(manifest))
+    tensors = _tensors_of(manifest)
+    widened = random.choice([tensor for tensor in tensors if len(tensor.shape) > 1])
+    widened.shape[-1] = random.choice((10**8, 2**32 - 1))
+    manifest.total_bytes = sum(4 * prod(tensor.shape) for tensor in tensors)
     return RawCall(method="Upload", messages=serialised((header, *chunks)), what=f"{manifest.total_bytes} bytes")
 
 
-def _shapes(manifest: pb.Manifest) -> Iterator[tuple[int, int]]:
-    for tensor in (manifest.prototypes.matrix, manifest.fisher.scores):
-        rows, columns = tensor.shape
-        yield rows, columns
+def _tensors_of(manifest: pb.Manifest) -> list[pb.Tensor]:
+    of_prototypes = [manifest.prototypes.matrix, manifest.fisher.scores] if manifest.HasField("prototypes") else []
+    return [*of_prototypes, *manifest.tensors]
 
 
 def _message_over_the_limit(open_round: OpenRound, client: int, random: Random) -> RawCall:
@@ -287,8 +310,14 @@ def _mutated(method: str, request: Message, random: Random) -> RawCall:
 
 
 def _parts(open_round: OpenRound, client: int, random: Random) -> list[pb.UploadPart]:
-    size = random.choice((1, 7, 64, 200, 1_000))
-    return _parts_of(open_round.sessions[client], open_round.round, open_round.contributions[client], size)
+    encoded = open_round.contributions[client]
+    size = random.choice((1, 7, 64, 200, 1_000)) * _scale(encoded)
+    return _parts_of(open_round.sessions[client], open_round.round, encoded, size)
+
+
+def _scale(encoded: Encoded) -> int:
+    """By how much chunks are larger than those of a small upload, so that there are not too many."""
+    return max(encoded.manifest.total_bytes // 1_000, 1)
 
 
 def _parts_of(session: str, round_number: int, encoded: Encoded, size: int) -> list[pb.UploadPart]:
@@ -308,7 +337,8 @@ def _update_digest(manifest: pb.Manifest, body: bytes) -> None:
 def _is_equivalent(open_round: OpenRound, client: int, parts: Sequence[bytes]) -> bool:
     """Whether a mutation left the upload valid: unknown fields are ignored, and so are labels and valid metrics."""
     decoded = [_decoded(pb.UploadPart, part) for part in parts]
-    valid = _parts_of(open_round.sessions[client], open_round.round, open_round.contributions[client], 1_000)
+    encoded = open_round.contributions[client]
+    valid = _parts_of(open_round.sessions[client], open_round.round, encoded, 1_000 * _scale(encoded))
     return _meaning(decoded) == _meaning(valid)
 
 
@@ -324,8 +354,9 @@ def _meaning(parts: Sequence[pb.UploadPart | None]) -> object:
     header.awaits_admission = False  # says when the body is sent, not what is in it
     if _are_valid(header.metrics):
         header.ClearField("metrics")
-    for tensor in (header.manifest.prototypes.matrix, header.manifest.fisher.scores):
-        tensor.name = ""
+    if header.manifest.HasField("prototypes"):
+        for tensor in (header.manifest.prototypes.matrix, header.manifest.fisher.scores):
+            tensor.name = ""
     return header.SerializeToString(deterministic=True), b"".join(part.chunk.data for part in rest)
 
 
