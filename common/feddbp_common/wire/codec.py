@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -67,6 +68,7 @@ _TO_PROTO: Final[dict[WireType, pb.DType.ValueType]] = {
     WireType.UINT64: pb.DTYPE_UINT64,
 }
 _FROM_PROTO: Final = {number: wire_type for wire_type, number in _TO_PROTO.items()}
+_CACHED_NUMBERS: Final = 4096
 _FLOAT16_OVERFLOW: Final = 65_520.0
 """Values from here on round to infinity; smaller ones round to a finite value."""
 
@@ -161,10 +163,18 @@ def digest_of(manifest: pb.Manifest, segments: Iterable[Buffer]) -> bytes:
         shape = ",".join(map(str, tensor.shape))
         digest.update(f"{tensor.name}:{wire_type_of(tensor).value}:{shape}\n".encode())
     for numbers in (manifest.prototypes.class_ids, manifest.prototypes.counts):
-        digest.update(f"{','.join(map(str, numbers))}\n".encode())
+        # clients upload the same classes in every round
+        digest.update(_cached_line(tuple(numbers)) if len(numbers) <= _CACHED_NUMBERS else _line(numbers))
     for segment in segments:
         digest.update(segment)
     return digest.digest()
+
+
+def _line(numbers: Iterable[int]) -> bytes:
+    return f"{','.join(map(str, numbers))}\n".encode()
+
+
+_cached_line: Final = functools.lru_cache(maxsize=64)(_line)
 
 
 def _declaration_for(name: str, payload: Payload, manifest: pb.Manifest) -> pb.Tensor:
