@@ -52,16 +52,24 @@ class CallGuard(grpc.aio.ServerInterceptor):
         self._identity = identity
         self._request_wait = limits.header_wait
         self._request_bytes = limits.request_bytes + classes * limits.bytes_per_class
+        self._guarded: dict[str, Handler] = {}
+        """Handlers by method, which exist: a caller cannot add any."""
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
-        handler = await continuation(handler_call_details)
-        if handler is None:  # no such method: gRPC answers this itself
-            return handler
-        call = handler_call_details.method.rpartition("/")[2]
+        guarded = self._guarded.get(handler_call_details.method)
+        if guarded is None:
+            handler = await continuation(handler_call_details)
+            if handler is None:  # no such method: gRPC answers this itself
+                return handler
+            guarded = self._guarded[handler_call_details.method] = self._guard(handler, handler_call_details.method)
+        return guarded
+
+    def _guard(self, handler: Handler, method: str) -> Handler:
+        call = method.rpartition("/")[2]
         most = self._most_bytes(call, is_upload=handler.stream_unary is not None)
         decode, encode = _decoder(handler.request_deserializer, most), handler.response_serializer
         if handler.unary_unary is not None:
