@@ -22,7 +22,7 @@ from feddbp_server.run.reports import commit_report, count_report, report_record
 from feddbp_server.run.sessions import Session
 from feddbp_server.run.state_machine import Phase, RunState, Uploaded
 from feddbp_server.run.validation import check_report, wrong_round
-from feddbp_server.store import ReportRecord, Store, UploadRecord
+from feddbp_server.store import Announcement, ReportRecord, Store, UploadRecord
 
 ADMITTED: Final = ((ADMITTED_METADATA_KEY, "1"),)
 Admit = Callable[[], Awaitable[None]]
@@ -157,8 +157,12 @@ class Uploads:
             await admit()
             parts.admitted()
             self._engine.history.upload_begun(session.client_id, header.round)
-            body, payload = await self._receive(incoming, header.manifest, parts)
-            return await self.commit(session, header, body, payload)
+            announced = self._engine.store.announce()
+            try:
+                body, payload = await self._receive(incoming, header.manifest, parts)
+                return await self.commit(session, header, body, payload, announced)
+            finally:
+                announced.end()
 
     async def _earlier_receipt(self, session: Session, header: pb.UploadHeader) -> pb.UploadReceipt | None:
         state = self._engine.state
@@ -260,16 +264,26 @@ class Uploads:
     # --- commit ---
 
     async def commit(
-        self, session: Session, header: pb.UploadHeader, body: bytes, payload: Payload
+        self,
+        session: Session,
+        header: pb.UploadHeader,
+        body: bytes,
+        payload: Payload,
+        announced: Announcement | None = None,
     ) -> pb.UploadReceipt:
         """Makes a checked upload durable. What is given to the store before the round closes counts in it."""
         if not self._engine.sessions.is_current(session):
             raise _superseded()
         self._check_open(session, header)
-        return await self._engine.run_shielded(self._commit(session, header, body, payload))
+        return await self._engine.run_shielded(self._commit(session, header, body, payload, announced))
 
     async def _commit(
-        self, session: Session, header: pb.UploadHeader, body: bytes, payload: Payload
+        self,
+        session: Session,
+        header: pb.UploadHeader,
+        body: bytes,
+        payload: Payload,
+        announced: Announcement | None,
     ) -> pb.UploadReceipt:
         engine, manifest = self._engine, header.manifest
         record = UploadRecord(
@@ -280,7 +294,7 @@ class Uploads:
         )
         report = report_record(session, header.round, header.metrics) if header.HasField("metrics") else None
         fault_point("server.upload.received")
-        before, is_new_report = await engine.store.run(lambda store: _save_once(store, record, body, report))
+        before, is_new_report = await engine.store.run(lambda store: _save_once(store, record, body, report), announced)
         fault_point("server.upload.committed")
         session.last_seen = engine.clock()
         if before is None:

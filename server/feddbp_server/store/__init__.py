@@ -12,10 +12,11 @@ from feddbp_server.store.interface import (
 )
 from feddbp_server.store.memory import MemoryStore
 from feddbp_server.store.sqlite import SqliteStore
-from feddbp_server.store.writer import Jobs, MonitoredStore, StoreWriter
+from feddbp_server.store.writer import Announcement, Jobs, MonitoredStore, StoreWriter
 
 __all__ = [
     "AggregateRecord",
+    "Announcement",
     "ClientRecord",
     "Jobs",
     "MemoryStore",

@@ -2,6 +2,9 @@
 
 Every write is a job; all jobs that are waiting when the thread is free share one transaction and so one wait for the
 disk. A job's future is done only when that transaction is: what it wrote is durable by then.
+
+Uploads are announced while they are being received: a transaction of uploads alone stays open for the others for a few
+milliseconds, since a wait for the disk costs more than most of them.
 """
 
 from __future__ import annotations
@@ -11,16 +14,35 @@ import logging
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from feddbp_server.store.interface import Store, StoreError
 
 T = TypeVar("T")
 log = logging.getLogger("feddbp.server")
 _GROUP_JOBS: Final = 64
+_WAITING_JOBS: Final = 32
+"""A group of this size waits for no others: those that were received by then would wait, too."""
+_WAIT_SECONDS: Final = 0.02
+"""For announced jobs, from the first job of a group on."""
+
+
+class Announcement:
+    """A job that a caller will run soon; ends with the job, or without it."""
+
+    def __init__(self, writer: StoreWriter) -> None:
+        self._writer: StoreWriter | None = writer
+        writer.announced += 1
+
+    def end(self) -> None:
+        """May be called again."""
+        if self._writer is not None:
+            self._writer.announced -= 1
+            self._writer = None
 
 
 @dataclass(frozen=True)
@@ -28,6 +50,8 @@ class _Job:
     work: Callable[[Store], Any]
     future: asyncio.Future[Any]
     loop: asyncio.AbstractEventLoop
+    waits: bool
+    """Whether it was announced, and may wait for others that are."""
 
     def settle(self, result: Any, error: BaseException | None) -> None:
         """To be called on the event loop."""
@@ -39,25 +63,33 @@ class _Job:
             self.future.set_result(result)
 
 
+_Result: TypeAlias = tuple[_Job, Any, BaseException | None]
+
+
 class StoreWriter:
     """Runs jobs on the store in the order they were given."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, wait_seconds: float = _WAIT_SECONDS) -> None:
         self._store = store
+        self._wait_seconds = wait_seconds
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._closing = False
+        self.announced = 0
+        """Jobs to come; changed on the event loop, and read by the thread."""
         self._tidy_up = threading.Event()
         # daemon: must not keep a server alive that failed before it served; nothing was accepted by then
         self._thread = threading.Thread(target=self._work, name="store", daemon=True)
         self._thread.start()
 
-    async def run(self, work: Callable[[Store], T]) -> T:
+    async def run(self, work: Callable[[Store], T], announced: Announcement | None = None) -> T:
         """Runs a job in the store's thread; returns once it is durable."""
         if self._closing:
             raise StoreError("the store is closed")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        self._jobs.put(_Job(work, future, loop))
+        self._jobs.put(_Job(work, future, loop, waits=announced is not None))
+        if announced is not None:
+            announced.end()
         return await future
 
     async def tidy(self, work: Callable[[Store], None]) -> None:
@@ -86,6 +118,7 @@ class StoreWriter:
         self._store.close()
 
     def _next_group(self) -> tuple[list[_Job], bool]:
+        """The jobs that are waiting, and whether the store closes after them."""
         job = self._jobs.get()
         group: list[_Job] = []
         while job is not None:
@@ -99,23 +132,42 @@ class StoreWriter:
         return group, True
 
     def _commit(self, group: list[_Job]) -> None:
-        results: list[tuple[_Job, Any, BaseException | None]] = []
+        results: list[_Result] = []
         try:
             with self._store.transaction():
-                for job in group:
-                    try:
-                        with self._store.transaction():
-                            result = job.work(self._store)
-                        results.append((job, result, None))
-                    except Exception as error:  # only this job fails; the rest of the group commits
-                        results.append((job, None, error))
+                results += map(self._result_of, group)
+                for job in self._announced_jobs(group):
+                    group.append(job)
+                    results.append(self._result_of(job))
         except Exception as error:  # the whole group was rolled back, or never begun
             causes = {id(job): cause for job, _, cause in results}
             results = [(job, None, causes.get(id(job)) or error) for job in group]
         _deliver(results)
 
+    def _announced_jobs(self, group: list[_Job]) -> Iterator[_Job]:
+        """Jobs that join a group of uploads, as they arrive; any other job ends the wait for them."""
+        deadline = time.monotonic() + self._wait_seconds
+        waits = all(job.waits for job in group)
+        while waits and self.announced and len(group) < _WAITING_JOBS:
+            try:
+                job = self._jobs.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                return
+            if job is None:
+                self._jobs.put(None)  # the store is closed after this group
+                return
+            yield job
+            waits = job.waits
 
-def _deliver(results: list[tuple[_Job, Any, BaseException | None]]) -> None:
+    def _result_of(self, job: _Job) -> _Result:
+        try:
+            with self._store.transaction():
+                return job, job.work(self._store), None
+        except Exception as error:  # only this job fails; the rest of the group commits
+            return job, None, error
+
+
+def _deliver(results: list[_Result]) -> None:
     """Settles a group with one wake-up of its event loop, and of every other one that has a job in it."""
 
     def settle(loop: asyncio.AbstractEventLoop) -> None:
@@ -152,9 +204,13 @@ class MonitoredStore:
         self._writable = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
 
-    async def run(self, work: Callable[[Store], T]) -> T:
+    def announce(self) -> Announcement:
+        """Announces a job, which then shares its transaction with others that were announced."""
+        return Announcement(self._thread)
+
+    async def run(self, work: Callable[[Store], T], announced: Announcement | None = None) -> T:
         try:
-            return await self._thread.run(work)
+            return await self._thread.run(work, announced)
         except sqlite3.Error as error:
             raise self._translated(error) from error
 

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 import store_records
 from store_records import CONFIG, RUN_ID, client_record, upload_record, uploaded_clients
 
-from feddbp_server.store import MemoryStore, SqliteStore, Store, StoreWriter
+from feddbp_server.store import Announcement, MemoryStore, SqliteStore, Store, StoreWriter
 
 Work = Callable[[Store], Any]
 
@@ -304,3 +305,76 @@ def test_what_a_job_stored_survives_a_kill_right_after(tmp_path: Path) -> None:
     assert reported <= stored
     assert all(len(store.upload_body(record)) == 50_000 for record in store.uploads(0))
     store.close()
+
+
+# --- jobs that were announced ---
+
+LONG = 20.0
+"""Seconds that no test waits for."""
+
+
+class CountingStore(MemoryStore):
+    """Counts its transactions; those inside others are not counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transactions = 0
+        self.begun = threading.Event()
+        self._is_open = False
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        if self._is_open:
+            yield
+            return
+        self.transactions += 1
+        self._is_open = True
+        self.begun.set()
+        try:
+            yield
+        finally:
+            self._is_open = False
+
+
+async def test_announced_jobs_share_a_transaction_with_those_before_them() -> None:
+    store = CountingStore()
+    writer = StoreWriter(store, wait_seconds=LONG)
+    first, second = Announcement(writer), Announcement(writer)
+    earlier = asyncio.create_task(writer.run(lambda _: 1, first))
+    await asyncio.to_thread(store.begun.wait)
+    assert not earlier.done()
+    assert tuple(await asyncio.gather(earlier, writer.run(lambda _: 2, second))) == (1, 2)
+    assert store.transactions == 1
+    await writer.close()
+
+
+async def test_a_job_that_was_announced_and_does_not_come_delays_the_others_for_a_moment_only() -> None:
+    writer = StoreWriter(CountingStore())
+    first, lost = Announcement(writer), Announcement(writer)
+    async with asyncio.timeout(10):
+        assert await writer.run(lambda _: 1, first) == 1
+    lost.end()
+    lost.end()
+    assert writer.announced == 0
+    await writer.close()
+
+
+async def test_jobs_that_were_not_announced_wait_for_nothing() -> None:
+    store = CountingStore()
+    writer = StoreWriter(store, wait_seconds=LONG)
+    announced = Announcement(writer)
+    assert [await writer.run(lambda _: 1), await writer.run(lambda _: 2)] == [1, 2]
+    assert store.transactions == 2
+    announced.end()
+    await writer.close()
+
+
+async def test_a_store_that_closes_while_a_group_waits_runs_what_it_has() -> None:
+    store = CountingStore()
+    writer = StoreWriter(store, wait_seconds=LONG)
+    first, other = Announcement(writer), Announcement(writer)
+    job = asyncio.create_task(writer.run(lambda _: 1, first))
+    await asyncio.to_thread(store.begun.wait)
+    await writer.close()
+    assert await job == 1
+    other.end()
