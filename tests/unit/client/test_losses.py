@@ -447,7 +447,9 @@ def test_the_order_of_a_batch_does_not_matter(
 def test_hard_negatives_never_lower_the_loss(seed: int, form: ContrastiveForm, tau: float) -> None:
     case = problem(seed, dtype=torch.float32)
     losses = {name: l_d(*case, tau=tau, form=form, hard_negatives=name).item() for name in HARD_NEGATIVES}
-    assert all(loss >= losses["none"] - 1e-5 * abs(losses["none"]) for loss in losses.values())
+    # a similarity has float32's rounding error, and the loss its exponential after division by tau
+    rounding = (1e-5 + 2e-7 / tau) * abs(losses["none"])
+    assert all(loss >= losses["none"] - rounding for loss in losses.values())
     if form == "log":
         assert losses["none"] >= 0
     else:

@@ -134,7 +134,8 @@ def test_the_closed_form_agrees_with_autograd_to_float32_rounding(seed: int, sca
     closed = log_likelihood_gradients(head, z, labels)
     # wrapped, the head is no longer recognised as linear
     by_autograd = log_likelihood_gradients(nn.Sequential(head), z, labels)
-    torch.testing.assert_close(closed, by_autograd, rtol=1e-4, atol=1e-6)
+    # logits grow with the scale, and so does the rounding error of their exponentials
+    torch.testing.assert_close(closed, by_autograd, rtol=1e-4, atol=1e-6 * max(1.0, scale / 10))
 
 
 def test_the_closed_form_is_the_one_of_the_paper() -> None:
