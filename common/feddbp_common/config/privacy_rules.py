@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from feddbp_common.config.data import DataConfig
 from feddbp_common.config.exchange import CAREFUL_SAMPLES, FisherForm, PrivacyConfig, WireConfig
@@ -16,16 +16,21 @@ from feddbp_common.methods import METHODS, PRESET_MARK, Method, MethodSettings
 from feddbp_common.methods.frozen import FROZEN
 
 _DEFAULT_METHOD: Final = "feddbp"
+_FLAG: Final = TypeAdapter(bool)
 
 
 def unfold_privacy(values: dict[str, Any]) -> dict[str, Any]:
-    """A run's values with the settings that its privacy preset, or dp, stands for; given ones stay as they are."""
+    """A run's values with those that its privacy preset, dp or secure_sums stand for; given ones stay as they are."""
     privacy, wire = _given(values.get("privacy")), _given(values.get("wire"))
     if privacy is not None and privacy.get("dp") == FROZEN.name and "method" not in values:
         values = {**values, "method": FROZEN.name}
     method = METHODS.get(str(values.get("method", _DEFAULT_METHOD)).partition(PRESET_MARK)[0])
-    if privacy is None or wire is None or method is None or privacy.get("preset") != "careful":
+    if privacy is None or wire is None or method is None:
         return values
+    if method.fuses and _is_on(privacy.get("secure_sums")):
+        privacy = {"fusion": "client", **privacy}
+    if privacy.get("preset") != "careful":
+        return {**values, "privacy": privacy} if privacy else values
     filled: dict[str, Any] = {"min_class_samples": CAREFUL_SAMPLES, "counts": "buckets"}
     if method.fuses and wire.get("fisher") != FisherForm.TOP_CHANNELS:
         filled["fusion"] = "client"
@@ -89,6 +94,14 @@ def check_samples_private(privacy: PrivacyConfig, data: DataConfig, training: Tr
 
 def _refuse(wanted: str, given: object) -> None:
     raise ConfigurationError(f"privacy = careful means {wanted}, but {given} is given; leave out one of the two")
+
+
+def _is_on(value: object) -> bool:
+    """Of a flag that is not validated yet."""
+    try:
+        return value is not None and _FLAG.validate_python(value)
+    except ValidationError:
+        return False
 
 
 def _given(part: Any) -> dict[str, Any] | None:

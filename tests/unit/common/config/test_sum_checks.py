@@ -20,9 +20,9 @@ def secure(**options: Any) -> RunConfig:
 
 @pytest.mark.parametrize("method", sorted(SUMMED))
 def test_methods_whose_server_takes_means_run_on_sums(method: str) -> None:
-    fusion = {"fusion": "client"} if method == "feddbp" else {}
-    run = secure(method=method, privacy=fusion)
+    run = secure(method=method)
     assert run.sends_terms
+    assert run.privacy.fusion == ("client" if method == "feddbp" else "server")
     assert {rule.types[0].value for rule in run.upload_rules.tensors} == {"uint64"}
     assert run.upload_rules.prototypes is None  # nor class ids, which tell what a client has
 
@@ -40,7 +40,7 @@ def test_every_method_is_among_those_that_were_looked_at() -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"method": "feddbp"}, "add fusion = client"),
+        ({"method": "feddbp", "privacy": {"fusion": "server"}}, "add fusion = client"),
         ({"method": "fd", "method_settings": {"leave_one_out": True}}, "needs more with these settings"),
         ({"method": "fedkd", "method_settings": {"target": "update"}}, "needs more with these settings"),
         ({"method": "fedproto", "aggregation": {"rule": "median"}}, "aggregation median compares their uploads"),
