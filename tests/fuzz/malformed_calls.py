@@ -258,6 +258,19 @@ def _follow(open_round: OpenRound, client: int, random: Random) -> RawCall:
     return _mutated("Follow", pb.FollowRequest(session=open_round.sessions[client]), random)
 
 
+def _advance_sum(open_round: OpenRound, client: int, random: Random) -> RawCall:
+    """Of a run without secure sums."""
+    request = pb.AdvanceSumRequest(session=open_round.sessions[client], round=open_round.round)
+    match random.randrange(3):
+        case 0:
+            request.keys.CopyFrom(pb.SumKeys(client_id=client, share_key=bytes(32), mask_key=bytes(32)))
+        case 1:
+            request.shares.by_client[(client + 1) % 16] = bytes(82)
+        case _:
+            request.signature = bytes(70)
+    return _mutated("AdvanceSum", request, random)
+
+
 def _leave(open_round: OpenRound, client: int, random: Random) -> RawCall:
     """Without a valid session, with which it would be a valid call."""
     return _mutated("Leave", pb.LeaveRequest(session=open_round.sessions[client][::-1], reason="bored"), random)
@@ -288,6 +301,7 @@ _KINDS: Final[dict[Callable[[OpenRound, int, Random], RawCall | None], float]] =
     _report: 16,
     _download: 5,
     _follow: 3,
+    _advance_sum: 3,
     _leave: 3,
     _ask: 2,
     _operate: 3,

@@ -18,6 +18,9 @@ def any_message(kind: type[MessageT], **chosen: SearchStrategy[Any]) -> SearchSt
 
 
 def _of_field(field: FieldDescriptor) -> SearchStrategy[Any]:
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        parts = field.message_type.fields_by_name
+        return st.dictionaries(_of_field(parts["key"]), _of_field(parts["value"]), max_size=8)
     one = any_message(GetMessageClass(field.message_type)) if field.message_type is not None else _scalar(field)
     return st.lists(one, max_size=8) if field.is_repeated else one
 

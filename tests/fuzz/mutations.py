@@ -99,7 +99,7 @@ def mutate_field(message: Message, random: Random) -> str:
     """Gives a random field of the message, at any depth, an odd value; returns the field's name."""
     holder, field = random.choice(list(_fields_of(message)))
     if _is_map(field):
-        _mutate_map(getattr(holder, field.name), random)
+        _mutate_map(getattr(holder, field.name), field, random)
     elif field.is_repeated:
         _mutate_list(holder, field, random)
     elif field.message_type is not None:
@@ -134,12 +134,17 @@ def _is_map(field: FieldDescriptor) -> bool:
     return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
 
 
-def _mutate_map(entries: Any, random: Random) -> None:
+def _mutate_map(entries: Any, field: FieldDescriptor, random: Random) -> None:
     """A key is lost, or another one is there; messages can only be made by access to their key."""
+    assert field.message_type is not None
+    kinds = {each.name: each for each in field.message_type.fields}
     if entries and random.random() < 0.5:
         del entries[random.choice(sorted(entries))]
-    else:
+    elif kinds["key"].type == FieldDescriptor.TYPE_STRING:
         entries[random.choice(TEXTS)[:200]]
+    else:
+        key = random.choice((*entries, *WHOLE_NUMBERS[:8]))
+        entries[key] = random.randbytes(random.choice((0, 32, 66, 82, 300)))
 
 
 def _mutate_list(holder: Message, field: FieldDescriptor, random: Random) -> None:

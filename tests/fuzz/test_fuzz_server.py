@@ -101,7 +101,7 @@ def test_every_invalid_call_is_refused_with_its_reason_and_field(shared: SharedS
 
 
 @pytest.mark.parametrize("examples", [40, pytest.param(2_000, marks=pytest.mark.full)], ids=str)
-@pytest.mark.parametrize("method", ["Join", "Report", "Download", "Follow", "Leave", "Upload"])
+@pytest.mark.parametrize("method", ["Join", "Report", "Download", "Follow", "Leave", "Upload", "AdvanceSum"])
 def test_any_message_is_answered_within_the_protocol(shared: SharedServer, method: str, examples: int) -> None:
     @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(messages=_messages(method, shared.target.open_round))
@@ -195,7 +195,7 @@ async def test_calls_without_a_valid_token_are_refused(running_federation: Feder
     run_id = (await _operator_asks(running_federation, token)).run_id
     join = pb.JoinRequest(run_id=run_id, client_id=3, data=pb.DataSummary(label_counts=[1] * 5))
     for method in METHODS:
-        if method in ("Follow", "Download", "Upload", "Report", "Leave"):
+        if method in ("Follow", "Download", "Upload", "AdvanceSum", "Report", "Leave"):
             continue  # they need a session, and so a join
         for words in (
             "",

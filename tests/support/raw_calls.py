@@ -27,7 +27,7 @@ class Shape(Enum):
 
 
 METHODS = {
-    **dict.fromkeys(("GetRun", "Join", "Report", "Leave"), ("Federation", Shape.UNARY)),
+    **dict.fromkeys(("GetRun", "Join", "AdvanceSum", "Report", "Leave"), ("Federation", Shape.UNARY)),
     **dict.fromkeys(("Follow", "Download"), ("Federation", Shape.ANSWERS)),
     "Upload": ("Federation", Shape.REQUESTS),
     **dict.fromkeys(("GetStatus", "Pause", "Resume", "Stop"), ("Control", Shape.UNARY)),

@@ -224,7 +224,7 @@ class Coordinator:
         """Takes a client's message of a step of the open round's secure sum, and answers what the step gave."""
         engine, state = self._engine, self._engine.state
         if engine.secure_sums is None:
-            raise RefusedError(pb.REFUSAL_REASON_INVALID_REQUEST, "this run has no secure sums", field="step")
+            raise RefusedError(pb.REFUSAL_REASON_INVALID_REQUEST, "step: this run has no secure sums", field="step")
         is_open = not {Phase.COLLECTING, Phase.AGGREGATING}.isdisjoint({state.phase, state.held_phase})
         if not is_open or request.round != state.round:
             return pb.AdvanceSumResponse(over=pb.SumOver())

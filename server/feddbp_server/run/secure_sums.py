@@ -314,7 +314,7 @@ def _shares_for(client_id: int, current: _Sum) -> dict[int, bytes]:
 def _message_of(request: pb.AdvanceSumRequest) -> tuple[Step, bytes]:
     kind = request.WhichOneof("step")
     if kind is None:
-        raise RefusedError(pb.REFUSAL_REASON_INVALID_REQUEST, "the request says nothing", field="step")
+        raise RefusedError(pb.REFUSAL_REASON_INVALID_REQUEST, "step: the request says nothing", field="step")
     if kind == "signature":
         return Step.SIGNATURE, request.signature
     message = getattr(request, kind)
