@@ -29,6 +29,7 @@ from feddbp_lab.privacy.seen import (
     best_possible_auc,
     label_distances,
     labels_told,
+    redrawn,
     stored_release,
     sums_of,
     uploads_of,
@@ -48,6 +49,8 @@ NOTHING: Final = "no member: must be 0.5"
 ALONE: Final = "a prototype of one image: must be 1"
 _REFERENCE_SAMPLES: Final = 4000
 _BATCH: Final = 256
+_REDRAWS: Final = 19
+"""Of a release with noise, besides the one that was sent."""
 
 
 @dataclass
@@ -58,10 +61,11 @@ class Tally:
     pairs: int = 0
     _won: float = 0.0
 
-    def add(self, members: npt.NDArray[np.float64], others: npt.NDArray[np.float64]) -> None:
+    def add(self, members: npt.NDArray[np.float64], others: npt.NDArray[np.float64], *, counts: bool = True) -> None:
+        """`counts` unless the prototype was attacked before, with other noise."""
         if len(members) and len(others):
             pairs = len(members) * len(others)
-            self.prototypes += 1
+            self.prototypes += counts
             self.pairs += pairs
             self._won += pairs * auc(members, others)
 
@@ -136,9 +140,12 @@ def audit(
         ClientSamples(client.features(client.data.train), client.data.train.labels.numpy(), client.release)
         for client in clients
     ]
-    sums = sums_of(samples, config)
+    draws = [samples, *_redraws(samples, config)]
+    sums = [sums_of(draw, config) for draw in draws]
     for number, client in enumerate(clients):
-        _attack(client, samples[number], _reference_splits(client, clients), sums[number], result)
+        attack = _Attack(client, _reference_splits(client, clients), result)
+        for draw, of_draw in zip(draws, sums, strict=True):
+            attack.on(draw[number], of_draw[number], counts=draw is samples)
         progress(number + 1, len(clients))
     result.labels = label_distances(samples, config)
     return result
@@ -177,25 +184,37 @@ def _reference_splits(client: _Client, clients: Sequence[_Client]) -> list[Split
     ]
 
 
-def _attack(
-    client: _Client,
-    samples: ClientSamples,
-    reference_splits: Sequence[Split],
-    sums: Mapping[int, Seen],
-    result: Audit,
-) -> None:
-    test_labels, held_out = client.data.test.labels.numpy(), client.features(client.data.test)
-    reference = _reference(client, reference_splits)
-    random = np.random.default_rng(derive_seed(client.config.seed, "audit", client.client_id))
-    for label, upload in uploads_of(samples, client.config).items():
-        members, others = samples.features[samples.labels == label], held_out[test_labels == label]
-        scored = partial(_scored, reference, label)
-        result.tally(UPLOAD, len(members)).add(*scored(upload, members, others))
-        if label in sums:
-            result.tally(SUM, len(members)).add(*scored(sums[label], members, others))
-        if len(others) > 1:
-            result.baseline(NOTHING).add(*scored(upload, *np.array_split(random.permutation(others), 2)))
-            result.baseline(ALONE).add(*scored(Seen(others[0], 1.0), others[:1], others[1:]))
+def _redraws(samples: Sequence[ClientSamples], config: RunConfig) -> list[list[ClientSamples]]:
+    """Other releases of the same samples, over which attacks on a release with noise are averaged."""
+    if config.privacy.dp == "off":
+        return []
+    random = np.random.default_rng(derive_seed(config.seed, "audit"))
+    return [[redrawn(client, config, random) for client in samples] for _ in range(_REDRAWS)]
+
+
+class _Attack:
+    """An attacker that knows a client's network and other samples."""
+
+    def __init__(self, client: _Client, reference_splits: Sequence[Split], result: Audit) -> None:
+        self._config = client.config
+        self._labels, self._held_out = client.data.test.labels.numpy(), client.features(client.data.test)
+        self._reference = _reference(client, reference_splits)
+        self._random = np.random.default_rng(derive_seed(client.config.seed, "audit", client.client_id))
+        self._result = result
+
+    def on(self, samples: ClientSamples, sums: Mapping[int, Seen], *, counts: bool) -> None:
+        """Attacks what is seen of the client; `counts` if its prototypes are not counted yet."""
+        result = self._result
+        for label, upload in uploads_of(samples, self._config).items():
+            members, others = samples.features[samples.labels == label], self._held_out[self._labels == label]
+            scored = partial(_scored, self._reference, label)
+            result.tally(UPLOAD, len(members)).add(*scored(upload, members, others), counts=counts)
+            if label in sums:
+                result.tally(SUM, len(members)).add(*scored(sums[label], members, others), counts=counts)
+            if len(others) > 1:
+                halves = np.array_split(self._random.permutation(others), 2)
+                result.baseline(NOTHING).add(*scored(upload, *halves), counts=counts)
+                result.baseline(ALONE).add(*scored(Seen(others[0], 1.0), others[:1], others[1:]), counts=counts)
 
 
 def _scored(reference: Reference, label: int, seen: Seen, inside: Rows, outside: Rows) -> tuple[Mean, Mean]:

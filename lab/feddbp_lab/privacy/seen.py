@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +16,7 @@ from feddbp_common.artifacts import RELEASE_NAME
 from feddbp_common.config.exchange import PrivacyConfig
 from feddbp_common.config.run import RunConfig
 from feddbp_common.differential_privacy.accountant import noise_for
-from feddbp_common.differential_privacy.mechanism import Release, deviation_of_sums
+from feddbp_common.differential_privacy.mechanism import Release, deviation_of_counts, deviation_of_sums
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.label_counts import in_buckets
 from feddbp_common.methods.sums import MIN_HOLDERS
@@ -63,6 +63,16 @@ def stored_release(config: RunConfig, directory: Path) -> Release | None:
         return Release.of(np.load(directory / RELEASE_NAME, allow_pickle=False))
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{directory / RELEASE_NAME} cannot be read: {error}") from None
+
+
+def redrawn(client: ClientSamples, config: RunConfig, random: np.random.Generator) -> ClientSamples:
+    """The client with another release of the same samples: one draw tells little of what an attack finds on average."""
+    multiplier = noise_for(config.privacy.epsilon, config.privacy.delta)
+    sums = np.zeros((config.classes, client.features.shape[1]))
+    np.add.at(sums, client.labels, client.features)
+    sums += random.normal(0.0, deviation_of_sums(multiplier), sums.shape)
+    counts = client.counts(config.classes) + random.normal(0.0, deviation_of_counts(multiplier), config.classes)
+    return replace(client, release=Release(sums.astype(np.float32), counts.astype(np.float32)))
 
 
 def uploads_of(client: ClientSamples, config: RunConfig) -> dict[int, Seen]:

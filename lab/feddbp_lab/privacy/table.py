@@ -45,7 +45,8 @@ def _notes(found: Audit) -> Iterator[str]:
     if found.hides_uploads:
         yield "The server of this run sees sums over clients alone, not a client's upload."
     if found.bound is not None:
-        yield f"Differential privacy: the AUC of no attack on a client's upload is above {found.bound:.2f}."
+        yield "Releases with noise are attacked in 20 draws, the one that was sent and 19 others."
+        yield f"Differential privacy: no attack on a client's upload has an AUC above {found.bound:.2f}, but by chance."
 
 
 def as_json(found: Audit) -> dict[str, Any]:
