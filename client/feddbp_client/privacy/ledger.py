@@ -65,9 +65,8 @@ class Ledger:
         after = _epsilon([*entries, entry], entry.delta)
         if after <= self._budget * _ROUNDING:
             return
-        spent = (
-            f"has spent epsilon {_epsilon(entries, entry.delta):.2f} in {len(entries)} releases and " if entries else ""
-        )
+        number = f"{len(entries)} release{'' if len(entries) == 1 else 's'}"
+        spent = f"has spent epsilon {_epsilon(entries, entry.delta):.2f} in {number} and " if entries else ""
         raise ConfigurationError(
             f"client {self._client_id} {spent}may spend {self._budget:g} in all, but this run's release would make "
             f"it {after:.2f} (delta {entry.delta:g}, ledger {self.path}): raise --epsilon-budget, or leave the run"
