@@ -50,8 +50,12 @@ class GuidedFedDBP(FedDBP):
         self.guide = GuideModel(task)
         self.log_prior: Tensor
         self.register_buffer("log_prior", torch.zeros(task.classes))
+        self._has_choice = True
+        """Whether the client has more than one class: of one, the guide has nothing to teach, and both losses together
+        drive the own network's logits apart until training diverges."""
 
     def set_label_counts(self, counts: Sequence[int]) -> None:
+        self._has_choice = sum(count > 0 for count in counts) > 1
         if self.settings.guide_prior == "client":
             samples = torch.tensor(counts, dtype=torch.float64).clamp_min(_UNSEEN_SAMPLES)
             self.log_prior.copy_((samples / samples.sum()).log())
@@ -65,7 +69,7 @@ class GuidedFedDBP(FedDBP):
         guide = self._guide_logits(images)
         passed = self._pass(images)
         terms = {**self._terms(passed, labels), "ce_guide": self.cross_entropy(guide, labels)}
-        if self.settings.distillation:
+        if self.settings.distillation and self._has_choice:
             terms["distillation"] = distillation(passed.logits, guide.detach(), self.settings.temperature)
         return Objective.weighted(terms, {**self._weights, "distillation": self.settings.distillation})
 

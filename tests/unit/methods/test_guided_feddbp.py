@@ -88,6 +88,15 @@ def test_the_guide_is_trained_and_asked_with_the_clients_class_frequencies() -> 
     assert "log_prior" in method.state_dict()  # a restored client predicts without its data
 
 
+def test_a_client_of_one_class_learns_nothing_from_the_guide() -> None:
+    images, labels = tiny_batch()
+    method = client(distillation=1.0)
+    method.set_label_counts([6, 3, 0, 0, 0])
+    assert "distillation" in method.objective(images, labels).terms
+    method.set_label_counts([0, 9, 0, 0, 0])
+    assert "distillation" not in method.objective(images, labels).terms
+
+
 def test_without_the_prior_the_guide_is_left_as_it_is() -> None:
     method = client(guide_prior="none")
     method.set_label_counts([6, 3, 1, 0, 0])
