@@ -93,13 +93,19 @@ SOURCES: Final[Mapping[str, Source]] = MappingProxyType(
             files=(
                 PublishedFile(
                     url=f"{_OXFORD}/102flowers.tgz",
-                    digest="md5:52808999861908f626f3c1f4e79d11fa",
+                    digest="sha256:2d01ecc807db462958cfe3d92f57a8c252b4abd240eb955770201e45f783b246",
                     size=344_862_509,
                 ),
                 PublishedFile(
-                    url=f"{_OXFORD}/imagelabels.mat", digest="md5:e0620be6f572b9609742df49c70aed4d", size=502
+                    url=f"{_OXFORD}/imagelabels.mat",
+                    digest="sha256:4903e94206bac23bf772aadf06451916df56b58fc483a62db32a97b82656651d",
+                    size=502,
                 ),
-                PublishedFile(url=f"{_OXFORD}/setid.mat", digest="md5:a5357ecc9cb78c4bef273ce3793fc85c", size=14_989),
+                PublishedFile(
+                    url=f"{_OXFORD}/setid.mat",
+                    digest="sha256:46b8678f91fd95d3c8f4feab80d271a6c834a1dd896fe29fd3e6ad9ce5c8dccd",
+                    size=14_989,
+                ),
             ),
             npz_stems=("flowers102", "flowers-102"),
             class_names=FLOWERS102_CLASSES,

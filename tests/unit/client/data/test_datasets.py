@@ -368,6 +368,7 @@ def test_an_unknown_name_is_an_error_that_lists_the_known_ones(tmp_path: Path) -
 def test_the_catalogue_and_the_sources_agree() -> None:
     assert SOURCES.keys() == DATASETS.keys()
     for source in SOURCES.values():
+        assert all(file.digest.startswith("sha256:") and len(file.digest) == 71 for file in source.files)
         assert all(file.url.startswith("https://") for file in source.files)
 
 
