@@ -22,6 +22,7 @@ from light_runs import (
     start_server,
     status_when,
 )
+from pages import DOCS
 from processes import PATIENCE, Command, Federation, GaveUpError, Outcome, federation, wait_until
 from sum_faults import CLIENT_SUM_FAULTS, SERVER_SUM_FAULTS
 
@@ -108,6 +109,8 @@ def points_in(package: Path) -> set[str]:
 def test_no_fault_point_is_left_out(package: object, faults: dict[str, tuple[str, ...]]) -> None:
     named = {point.partition("@")[0] for points in faults.values() for point in points}
     assert named == points_in(Path(package.__file__).parent)  # type: ignore[attr-defined]
+    page = (DOCS / "reliability.md").read_text()
+    assert [point for point in sorted(named) if f"`{point}" not in page] == []
 
 
 # --- the server, with light clients ---
