@@ -97,7 +97,14 @@ class RoundWorker:
         if client.config.privacy.secure_sums:
             from feddbp_client.daemon.secure_round import SecureRounds  # cryptography is slow to import
 
-            self._sums = SecureRounds(client.client_id, client.run_id, directory=directory.path, connection=connection)
+            self._sums = SecureRounds(
+                client.client_id,
+                client.run_id,
+                directory=directory.path,
+                connection=connection,
+                # shares of noise are made for sums of all clients, of whom a third may be lost on the way
+                fewest=client.config.clients if client.config.privacy.dp != "off" else 0,
+            )
         self._epochs_done = ""
         """Of the training in progress, for the log."""
 

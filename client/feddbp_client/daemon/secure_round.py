@@ -55,6 +55,11 @@ class SecureRound:
         self.bytes_down = 0
         """Of all messages so far."""
 
+    @property
+    def clients(self) -> int:
+        """Those that have agreed on the sum; 0 before that."""
+        return 0 if self._roster is None else len(self._roster.advertisements)
+
     async def agree(self) -> None:
         """Exchanges keys and shares with the peers."""
         keys = pb.AdvanceSumRequest(keys=keys_to_proto(self._client.advertisement()))
@@ -111,8 +116,12 @@ class SecureRound:
 class SecureRounds:
     """Owns a client's part in the secure sums of a run: at most one round at a time, which survives a restart."""
 
-    def __init__(self, client_id: int, run_id: str, *, directory: Path, connection: Connection) -> None:
+    def __init__(
+        self, client_id: int, run_id: str, *, directory: Path, connection: Connection, fewest: int = 0
+    ) -> None:
+        """`fewest` are the clients of a sum without whom this one takes no part in it."""
         self._id = client_id
+        self._fewest = fewest
         self._run_id = run_id
         self._connection = connection
         self._party = connection.sum_party()
@@ -132,6 +141,10 @@ class SecureRounds:
         try:
             secure = self._begin(round_number, state_sha256)
             await secure.agree()
+            if secure.clients < self._fewest:
+                raise ProtocolViolationError(
+                    f"a sum over {secure.clients} clients; with noise that they share it takes all {self._fewest}"
+                )
         except (ExcludedError, SumOverError, ProtocolViolationError) as error:
             raise SkippedSumError(str(error)) from None
         except CallRefusedError as error:

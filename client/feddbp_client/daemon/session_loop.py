@@ -166,6 +166,7 @@ class ClientDaemon:
                     run_id=described.run_id,
                     client_id=self.client_id,
                     budget=self._options.epsilon_budget,
+                    sharers=config.noise_sharers,
                 )
             except BaseException:
                 directory.close()

@@ -37,13 +37,15 @@ class AccountantsDisagreeError(FedDBPError):
 class PrivateRelease:
     """Draws a client's release of a run, or finds the one that was drawn before."""
 
-    def __init__(self, directory: Path, ledger: Ledger, privacy: PrivacyConfig, *, run_id: str, client_id: int) -> None:
+    def __init__(
+        self, directory: Path, ledger: Ledger, privacy: PrivacyConfig, *, run_id: str, client_id: int, sharers: int
+    ) -> None:
         self._path = directory / RELEASE_NAME
         self._ledger = ledger
         self._client_id = client_id
         multiplier = noise_for(privacy.epsilon, privacy.delta)
         epsilon = confirmed_epsilon(multiplier, privacy.delta)
-        self._variance = variance_of(multiplier)
+        self._variance = variance_of(multiplier, clients=sharers)
         self._entry = Entry(run_id=run_id, noise_multiplier=multiplier, epsilon=epsilon, delta=privacy.delta)
 
     def check(self) -> None:
@@ -109,13 +111,16 @@ def confirmed_epsilon(noise_multiplier: float, delta: float) -> float:
 
 
 def prepare_release(
-    privacy: PrivacyConfig, directory: Path, *, run_id: str, client_id: int, budget: float
+    privacy: PrivacyConfig, directory: Path, *, run_id: str, client_id: int, budget: float, sharers: int = 1
 ) -> PrivateRelease | None:
-    """The release of a run that promises differential privacy, checked against the budget; None in any other run."""
+    """The release of a run that promises differential privacy, checked against the budget; None in any other run.
+
+    `sharers` is the fewest clients whose releases are only ever seen as their sum, which have the noise together.
+    """
     if privacy.dp == "off":
         return None
     state_dir = directory.parent.parent  # of the client in all its runs
     ledger = Ledger(state_dir / f"client-{client_id}.ledger.jsonl", client_id=client_id, budget=budget)
-    release = PrivateRelease(directory, ledger, privacy, run_id=run_id, client_id=client_id)
+    release = PrivateRelease(directory, ledger, privacy, run_id=run_id, client_id=client_id, sharers=sharers)
     release.check()
     return release

@@ -330,7 +330,7 @@ class LocalTrainer:
         table = self.release_table(
             lambda: self.method.exact_table(split.images, split.labels, batch_size=self._pass_batch)
         )
-        release = Release.of(table)
+        release = Release.of(table, exact=self._config.privacy.secure_sums)
         return Payload(tensors={SUMS: release.sums, frozen.COUNTS: release.counts})
 
     def _released(self, payload: Payload) -> Payload:

@@ -60,11 +60,6 @@ def check_noise(privacy: PrivacyConfig, method: Method, settings: MethodSettings
         raise ConfigurationError(f"{method.name} uploads no prototypes; noise_multiplier has no effect on it")
     if privacy.dp == "off":
         return
-    if privacy.secure_sums:
-        raise ConfigurationError(
-            f"dp = {privacy.dp}: every client adds the whole noise itself, which protects it without secure_sums; "
-            "leave that out"
-        )
     if method.fixed_network is None:
         raise ConfigurationError(
             f"dp = {privacy.dp} is for the method {FROZEN.name}: {method.name} trains its features on the samples "
@@ -76,6 +71,22 @@ def check_noise(privacy: PrivacyConfig, method: Method, settings: MethodSettings
             "its training samples"
         )
     noise_for(privacy.epsilon, privacy.delta)
+
+
+def check_secure_release(privacy: PrivacyConfig, method: Method, *, rounds: int, participation: float) -> None:
+    """Raises ConfigurationError if secure sums would show more of releases than their one sum."""
+    if method.fixed_network is None or not privacy.secure_sums:
+        return
+    if privacy.dp == "off":
+        raise ConfigurationError(
+            f"secure_sums: the sum of a class that one client has is that client's own; {method.name} has secure sums "
+            "with dp alone"
+        )
+    if rounds != 1 or participation < 1:
+        raise ConfigurationError(
+            f"dp = {privacy.dp} with secure_sums: a second sum, over other clients, would show the release of those "
+            "that differ; give --rounds 1 and participation 1"
+        )
 
 
 def check_samples_private(privacy: PrivacyConfig, data: DataConfig, training: TrainingConfig) -> None:

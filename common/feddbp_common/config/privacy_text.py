@@ -12,14 +12,15 @@ from feddbp_common.methods.sums import MIN_HOLDERS
 def privacy_sentences(privacy: PrivacyConfig) -> list[str]:
     """A sentence for every promise; noise that promises nothing says so."""
     sentences = []
-    if privacy.secure_sums:
+    if privacy.secure_sums and privacy.dp == "off":
         sentences.append(
             "secure sums: the server sees nothing of uploads but their sum over clients; prototypes of a class that "
             f"fewer than {MIN_HOLDERS} of them have stay with them"
         )
     if privacy.dp != "off":
+        whose = "one release" if not privacy.secure_sums else "one release, of which only the sum over clients is seen"
         sentences.append(
-            f"differential privacy: every client makes one release, with epsilon {privacy.epsilon:g} at delta "
+            f"differential privacy: every client makes {whose}, with epsilon {privacy.epsilon:g} at delta "
             f"{privacy.delta:g} (noise multiplier {noise_for(privacy.epsilon, privacy.delta):.4g})"
         )
         sentences.append(
@@ -27,6 +28,8 @@ def privacy_sentences(privacy: PrivacyConfig) -> list[str]:
             f"{_factor(privacy.epsilon)} times as likely, but for a probability of {privacy.delta:g}; its test samples "
             "are not covered"
         )
+        if privacy.secure_sums:
+            sentences.append("the noise is shared: members that work with the server take their part of it away")
     if privacy.noise_multiplier:
         sentences.append(
             f"noise: prototypes of norm {privacy.clip_bound:g} at most, with Gaussian noise of "

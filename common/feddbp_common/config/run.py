@@ -15,7 +15,13 @@ from feddbp_common.config.data import DataConfig
 from feddbp_common.config.diagnostics import FieldError, did_you_mean
 from feddbp_common.config.exchange import AggregationConfig, FisherForm, GuideConfig, PrivacyConfig, WireConfig
 from feddbp_common.config.identity import added_in, canonical
-from feddbp_common.config.privacy_rules import check_noise, check_preset, check_samples_private, unfold_privacy
+from feddbp_common.config.privacy_rules import (
+    check_noise,
+    check_preset,
+    check_samples_private,
+    check_secure_release,
+    unfold_privacy,
+)
 from feddbp_common.config.protobuf import to_message, values_in
 from feddbp_common.config.references import MARK
 from feddbp_common.config.sum_checks import check_sums
@@ -24,6 +30,7 @@ from feddbp_common.config.types import UINT32_MAX, FrozenModel
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.methods import ExchangeShape, Method, MethodSettings, method_named, split_preset
 from feddbp_common.methods.sums import sum_rules, with_holders
+from feddbp_common.secure_sums import threshold_of
 from feddbp_common.wire import PayloadRules, WireType
 
 MAX_CLIENTS: Final = 100_000
@@ -152,6 +159,7 @@ class RunConfig(FrozenModel):
         check_preset(self.privacy, self.wire, self.method_spec, has_prototypes=rules.prototypes is not None)
         check_noise(self.privacy, self.method_spec, self.settings, has_prototypes=rules.prototypes is not None)
         check_samples_private(self.privacy, self.data, self.training)
+        check_secure_release(self.privacy, self.method_spec, rounds=self.rounds, participation=self.participation)
         if self.privacy.min_class_samples and rules.prototypes is None:
             raise ConfigurationError(f"{self.method} uploads no prototypes; min_class_samples has no effect on it")
         return self
@@ -296,6 +304,11 @@ class RunConfig(FrozenModel):
         if self.method_spec.fixed_network is not None:
             return self.method_spec.fixed_network(self.settings)
         return MODEL_GROUPS[self.training.model_group].body_of(client_id)
+
+    @property
+    def noise_sharers(self) -> int:
+        """Under dp, the fewest clients whose noise is seen together: those of a secure sum, else each by itself."""
+        return threshold_of(self.clients) if self.privacy.secure_sums else 1
 
     @property
     def imports(self) -> tuple[str, ...]:

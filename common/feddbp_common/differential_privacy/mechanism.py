@@ -10,13 +10,12 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 from math import ceil
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from feddbp_common.differential_privacy.discrete_gaussian import Below, discrete_gaussian
-from feddbp_common.wire.payload import FloatArray
 
 Table = npt.NDArray[np.int64]
 """Per class the sum of the channels and, in the last column, the count: [C, d + 1] in units."""
@@ -32,16 +31,16 @@ SENSITIVITY_SQUARED: Final = SUM_UNITS**2 + COUNT_UNITS**2
 class Release:
     """Sums of clipped features, in multiples of the clipping bound, and counts; both with noise, so also negative."""
 
-    sums: FloatArray
+    sums: npt.NDArray[np.floating[Any]]
     """[C, d]."""
-    counts: FloatArray
+    counts: npt.NDArray[np.floating[Any]]
     """[C]."""
 
     @classmethod
-    def of(cls, table: Table) -> Release:
-        # rounded after the noise, where it cannot undo it
+    def of(cls, table: Table, *, exact: bool = False) -> Release:
+        """Rounded to single precision after the noise, where it cannot undo it; exact if its noise is only a share."""
         sums, counts = table[:, :-1] / SUM_UNITS, table[:, -1] / COUNT_UNITS
-        return cls(sums.astype(np.float32), counts.astype(np.float32))
+        return cls(sums, counts) if exact else cls(sums.astype(np.float32), counts.astype(np.float32))
 
 
 def exact_table(

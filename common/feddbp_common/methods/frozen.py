@@ -8,7 +8,7 @@ from typing import Final, Literal, Self
 from pydantic import Field, model_validator
 
 from feddbp_common.errors import ConfigurationError
-from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings
+from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings, SumWeights
 from feddbp_common.methods.payload_size import REAL_BYTES, ImageShape, PayloadSize
 from feddbp_common.wire import Dim, PayloadRules, PrototypeRule, TensorRule
 
@@ -84,6 +84,7 @@ FROZEN = Method(
     strategy="feddbp_server.strategies.frozen:FrozenStrategy",
     trainer="feddbp_client.methods.frozen:Frozen",
     aggregation_rules=lambda _: ("mean",),
+    sum_weights=lambda _: SumWeights(),
     up=PayloadSize(content="class sums and counts", formula="4C(d + 1)", size=_upload_bytes),
     down=PayloadSize(content="prototypes", formula="4C(d + 1)", size=_upload_bytes),
     equal_images="shape",

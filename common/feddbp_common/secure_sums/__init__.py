@@ -17,3 +17,8 @@ from typing import Final
 MIN_CLIENTS: Final = 5
 MAX_CLIENTS: Final = 128
 """Clients of one sum: fewer would tell too much of each, more would take too long to exchange shares."""
+
+
+def threshold_of(clients: int) -> int:
+    """Two thirds and one: two disjoint views of the survivors can then not both be signed by enough clients."""
+    return 2 * clients // 3 + 1

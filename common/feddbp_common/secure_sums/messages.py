@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from feddbp_common.errors import ProtocolViolationError
-from feddbp_common.secure_sums import MAX_CLIENTS, MIN_CLIENTS
+from feddbp_common.secure_sums import MAX_CLIENTS, MIN_CLIENTS, threshold_of
 from feddbp_common.secure_sums.digests import Attempt, digest, digest_of_ids
 from feddbp_common.secure_sums.identity import Verifier, check_signature
 
@@ -58,8 +58,8 @@ class Roster:
 
     @property
     def threshold(self) -> int:
-        """Two thirds and one: two disjoint views of the survivors can then not both be signed by enough clients."""
-        return 2 * len(self.advertisements) // 3 + 1
+        """Survivors without whom there is no sum."""
+        return threshold_of(len(self.advertisements))
 
     def __contains__(self, client_id: object) -> bool:
         return client_id in self.advertisements

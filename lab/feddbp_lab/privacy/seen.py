@@ -67,7 +67,7 @@ def stored_release(config: RunConfig, directory: Path) -> Release | None:
 
 def redrawn(client: ClientSamples, config: RunConfig, random: np.random.Generator) -> ClientSamples:
     """The client with another release of the same samples: one draw tells little of what an attack finds on average."""
-    multiplier = noise_for(config.privacy.epsilon, config.privacy.delta)
+    multiplier = _noise_of(config)
     sums = np.zeros((config.classes, client.features.shape[1]))
     np.add.at(sums, client.labels, client.features)
     sums += random.normal(0.0, deviation_of_sums(multiplier), sums.shape)
@@ -79,7 +79,8 @@ def uploads_of(client: ClientSamples, config: RunConfig) -> dict[int, Seen]:
     """A client's prototypes by class, as it uploads them."""
     privacy, counts = config.privacy, client.counts(config.classes)
     if client.release is not None:
-        return {int(label): _released(client.release, int(label), privacy) for label in np.flatnonzero(counts)}
+        deviation = deviation_of_sums(_noise_of(config))
+        return {int(label): _released(client.release, int(label), deviation) for label in np.flatnonzero(counts)}
     held = [int(label) for label in np.flatnonzero(counts >= max(1, privacy.min_class_samples))]
     means = {label: client.features[client.labels == label].mean(axis=0) for label in held}
     if not privacy.noise_multiplier or not held:
@@ -130,9 +131,13 @@ def _mean(found: Sequence[Seen], *, by_samples: bool) -> _Mean:
     )
 
 
-def _released(release: Release, label: int, privacy: PrivacyConfig) -> Seen:
+def _noise_of(config: RunConfig) -> float:
+    """The noise multiplier of one client's release."""
+    return float(noise_for(config.privacy.epsilon, config.privacy.delta) / config.noise_sharers**0.5)
+
+
+def _released(release: Release, label: int, deviation: float) -> Seen:
     count = max(1.0, float(release.counts[label]))
-    deviation = deviation_of_sums(noise_for(privacy.epsilon, privacy.delta))
     return Seen(release.sums[label].astype(np.float64) / count, 1 / count, (deviation / count) ** 2)
 
 

@@ -6,13 +6,16 @@ from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from feddbp_common.differential_privacy.accountant import noise_for
 from feddbp_common.differential_privacy.mechanism import deviation_of_counts, deviation_of_sums
 from feddbp_common.methods.frozen import COUNTS, NOISE, SUMS, FrozenSettings
+from feddbp_common.secure_sums import threshold_of
 from feddbp_common.wire import Payload, PrototypeSet
 from feddbp_server.strategies.base import RunFacts, Strategy, Upload
 
+Reals = npt.NDArray[np.float64]
 _SURE: Final = 2.0
 """Deviations of the noise above zero from which a class is taken to have samples."""
 
@@ -33,7 +36,18 @@ class FrozenStrategy(Strategy[FrozenSettings]):
             sums += upload.payload.tensors[SUMS]
             counts += upload.payload.tensors[COUNTS]
             releases += 1
-        held = counts > max(0.5, _SURE * deviation_of_counts(self._noise) * releases**0.5)
+        return self._state(known, sums, counts, noise=releases)
+
+    def from_means(self, known: Payload, means: Payload, *, round_number: int) -> Payload:
+        clients, sharers = self.facts.shape.clients, threshold_of(self.facts.shape.clients)
+        sums, counts = (clients * means.tensors[name].astype(np.float64) for name in (SUMS, COUNTS))
+        # in a secure sum everybody adds a share of the noise; the total is that of all clients, or a little less
+        return self._state(known, sums, counts, noise=clients / sharers if self.facts.privacy.secure_sums else clients)
+
+    def _state(self, known: Payload, sums: Reals, counts: Reals, *, noise: float) -> Payload:
+        """Of sums over clients; `noise` is the variance of their noise, as a multiple of that of one whole noise."""
+        shape = self.facts.shape
+        held = counts > max(0.5, _SURE * deviation_of_counts(self._noise) * noise**0.5)
         if not held.any():
             return known
         means = sums[held] / counts[held, np.newaxis]
@@ -42,7 +56,7 @@ class FrozenStrategy(Strategy[FrozenSettings]):
         if not self._noise:
             return Payload(prototypes=prototypes)
         lengths = np.zeros(shape.classes, dtype=np.float32)
-        lengths[held] = releases * shape.feature_dim * (deviation_of_sums(self._noise) / counts[held]) ** 2
+        lengths[held] = noise * shape.feature_dim * (deviation_of_sums(self._noise) / counts[held]) ** 2
         return Payload(prototypes=prototypes, tensors={NOISE: lengths})
 
     def reply(self, known: Payload, own_upload: Payload | None) -> Payload:

@@ -126,7 +126,8 @@ def test_features_of_a_private_client_do_not_depend_on_other_samples() -> None:
     ("options", "message"),
     [
         ({"privacy": {"dp": "frozen"}, "method": "feddbp"}, "dp = frozen is for the method frozen: feddbp trains"),
-        ({"privacy": {"dp": "frozen", "secure_sums": True}}, "every client adds the whole noise itself"),
+        ({"privacy": {"dp": "frozen", "secure_sums": True}}, "a second sum, over other clients, would show"),
+        ({"method": "frozen", "privacy": {"secure_sums": True}, "rounds": 1}, "has secure sums with dp alone"),
         ({"privacy": {"dp": "frozen"}, "training": {"validation": 0.2}}, "would tell how many samples"),
         ({"privacy": {"dp": "frozen"}, "data": {"dataset": "custom", "classes": 3}}, "give --image-size"),
         ({"privacy": {"epsilon": 1.0}}, "epsilon is a setting of dp = frozen"),

@@ -54,6 +54,19 @@ def test_a_stored_release_that_is_not_in_the_ledger_is_entered_and_sent(tmp_path
     assert len(lines(tmp_path)) == 1
 
 
+def test_clients_whose_sum_alone_is_seen_share_the_noise(tmp_path: Path) -> None:
+    exact: Table = np.zeros((100, 100), dtype=np.int64)
+    config = PrivacyConfig(dp="frozen")
+    deviations = []
+    for run, sharers in (("alone", 1), ("shared", 16)):
+        directory = client_directory(tmp_path, run, 3)
+        directory.mkdir(parents=True)
+        release = prepare_release(config, directory, run_id=run, client_id=3, budget=8.0, sharers=sharers)
+        assert release is not None
+        deviations.append(release(lambda: exact).std())
+    assert deviations[0] / deviations[1] == pytest.approx(4, rel=0.1)
+
+
 def test_a_lost_release_is_not_drawn_again(tmp_path: Path) -> None:
     release_of(tmp_path)(lambda: EXACT)
     (client_directory(tmp_path, "run", 3) / RELEASE_NAME).unlink()

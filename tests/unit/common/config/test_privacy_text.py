@@ -16,6 +16,12 @@ def test_differential_privacy_has_its_epsilon_and_what_it_means() -> None:
     assert "more than 7.39 times as likely, but for a probability of 1e-06; its test samples are not covered" in meaning
 
 
+def test_shared_noise_says_whom_it_does_not_protect_from() -> None:
+    promise, _, sharing = privacy_sentences(PrivacyConfig(dp="frozen", secure_sums=True))
+    assert "one release, of which only the sum over clients is seen, with epsilon 2 at delta 1e-05" in promise
+    assert "members that work with the server take their part of it away" in sharing
+
+
 def test_noise_on_trained_features_is_called_noise_and_has_no_epsilon() -> None:
     (sentence,) = privacy_sentences(PrivacyConfig(noise_multiplier=0.5, clip_bound=4.0))
     assert sentence.startswith("noise: prototypes of norm 4 at most, with Gaussian noise of 2 on each channel")

@@ -1,0 +1,58 @@
+"""Differential privacy under secure sums: every client adds a share of the noise, and the server sees one sum."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from light_runs import exits, start_client, start_server
+from processes import Federation
+
+from feddbp_client.training.checkpoint import Checkpoint
+from feddbp_common.artifacts import CHECKPOINT_NAME, RELEASE_NAME
+from feddbp_common.differential_privacy.mechanism import Release
+from feddbp_common.rpc.credentials import client_subject
+from feddbp_common.wire import PrototypeSet, decode
+from feddbp_lab.pki.certificates import Authority
+
+CLIENTS = 6
+RUN = ("--dp", "frozen", "--epsilon", 4, "--secure-sums", "--feature-dim", 16, "--clients", CLIENTS, "--rounds", 1)
+
+
+@pytest.fixture(scope="module")
+def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("certs")
+    authority = Authority.create(directory)
+    authority.issue_server(["127.0.0.1"])
+    for client_id in range(CLIENTS):
+        authority.issue_party(client_subject(client_id))
+    return directory
+
+
+def received_by(directory: Path) -> PrototypeSet:
+    (checkpoint,) = directory.rglob(f"client-0/{CHECKPOINT_NAME}")
+    received = Checkpoint.load(checkpoint).received
+    assert received is not None
+    prototypes = decode(received.manifest, received.body()).prototypes
+    assert prototypes is not None
+    return prototypes
+
+
+async def test_the_sum_of_all_releases_is_what_clients_receive(running_federation: Federation, certs: Path) -> None:
+    running = running_federation
+    server = await start_server(running, *RUN, "--certs", certs)
+    clients = [await start_client(running, client, "--certs", certs) for client in range(CLIENTS)]
+    for command in (*clients, server):
+        await exits(command, 0)
+    releases = [Release.of(np.load(path), exact=True) for path in running.directory.rglob(RELEASE_NAME)]
+    assert len(releases) == CLIENTS
+    sums, counts = sum(release.sums for release in releases), sum(release.counts for release in releases)
+    prototypes = received_by(running.directory)
+    expected = np.asarray(sums)[prototypes.class_ids] / np.asarray(counts)[prototypes.class_ids, np.newaxis]
+    np.testing.assert_allclose(prototypes.vectors, expected, rtol=1e-5, atol=1e-6)
+    # the noise is shared by the five without whom there is no sum
+    assert all(len(path.read_text().splitlines()) == 1 for path in running.directory.rglob("*.ledger.jsonl"))
+    summary = running.summary()
+    assert "of which only the sum over clients is seen, with epsilon 4" in summary["privacy"][0]
+    assert summary["accuracy"]["last"]["weighted"] > 0.5
