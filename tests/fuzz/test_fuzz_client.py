@@ -93,6 +93,9 @@ def _failed(method: str, messages: list[bytes], random: Random) -> Replies:
     reason: Any = random.choice((*pb.RefusalReason.values(), 99, 2**31 - 1))
     text = random.choice(TEXTS)[:2_000]
     refusal = pb.Refusal(reason=reason, field=text[:500], current_round=random.choice((0, 2**32 - 1)))
+    if random.random() < 0.5:
+        refusal.retry_after.seconds = random.choice((-1, 0, 1, 2**31, 2**62))
+        refusal.retry_after.nanos = random.choice((-(2**31), 0, 2**31 - 1))
     attached = random.choice((b"", refusal.SerializeToString(), mutated_bytes(refusal.SerializeToString(), random)))
     return [*messages[: random.randint(0, len(messages))], Failure(code, text, attached)]
 

@@ -41,7 +41,8 @@ class Backoff:
         if left <= 0:
             return None
         if asked is not None:
-            return min(asked.total_seconds() * (1.0 + 0.1 * self.jitter()), left)
+            soonest = max(asked.total_seconds(), self.first.total_seconds() / 2)  # never in a busy loop
+            return min(soonest * (1.0 + 0.1 * self.jitter()), left)
         ceiling = min(self.first.total_seconds() * 2.0**self._attempts, self.longest.total_seconds())
         self._attempts += 1
         return min(ceiling * (0.5 + 0.5 * self.jitter()), left)

@@ -68,3 +68,9 @@ def test_success_resets_the_delays() -> None:
         retry.next_delay()
     retry.succeeded()
     assert retry.next_delay() == 0.2
+
+
+def test_a_server_that_wants_to_be_called_at_once_is_not_called_in_a_busy_loop() -> None:
+    backoff = Backoff(patience=timedelta(seconds=60), clock=lambda: 0.0, jitter=lambda: 0.0)
+    assert backoff.next_delay(asked=timedelta(0)) == 0.1
+    assert backoff.next_delay(asked=timedelta(seconds=3)) == 3.0
