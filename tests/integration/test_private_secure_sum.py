@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import numpy as np
 import pytest
 from light_runs import exits, start_client, start_server
-from processes import Federation
+from processes import Federation, wait_until
 
 from feddbp_client.training.checkpoint import Checkpoint
 from feddbp_common.artifacts import CHECKPOINT_NAME, RELEASE_NAME
@@ -56,3 +57,12 @@ async def test_the_sum_of_all_releases_is_what_clients_receive(running_federatio
     summary = running.summary()
     assert "of which only the sum over clients is seen, with epsilon 4" in summary["privacy"][0]
     assert summary["accuracy"]["last"]["weighted"] > 0.5
+
+
+async def test_no_client_shares_its_noise_with_fewer_than_all(running_federation: Federation, certs: Path) -> None:
+    running = running_federation
+    await start_server(running, *RUN, "--certs", certs, "--min-clients", 5, "--join-window", "3s", "--sum-wait", "1s")
+    clients = [await start_client(running, client, "--certs", certs) for client in range(CLIENTS - 1)]
+    said = "a sum over 5 clients; with noise that they share it takes all 6"
+    await asyncio.to_thread(wait_until, lambda: all(said in client.log for client in clients), "refusals of the sum")
+    assert not list(running.directory.rglob(RELEASE_NAME))

@@ -96,7 +96,7 @@ def uploads_of(client: ClientSamples, config: RunConfig) -> dict[int, Seen]:
 def sums_of(clients: Sequence[ClientSamples], config: RunConfig) -> list[dict[int, Seen]]:
     """By client and class, the mean over all clients: all that is left to see where only sums leave the clients."""
     uploads = [uploads_of(client, config) for client in clients]
-    fewest = MIN_HOLDERS if config.privacy.secure_sums else 1
+    fewest = MIN_HOLDERS if config.privacy.secure_sums and config.privacy.dp == "off" else 1
     by_class: dict[int, list[Seen]] = {}
     for of_client in uploads:
         for label, seen in of_client.items():
@@ -173,8 +173,8 @@ def label_distances(clients: Sequence[ClientSamples], config: RunConfig) -> dict
 
 def labels_told(config: RunConfig) -> str:
     """Which of these forms the server of a run sees."""
-    if config.privacy.dp != "off":
-        return RELEASED
     if config.privacy.secure_sums:
         return SUMMED
+    if config.privacy.dp != "off":
+        return RELEASED
     return BUCKETS if config.privacy.counts == "buckets" else EXACT

@@ -46,7 +46,8 @@ def _notes(found: Audit) -> Iterator[str]:
         yield "The server of this run sees sums over clients alone, not a client's upload."
     if found.bound is not None:
         yield "Releases with noise are attacked in 20 draws, the one that was sent and 19 others."
-        yield f"Differential privacy: no attack on a client's upload has an AUC above {found.bound:.2f}, but by chance."
+        seen = SUM if found.hides_uploads else UPLOAD
+        yield f"Differential privacy: no attack on {seen} has an AUC above {found.bound:.2f}, but by chance."
 
 
 def as_json(found: Audit) -> dict[str, Any]:

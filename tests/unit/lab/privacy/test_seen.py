@@ -35,7 +35,8 @@ WIDTH = 8
 
 def config_of(privacy: dict[str, Any]) -> RunConfig:
     method = "frozen" if "dp" in privacy else "fedproto"
-    return RunConfig.model_validate({"method": method, "privacy": privacy, "training": {"feature_dim": WIDTH}})
+    options = {"method": method, "privacy": privacy, "training": {"feature_dim": WIDTH}, "rounds": 1}
+    return RunConfig.model_validate(options)
 
 
 def samples(*counts: int, seed: int = 0, release: Release | None = None) -> ClientSamples:
@@ -90,6 +91,7 @@ def test_a_sum_of_releases_weights_samples_alike() -> None:
     ({"counts": "buckets"}, BUCKETS),
     ({"secure_sums": True}, SUMMED),
     ({"dp": "frozen"}, RELEASED),
+    ({"dp": "frozen", "secure_sums": True}, SUMMED),
 ])  # fmt: skip
 def test_the_counts_that_a_run_tells(privacy: dict[str, Any], told: str) -> None:
     assert labels_told(config_of(privacy)) == told
