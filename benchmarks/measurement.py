@@ -16,13 +16,16 @@ class Measurement:
 
     question: str
     value: float
-    bar: float
+    bar: float | None
+    """None for a value that is only told."""
     at_most: bool = True
     unit: str = "x"
     detail: str = ""
 
     @property
     def holds(self) -> bool:
+        if self.bar is None:
+            return True
         return self.value <= self.bar if self.at_most else self.value >= self.bar
 
 
@@ -31,11 +34,13 @@ def table_of(measured: list[Measurement]) -> Table:
     table = Table("what", "measured", "bar", "", "detail")
     for measurement in measured:
         sign = "<=" if measurement.at_most else ">="
+        bar = "" if measurement.bar is None else f"{sign} {measurement.bar:g} {measurement.unit}"
+        verdict = "[green]holds[/]" if measurement.holds else "[red]missed[/]"
         table.add_row(
             measurement.question,
             f"{measurement.value:.4g} {measurement.unit}",
-            f"{sign} {measurement.bar:g} {measurement.unit}",
-            "[green]holds[/]" if measurement.holds else "[red]missed[/]",
+            bar,
+            verdict if measurement.bar is not None else "",
             measurement.detail,
         )
     return table

@@ -11,18 +11,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
+from typing import TypeAlias
 
 from benchmarks.bare import BareClient
 from benchmarks.light_client import LightClient
 from benchmarks.measurement import Measurement
 from benchmarks.servers import cpu_seconds, peak_bytes, running_server
-from feddbp_client.daemon.connection import Connection
+from feddbp_client.daemon.connection import Connection, ServerUnavailableError
 from feddbp_common.rpc.credentials import ClientCredentials, client_subject
 from feddbp_common.wire import Encoded
 
@@ -110,8 +111,15 @@ class RoundClient(LightClient):
         return self._payload
 
     async def begin(self) -> Encoded:
-        """Joins and takes the first round's state; returns what it will upload."""
-        await self.join()
+        """Joins, when the server wants it to, and takes the first round's state; returns what it will upload."""
+        while True:
+            try:
+                await self.join()
+                break
+            except ServerUnavailableError as error:
+                if error.retry_after is None:
+                    raise
+                await asyncio.sleep(error.retry_after.total_seconds())
         self._events = self._connection.follow(self.session)
         await self._take_state()
         return self.encoded_upload(0)
@@ -134,7 +142,9 @@ async def _work(ours: str, bare: str, ids: range, certs: Path | None) -> None:
     credentials = ClientCredentials(certs=certs)
     clients = [RoundClient(number, Connection(ours, client_id=number, credentials=credentials)) for number in ids]
     encoded = await asyncio.gather(*(client.begin() for client in clients))
-    bare_clients = [BareClient(credentials.channel(bare, client_subject(number)), encoded[0]) for number in ids]
+    bare_clients = (
+        [] if bare == "-" else [BareClient(credentials.channel(bare, client_subject(n)), encoded[0]) for n in ids]
+    )
     print("ready", flush=True)
     for line in iter(sys.stdin.readline, ""):
         if line.strip() == "ours":
@@ -147,8 +157,8 @@ async def _work(ours: str, bare: str, ids: range, certs: Path | None) -> None:
 class Workers:
     """Processes of clients that all do a round when told to."""
 
-    def __init__(self, ours: str, bare: str, clients: int, certs: Path | None) -> None:
-        share = -(-clients // PROCESSES)
+    def __init__(self, ours: str, bare: str, clients: int, certs: Path | None, *, processes: int = PROCESSES) -> None:
+        share = -(-clients // processes)
         words = [sys.executable, "-m", "benchmarks.round", ours, bare, str(certs or "-")]
         self._processes = [
             subprocess.Popen(
@@ -182,12 +192,18 @@ class Workers:
 
 # --- the comparison ---
 
+ServerOf: TypeAlias = Callable[["Setting", Path | None], AbstractContextManager[tuple[str, int]]]
+"""Starts a server for a setting, with certificates or without; gives its address and process id."""
+
+
+def bare_server(clients: int, certs: Path | None) -> AbstractContextManager[tuple[str, int]]:
+    return listening_process("benchmarks.bare", str(clients), str(certs or "-"))
+
 
 @contextmanager
-def bare_server(clients: int, certs: Path | None) -> Iterator[tuple[str, int]]:
-    """Address and process id of a bare server."""
-    words = [sys.executable, "-m", "benchmarks.bare", str(clients), str(certs or "-")]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+def listening_process(module: str, *words: str) -> Iterator[tuple[str, int]]:
+    """Address and process id of a module that prints the port it listens on."""
+    process = subprocess.Popen([sys.executable, "-m", module, *words], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         yield f"127.0.0.1:{int(process.stdout.readline())}", process.pid
@@ -196,15 +212,23 @@ def bare_server(clients: int, certs: Path | None) -> Iterator[tuple[str, int]]:
         process.communicate()
 
 
-def compare(setting: Setting) -> Comparison:
+@contextmanager
+def product(setting: Setting, certs: Path | None) -> Iterator[tuple[str, int]]:
+    """Address and process id of our server."""
+    secured = () if certs is None else ("--certs", certs)
+    with running_server(*setting.server_options(), *secured) as server:
+        yield server.address, server.pid
+
+
+def compare(setting: Setting, server: ServerOf = product) -> Comparison:
+    """Rounds of a server that our clients can use against rounds of the bare one, in turns."""
     with ExitStack() as stack:
         certs = _certificates(stack, setting.clients) if setting.tls else None
-        secured = () if certs is None else ("--certs", certs)
-        ours = stack.enter_context(running_server(*setting.server_options(), *secured))
+        our_address, our_pid = stack.enter_context(server(setting, certs))
         bare_address, bare_pid = stack.enter_context(bare_server(setting.clients, certs))
-        workers = Workers(ours.address, bare_address, setting.clients, certs)
+        workers = Workers(our_address, bare_address, setting.clients, certs)
         stack.callback(workers.kill)
-        pids = {"bare": bare_pid, "ours": ours.pid}
+        pids = {"bare": bare_pid, "ours": our_pid}
         pairs = []
         for number in range(setting.rounds):
             order = ("bare", "ours") if number % 2 else ("ours", "bare")
@@ -214,7 +238,7 @@ def compare(setting: Setting) -> Comparison:
             setting=setting,
             pairs=pairs[setting.rounds // 10 :],
             bare_bytes=peak_bytes(bare_pid),
-            our_bytes=peak_bytes(ours.pid),
+            our_bytes=peak_bytes(our_pid),
         )
 
 
