@@ -158,11 +158,11 @@ async def _run_clients(address: str, ids: range, server: RunningServer) -> dict[
     clients = [
         _SoakClient(number, Connection(address, client_id=number, credentials=OwnConnection())) for number in ids
     ]
-    ends = await asyncio.gather(
-        *(client.run(sampler.on_event if client is clients[0] else None) for client in clients), return_exceptions=True
-    )
+    # a server that too many clients join at once tells each when to come back
+    running = (client.run_reconnecting(sampler.on_event if client is clients[0] else None) for client in clients)
+    ends = await asyncio.gather(*running, return_exceptions=True)
     sampling.cancel()
-    errors = [repr(end) for end in ends if isinstance(end, BaseException) or end.outcome != pb.RUN_OUTCOME_FINISHED]
+    errors = [repr(end) for end in ends if not isinstance(end, pb.RunEnded) or end.outcome != pb.RUN_OUTCOME_FINISHED]
     return {
         "errors": errors,
         "rounds_done": sum(client.rounds_done for client in clients),
@@ -231,10 +231,15 @@ def soak(plan: Plan) -> Outcome:
             samples=[Sample(**sample) for sample in reports[0]["samples"]],
             errors=[error for report in reports for error in report["errors"]],
             rounds_done=sum(report["rounds_done"] for report in reports),
-            refusals=audit.count('"what": "refused"'),
+            refusals=sum(_is_error(json.loads(line)) for line in audit.splitlines()),
             exit_code=exit_code,
             seconds=time.perf_counter() - started,
         )
+
+
+def _is_error(entry: dict[str, Any]) -> bool:
+    """A refusal, unless it tells a client when to join."""
+    return entry["what"] == "refused" and (entry["call"], entry["reason"]) != ("Join", "busy")
 
 
 def _report_of(worker: subprocess.Popen[str]) -> dict[str, Any]:
