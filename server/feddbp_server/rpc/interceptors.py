@@ -154,9 +154,8 @@ class CallGuard(grpc.aio.ServerInterceptor):
             self._event_log.incident(None, f"{call} failed: {type(error).__name__}")
             await _abort(context, grpc.StatusCode.INTERNAL, f"the server failed to answer {call}; its log says why")
         refusal = as_refusal(error)
-        # its frames have the request, and the context, in which gRPC keeps the error that ends a call: a cycle that
-        # would hold all of it until the garbage collector runs
-        error.__traceback__ = error.__context__ = refusal.__traceback__ = refusal.__context__ = None
+        _forget_frames(error)
+        _forget_frames(refusal)
         caller = self._identity.name_of(context)
         self._event_log.refused(call, refusal, peer=context.peer(), caller=caller)
         details: Any = ((REFUSAL_METADATA_KEY, refusal.details.SerializeToString()),)
@@ -166,8 +165,19 @@ class CallGuard(grpc.aio.ServerInterceptor):
 async def _abort(context: Context, code: grpc.StatusCode, message: str, **details: Any) -> NoReturn:
     try:
         await context.abort(code, message, **details)
+    except grpc.aio.AbortError as error:
+        asyncio.get_running_loop().call_soon(_forget_frames, error)  # once gRPC has handled it
+        raise
     except grpc.aio.InternalError:
         raise asyncio.CancelledError(_GONE) from None
+
+
+def _forget_frames(error: BaseException) -> None:
+    """Breaks a cycle that would hold a call and its request until the garbage collector runs.
+
+    The frames of an error have the call's context, in which gRPC keeps the error that ends the call.
+    """
+    error.__traceback__ = error.__context__ = None
 
 
 def _decoder(decode: Any, most: int | None) -> Any:
