@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from light_runs import exits, start_client, start_server
+from light_runs import exits, is_killed, start_client, start_server
 from processes import Federation, wait_until
 
 from feddbp_client.training.checkpoint import Checkpoint
@@ -18,7 +18,21 @@ from feddbp_common.wire import PrototypeSet, decode
 from feddbp_lab.pki.certificates import Authority
 
 CLIENTS = 6
-RUN = ("--dp", "frozen", "--epsilon", 4, "--secure-sums", "--feature-dim", 16, "--clients", CLIENTS, "--rounds", 1)
+RUN = (
+    "--dp",
+    "frozen",
+    "--epsilon",
+    4,
+    "--secure-sums",
+    "--feature-dim",
+    16,
+    "--clients",
+    CLIENTS,
+    "--rounds",
+    1,
+    "--lease",
+    "2s",
+)
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +54,15 @@ def received_by(directory: Path) -> PrototypeSet:
     return prototypes
 
 
-async def test_the_sum_of_all_releases_is_what_clients_receive(running_federation: Federation, certs: Path) -> None:
+async def test_the_sum_of_all_releases_is_what_clients_receive_also_after_a_kill(
+    running_federation: Federation, certs: Path
+) -> None:
     running = running_federation
     server = await start_server(running, *RUN, "--certs", certs)
-    clients = [await start_client(running, client, "--certs", certs) for client in range(CLIENTS)]
+    clients = [await start_client(running, client, "--certs", certs) for client in range(1, CLIENTS)]
+    doomed = await start_client(running, 0, "--certs", certs, fault="client.release.recorded")
+    await is_killed(doomed)  # with its release in the ledger and nothing sent
+    clients.append(await start_client(running, 0, "--certs", certs))
     for command in (*clients, server):
         await exits(command, 0)
     releases = [Release.of(np.load(path), exact=True) for path in running.directory.rglob(RELEASE_NAME)]

@@ -102,7 +102,8 @@ class Federation:
     """One server and all clients of a run as processes on this machine, connected over loopback.
 
     `directory` receives everything they write. If it holds the same run, unfinished, that run is resumed. With
-    `share_prototypes` the server keeps the global prototypes, for the pictures of classes.
+    `share_prototypes` the server keeps the global prototypes, for the pictures of classes. `frozen_weights` is the file
+    with the weights of the method frozen's network.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class Federation:
         device: str = "auto",
         processes: int | None = None,
         share_prototypes: bool = False,
+        frozen_weights: str | Path | None = None,
     ) -> None:
         if run.data.dataset == CUSTOM_DATASET:
             raise ConfigurationError("a federation on one machine splits a public data set; name one of them")
@@ -126,6 +128,7 @@ class Federation:
             data_dir=Path(data_dir),
             device=device,
             share_prototypes=share_prototypes,
+            frozen_weights=None if frozen_weights is None else Path(frozen_weights),
         )
 
     def run(self, on_status: OnStatus | None = None) -> FederationResult:
