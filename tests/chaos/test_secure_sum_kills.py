@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from certificates import issue_certificates
 from light_runs import Crowd, Gate, exits, is_killed, start_client, start_server
 from processes import PATIENCE, Federation, Outcome, federation
 from sum_faults import CLIENT_SUM_FAULTS, SERVER_SUM_FAULTS
 
-from feddbp_common.rpc.credentials import ClientCredentials, client_subject
-from feddbp_lab.pki.certificates import Authority
+from feddbp_common.rpc.credentials import ClientCredentials
 
 CLIENTS = 5
 OTHERS = range(1, CLIENTS)
@@ -28,12 +28,7 @@ def cases(faults: dict[str, tuple[str, ...]]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def access(tmp_path_factory: pytest.TempPathFactory) -> ClientCredentials:
-    directory = tmp_path_factory.mktemp("certs")
-    authority = Authority.create(directory)
-    authority.issue_server(["127.0.0.1"])
-    for client_id in range(CLIENTS):
-        authority.issue_party(client_subject(client_id))
-    return ClientCredentials(certs=directory)
+    return ClientCredentials(certs=issue_certificates(tmp_path_factory.mktemp("certs"), clients=CLIENTS))
 
 
 @pytest.fixture(scope="module")

@@ -7,15 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from certificates import issue_certificates
 from light_runs import exits, is_killed, start_client, start_server
 from processes import Federation, wait_until
 
 from feddbp_client.training.checkpoint import Checkpoint
 from feddbp_common.artifacts import CHECKPOINT_NAME, RELEASE_NAME
 from feddbp_common.differential_privacy.mechanism import Release
-from feddbp_common.rpc.credentials import client_subject
 from feddbp_common.wire import PrototypeSet, decode
-from feddbp_lab.pki.certificates import Authority
 
 CLIENTS = 6
 RUN = (
@@ -37,12 +36,7 @@ RUN = (
 
 @pytest.fixture(scope="module")
 def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("certs")
-    authority = Authority.create(directory)
-    authority.issue_server(["127.0.0.1"])
-    for client_id in range(CLIENTS):
-        authority.issue_party(client_subject(client_id))
-    return directory
+    return issue_certificates(tmp_path_factory.mktemp("certs"), clients=CLIENTS)
 
 
 def received_by(directory: Path) -> PrototypeSet:

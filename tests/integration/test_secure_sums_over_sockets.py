@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 from benchmarks.light_client import LightClient
+from certificates import issue_certificates
 from light_runs import Crowd, Gate, exits, start_client, start_server
 from processes import Command, Federation, federation
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.daemon.connection import CallRefusedError
-from feddbp_common.rpc.credentials import ClientCredentials, client_subject
+from feddbp_common.rpc.credentials import ClientCredentials
 from feddbp_common.secure_sums.fixed_point import to_fixed
-from feddbp_lab.pki.certificates import Authority
 
 CLIENTS = 6
 """Five of them are enough to open a sum."""
@@ -31,12 +31,7 @@ LOST_IN = 1
 
 @pytest.fixture(scope="module")
 def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("certs")
-    authority = Authority.create(directory)
-    authority.issue_server(["127.0.0.1"])
-    for client_id in range(CLIENTS):
-        authority.issue_party(client_subject(client_id))
-    return directory
+    return issue_certificates(tmp_path_factory.mktemp("certs"), clients=CLIENTS)
 
 
 @pytest.fixture(scope="module")

@@ -21,20 +21,20 @@ class Reference:
     """What the attacker knows of features in general, from samples that no client trained with."""
 
     mean: npt.NDArray[np.float64]
-    covariance: npt.NDArray[np.float64]
-    """Within classes, [d, d]."""
-    precision: npt.NDArray[np.float64]
-    """Its inverse."""
+    axes: npt.NDArray[np.float64]
+    """Directions in which features vary independently within classes, as columns, [d, d]."""
+    variances: npt.NDArray[np.float64]
+    """Of features along each of them, [d]."""
     class_means: dict[int, npt.NDArray[np.float64]]
 
     @classmethod
     def of(cls, features: Rows, labels: npt.NDArray[np.int64]) -> Reference:
         class_means = {int(label): features[labels == label].mean(axis=0) for label in np.unique(labels)}
         centred = features - np.stack([class_means[int(label)] for label in labels])
-        covariance: npt.NDArray[np.float64] = centred.T @ centred / max(1, len(features) - len(class_means))
-        ridge = _RIDGE * float(np.trace(covariance)) / len(covariance) + np.finfo(float).tiny
-        covariance = covariance + ridge * np.eye(len(covariance))
-        return cls(features.mean(axis=0), covariance, _inverse(covariance), class_means)
+        covariance = centred.T @ centred / max(1, len(features) - len(class_means))
+        variances, axes = np.linalg.eigh(covariance)
+        ridge = _RIDGE * float(variances.mean()) + np.finfo(float).tiny
+        return cls(features.mean(axis=0), axes, np.maximum(variances, 0.0) + ridge, class_means)
 
     def scores(
         self, candidates: Rows, prototype: Mean, label: int, *, weight: float, noise: float = 0.0
@@ -46,16 +46,12 @@ class Reference:
         on each channel of the prototype.
         """
         centre = self.class_means.get(label, self.mean)
-        away = candidates - centre
+        away = (candidates - centre) @ self.axes
         # the covariance of a mean and its noise, up to the weight of a sample
-        blurred = self.covariance + noise / weight * np.eye(len(self.covariance))
-        whitened = away @ (_inverse(blurred) if noise else self.precision)
-        scores: npt.NDArray[np.float64] = whitened @ (prototype - centre) - weight / 2 * (whitened * away).sum(axis=1)
+        whitened = away / (self.variances + noise / weight)
+        towards = (prototype - centre) @ self.axes
+        scores: npt.NDArray[np.float64] = whitened @ towards - weight / 2 * (whitened * away).sum(axis=1)
         return scores
-
-
-def _inverse(matrix: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    return np.asarray(np.linalg.inv(matrix), dtype=np.float64)
 
 
 def auc(positives: npt.NDArray[np.float64], negatives: npt.NDArray[np.float64]) -> float:

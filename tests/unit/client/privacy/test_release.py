@@ -41,6 +41,7 @@ def test_a_release_is_drawn_once_and_returned_ever_after(tmp_path: Path) -> None
         raise AssertionError("the exact table is needed once")
 
     np.testing.assert_array_equal(release_of(tmp_path)(not_again), first)
+    assert (client_directory(tmp_path, "run", 3) / RELEASE_NAME).stat().st_mode & 0o777 == 0o600
     (entry,) = lines(tmp_path)
     assert entry["run_id"] == "run"
     assert 1.99 < entry["epsilon"] <= 2

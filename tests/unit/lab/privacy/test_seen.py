@@ -109,7 +109,7 @@ def attacked(config: RunConfig, *, repeats: int) -> float:
     """The AUC of the attack on releases of one sample, known to be of class 0, by an attacker that knows the rest."""
     random = np.random.default_rng(3)
     unit = np.eye(WIDTH)
-    reference = Reference(np.zeros(WIDTH), 1e-9 * np.eye(WIDTH), 1e9 * np.eye(WIDTH), {0: np.zeros(WIDTH)})
+    reference = Reference(np.zeros(WIDTH), unit, np.full(WIDTH, 1e-9), {0: np.zeros(WIDTH)})
     members, others = [], []
     for _ in range(repeats):
         place = int(random.integers(WIDTH))
