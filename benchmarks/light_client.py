@@ -115,14 +115,14 @@ class LightClient:
         )
         self.session, self._config = joined.session, config
         if config.privacy.secure_sums:
-            self._sums = self._sums or self._secure_rounds(described.run_id)
+            self._sums = self._sums or self._secure_rounds(described.run_id, config)
             self._sums.start_session(self.session)
         return config
 
-    def _secure_rounds(self, run_id: str) -> SecureRounds:
+    def _secure_rounds(self, run_id: str, config: RunConfig) -> SecureRounds:
         self._scratch = tempfile.TemporaryDirectory(prefix="feddbp-light-", ignore_cleanup_errors=True)
         directory = Path(self._scratch.name)
-        return SecureRounds(self.client_id, run_id, directory=directory, connection=self._connection)
+        return SecureRounds(self.client_id, run_id, config, directory=directory, connection=self._connection)
 
     async def describe(self) -> pb.GetRunResponse:
         return await self._connection.get_run()
@@ -271,6 +271,7 @@ class LightClient:
             return
         encoded = encode(await asyncio.to_thread(secure.masked, self._synthetic(round_number)))
         sent = upload_bytes(self.session, round_number, encoded)
+        sums.sending(round_number, encoded.manifest.sha256)
         await self.upload_and_report(round_number, encoded, bytes_down=download.message_bytes, bytes_up=sent)
         await sums.open(round_number)
 

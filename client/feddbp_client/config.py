@@ -16,6 +16,7 @@ from feddbp_common.config.references import is_module_name
 from feddbp_common.config.types import CommaSeparated, Duration, FrozenModel, parse_ids, parse_numbers
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.rpc.credentials import ClientCredentials, check_address, check_exposure
+from feddbp_common.secure_sums import MAX_CLIENTS, MIN_CLIENTS
 
 Gpus: TypeAlias = tuple[int, ...] | Literal["auto"] | None
 """CUDA devices by number, all of them, or none in particular."""
@@ -49,8 +50,12 @@ class IdentityConfig(FrozenModel):
     token_file: Path | None = Field(None, description="file with this client's token")
     insecure: bool = Field(False, description="connect to another machine without TLS")
     state_dir: Path = Field(Path("feddbp-state/clients"), description="checkpoints, by run and client")
-    require_secure_sums: bool = Field(
-        False, description="take part only in runs whose server sees nothing of uploads but sums over clients"
+    require_secure_sums: int | None = Field(
+        None,
+        ge=MIN_CLIENTS,
+        le=MAX_CLIENTS,
+        description="take part only in runs with secure sums, and only in sums of at least this many clients",
+        json_schema_extra={"metavar": "CLIENTS"},
     )
     server_moved: bool = Field(
         False, description="continue a run whose server has another address, or another authority, than before"

@@ -246,5 +246,6 @@ class ServerConfig(FrozenModel):
             newcomer_rounds=self.run.newcomer_rounds,
             clients=self.run.clients,
             stop_after=self.run.stop_after,
+            gives_rounds_up=self.run.privacy.secure_sums,
             join_window=None if self.rounds.join_window == FOREVER else self.rounds.join_window,
         )

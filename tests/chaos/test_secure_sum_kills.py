@@ -49,9 +49,11 @@ async def finish(running: Federation, access: ClientCredentials, *options: objec
 
 
 def outcome(running: Federation) -> Outcome:
-    """Without what masks change: the bytes that were sent."""
+    """Without the bytes that were sent, and results on rare classes, which clients of a secure run do not tell."""
     digest, lines = running.outcome()
-    return digest, [{key: value for key, value in line.items() if not key.startswith("bytes_")} for line in lines]
+    return digest, [
+        {key: value for key, value in line.items() if not key.startswith(("bytes_", "rare_"))} for line in lines
+    ]
 
 
 @pytest.mark.parametrize("fault", cases(SERVER_SUM_FAULTS))

@@ -18,11 +18,11 @@ from google.protobuf.message import DecodeError
 from mutations import mutate_field, mutated_bytes
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_client.daemon.secure_round import SecureRound
+from feddbp_client.daemon.secure_round import SecureRound, SumParty
 from feddbp_client.daemon.sum_journal import SumJournal
 from feddbp_common.errors import FedDBPError
 from feddbp_common.secure_sums.client import SumClient
-from feddbp_common.secure_sums.digests import Attempt
+from feddbp_common.secure_sums.digests import SumContext
 from feddbp_common.secure_sums.fixed_point import from_fixed, to_fixed
 from feddbp_common.secure_sums.identity import Signer, Verifier
 from feddbp_common.secure_sums.messages import Roster
@@ -30,6 +30,7 @@ from feddbp_common.secure_sums.proto import keys_from_proto, keys_to_proto, reve
 from feddbp_lab.pki.certificates import Authority
 from feddbp_server.aggregation.sums import Opening
 from feddbp_server.run.limits import DEFAULT_LIMITS
+from feddbp_server.run.participants import Candidates
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.secure_sums import SecureSums
 from feddbp_server.store import MemoryStore, StoreWriter
@@ -37,7 +38,9 @@ from feddbp_server.store import MemoryStore, StoreWriter
 HONEST = 6
 LIAR = HONEST
 """A member with a certificate of its own."""
-ATTEMPT: Final = Attempt(run_id="run", round=1, number=0, state_sha256=bytes(32))
+CONTEXT: Final = SumContext(run_id="run", round=1, config_sha256=bytes(32), state_sha256=bytes(32))
+EVERYONE = Candidates(admitted=lambda: frozenset(range(HONEST + 1)), awaited=lambda: frozenset(range(HONEST)))
+"""The server waits for the honest members alone."""
 LIMITS = replace(DEFAULT_LIMITS, sum_hold=timedelta(0))
 """So that no call waits for the others."""
 Advance = Callable[[pb.AdvanceSumRequest], Awaitable[pb.AdvanceSumResponse]]
@@ -57,7 +60,7 @@ def parties(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Signer], byt
 
 
 def sum_client(number: int, signers: list[Signer]) -> SumClient:
-    return SumClient(client_id=number, root=secrets.token_bytes(32), attempt=ATTEMPT, signer=signers[number])
+    return SumClient(client_id=number, root=secrets.token_bytes(32), context=CONTEXT, signer=signers[number])
 
 
 def mutated(message: pb.AdvanceSumRequest | pb.AdvanceSumResponse, random: Random) -> bytes | None:
@@ -96,10 +99,10 @@ class ForgedSum:
         self.liar = sum_client(LIAR, signers)
         self.verifier = Verifier(authority)
         self.store = StoreWriter(MemoryStore())
-        self.sums = SecureSums(self.store, authority=authority, limits=LIMITS, clock=time.monotonic)
+        self.sums = SecureSums(self.store, authority=authority, least=HONEST, limits=LIMITS, clock=time.monotonic)
 
     async def give(self, number: int, request: pb.AdvanceSumRequest) -> pb.AdvanceSumResponse:
-        return await self.sums.advance(number, request, ATTEMPT, lambda: frozenset(range(HONEST)))
+        return await self.sums.advance(number, request, CONTEXT, EVERYONE)
 
     async def step(self, requests: dict[int, pb.AdvanceSumRequest]) -> dict[int, pb.AdvanceSumResponse]:
         """The answers of a step to the honest clients, with forgeries in between."""
@@ -150,7 +153,7 @@ class ForgedSum:
 
     async def _opened(self, roster: Roster, received: dict[int, dict[int, bytes]]) -> Opening:
         everyone = frozenset(self.clients)
-        await self.sums._survivors(await self.sums._sum_of(ATTEMPT), everyone)
+        await self.sums._survivors(await self.sums._sum_of(CONTEXT), everyone)
         answers = await self.step(
             {number: pb.AdvanceSumRequest(round=1, uploaded=pb.SumUploaded()) for number in everyone}
         )
@@ -168,7 +171,7 @@ class ForgedSum:
             reveal = client.reveal(roster, received[number], everyone, dict(answers[number].signatures.by_client))
             reveals[number] = pb.AdvanceSumRequest(round=1, reveal=reveal_to_proto(reveal))
         await self.step(reveals)
-        return await self.sums.open(ATTEMPT, everyone)
+        return await self.sums.open(CONTEXT, everyone)
 
 
 @pytest.mark.parametrize("forgeries", [10, pytest.param(1_000, marks=pytest.mark.full)], ids=str)
@@ -260,9 +263,9 @@ async def test_a_client_ends_a_sum_in_order_whatever_the_server_answers(
         directory.mkdir()
         secure = SecureRound(
             0,
-            ATTEMPT,
+            CONTEXT,
             journal=SumJournal(directory),
-            party=(signers[0], Verifier(authority)),
+            party=SumParty(signer=signers[0], verifier=Verifier(authority), clients=HONEST + 1, least=HONEST),
             advance=server.advance,
         )
         try:

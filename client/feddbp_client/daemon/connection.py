@@ -176,7 +176,7 @@ class Connection:
     async def close(self) -> None:
         await self._channel.close()
 
-    def sum_party(self) -> tuple[Signer, Verifier]:
+    def sum_identity(self) -> tuple[Signer, Verifier]:
         """What this client signs its messages of a secure sum with, and what it checks those of its peers by."""
         from feddbp_common.secure_sums.identity import Signer, Verifier  # slow to import, and few runs need it
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.daemon.connection import (
@@ -24,7 +25,7 @@ from feddbp_client.training.checkpoint import ClientDirectory
 from feddbp_client.training.errors import as_training_error
 from feddbp_client.training.setup import LocalClient, restore_checkpoint
 from feddbp_client.training.trainer import OnEpoch, RoundResult
-from feddbp_common.errors import FedDBPError
+from feddbp_common.errors import FedDBPError, ProtocolViolationError
 from feddbp_common.fault_injection import fault_point
 from feddbp_common.humanize import round_name
 from feddbp_common.methods.sums import without_holders
@@ -81,6 +82,7 @@ class RoundWorker:
         connection: Connection,
         *,
         training_slot: asyncio.Semaphore,
+        least_summed: int = 0,
     ) -> None:
         self.client = client
         self.directory = directory
@@ -100,10 +102,10 @@ class RoundWorker:
             self._sums = SecureRounds(
                 client.client_id,
                 client.run_id,
+                client.config,
                 directory=directory.path,
                 connection=connection,
-                # shares of noise are made for sums of all clients, of whom a third may be lost on the way
-                fewest=client.config.clients if client.config.privacy.dp != "off" else 0,
+                least=least_summed,
             )
         self._epochs_done = ""
         """Of the training in progress, for the log."""
@@ -138,7 +140,7 @@ class RoundWorker:
             return
         number = assignment.round
         try:
-            completed = await self._completed(assignment)
+            completed = self._sendable(await self._completed(assignment), assignment)
             if completed.upload is not None and assignment.train:
                 await self._upload(completed, completed.upload)
             elif completed.metrics is not None:
@@ -156,6 +158,16 @@ class RoundWorker:
             async with progress_logged(lambda: f"{self._name(number)}: waiting for the sum"):
                 await self._sums.open(number)
         self._delivered = assignment
+
+    def _sendable(self, completed: CompletedRound, assignment: Assignment) -> CompletedRound:
+        """The round's result, without an upload that must not follow another one under the same masks."""
+        if self._sums is None or completed.upload is None or not assignment.train:
+            return completed
+        try:
+            self._sums.sending(completed.round, completed.upload.manifest.sha256)
+        except SkippedSumError as error:
+            return replace(completed, upload=None, skipped=str(error))
+        return completed
 
     async def _skip(self, completed: CompletedRound) -> None:
         """Tells the server that nothing more is to be expected in this round; the client stays for the next one."""
@@ -206,13 +218,13 @@ class RoundWorker:
             await self._wait_until_idle()
             try:
                 download = await self._download(assignment, self.client.config.download_rules)
-                secure = await self._agree_on_sum(assignment, download)
-            except (OutOfBoundsError, SkippedSumError) as error:
+                work = await self._work_on(assignment, download)
+            except OutOfBoundsError as error:
                 self._cached = CompletedRound(
                     round=assignment.round, metrics=None, upload=None, final=assignment.final, skipped=str(error)
                 )
                 return self._cached
-            self._running = (assignment, asyncio.create_task(self._compute(assignment, download, secure)))
+            self._running = (assignment, asyncio.create_task(work))
         try:
             self._cached = await asyncio.shield(self._running[1])
         except FedDBPError as error:
@@ -228,11 +240,16 @@ class RoundWorker:
         async with progress_logged(lambda: f"{self._name(assignment.round)}: downloading"):
             return await self._connection.download(self._session, assignment.round, rules)
 
-    async def _agree_on_sum(self, assignment: Assignment, download: Download) -> SecureRound | None:
+    async def _work_on(self, assignment: Assignment, download: Download) -> Coroutine[Any, Any, CompletedRound]:
+        """The work of a round. A client that cannot be in its secure sum only evaluates."""
         if self._sums is None or not assignment.train:
-            return None
-        async with progress_logged(lambda: f"{self._name(assignment.round)}: agreeing on the sum"):
-            return await self._sums.agree(assignment.round, download.encoded.manifest.sha256)
+            return self._compute(assignment, download)
+        try:
+            async with progress_logged(lambda: f"{self._name(assignment.round)}: agreeing on the sum"):
+                secure = await self._sums.agree(assignment.round, download.encoded.manifest.sha256)
+        except SkippedSumError as error:
+            return self._compute(replace(assignment, train=False), download, skipped=str(error))
+        return self._compute(assignment, download, secure)
 
     async def _wait_until_idle(self) -> None:
         """Waits for a round in progress that is no longer needed: its thread cannot be cancelled."""
@@ -244,7 +261,7 @@ class RoundWorker:
             self._running = None
 
     async def _compute(
-        self, assignment: Assignment, download: Download, secure: SecureRound | None = None
+        self, assignment: Assignment, download: Download, secure: SecureRound | None = None, *, skipped: str = ""
     ) -> CompletedRound:
         trainer, number = self.client.trainer, assignment.round
         received = without_holders(download.payload)
@@ -259,7 +276,7 @@ class RoundWorker:
                     result = await asyncio.to_thread(trainer.evaluate, received, number)
         # In threads: the event loop is free at once, and the next client begins to train.
         completed = await asyncio.to_thread(self._encoded, number, result, download, secure)
-        completed = replace(completed, final=assignment.final)
+        completed = replace(completed, final=assignment.final, skipped=completed.skipped or skipped)
         fault_point("client.work.done")
         if not completed.skipped and (assignment.train or assignment.final):
             await asyncio.to_thread(self._save, completed, download.encoded)
@@ -276,7 +293,10 @@ class RoundWorker:
             if self.client.config.sends_terms:
                 payload = self.client.term_of(payload, download.payload)
             if secure is not None:
-                payload = secure.masked(payload)
+                try:
+                    payload = secure.masked(payload)
+                except ProtocolViolationError as error:
+                    return CompletedRound(round=number, metrics=result.metrics, upload=None, skipped=str(error))
             upload = encode(payload, real_type=self.client.config.wire_type)
             result.metrics.bytes_up = upload_bytes(
                 self._session, number, upload, awaits_admission=self._connection.awaits_admission

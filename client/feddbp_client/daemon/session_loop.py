@@ -55,8 +55,8 @@ class DaemonOptions:
     """Most epsilon of all releases of a client together."""
     server_moved: bool = False
     """Whether a run's directory may be used with another server than before."""
-    require_secure_sums: bool = False
-    """Whether only runs are joined whose server sees nothing of uploads but their sum."""
+    require_secure_sums: int | None = None
+    """The fewest clients of a sum; None if runs are joined whose server sees more than sums."""
     name: str = ""
     """Shown to operators beside the client's id."""
 
@@ -172,7 +172,8 @@ class ClientDaemon:
                 directory.close()
                 raise
             slot = self._slots.on(self._options.local.compute.device)
-            self._worker = RoundWorker(client, directory, self._connection, training_slot=slot)
+            least = self._options.require_secure_sums or 0
+            self._worker = RoundWorker(client, directory, self._connection, training_slot=slot, least_summed=least)
             self._worker.resume()
             self._run = described.config
             self._session = ""

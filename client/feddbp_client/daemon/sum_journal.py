@@ -26,6 +26,8 @@ class _Entry:
     """Digest of the state that the client trained with."""
     roster: str = ""
     """Digest of the roster that it gave shares to."""
+    upload: str = ""
+    """Digest of the masked term that it sent."""
     survivors: tuple[int, ...] | None = None
     """Those that it signed."""
 
@@ -67,6 +69,14 @@ class SumJournal:
         if not entry.roster:
             self._write(replace(entry, roster=digest.hex()))
 
+    def agree_upload(self, sha256: bytes) -> None:
+        """Agrees to send a masked term; a second one under the same masks would tell the difference of the two."""
+        entry = self._current()
+        if entry.upload not in ("", sha256.hex()):
+            raise ProtocolViolationError("another term was sent under the masks of this round")
+        if not entry.upload:
+            self._write(replace(entry, upload=sha256.hex()))
+
     def agree_survivors(self, survivors: frozenset[int]) -> None:
         """Agrees to the survivors; of a second set, shares of both secrets of one peer could be revealed."""
         entry, agreed = self._current(), tuple(sorted(survivors))
@@ -87,7 +97,9 @@ class SumJournal:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, KeyError) as error:
-            raise ConfigurationError(f"{self._path} cannot be read: {error}; restore it from a backup") from None
+            raise ConfigurationError(
+                f"{self._path} cannot be read: {error}; remove it, and this client skips the sum of the open round"
+            ) from None
 
     def _write(self, entry: _Entry) -> None:
         partial = self._path.with_name(self._path.name + ".part")

@@ -253,7 +253,7 @@ class LocalTrainer:
         hits = self._hits(test)
         validated = {} if validation is None else self._hits(validation)
         # which classes are rare depends on the training samples
-        is_rare = self._is_rare if self._config.privacy.dp == "off" else torch.zeros_like(self._is_rare)
+        is_rare = self._is_rare if self._config.privacy.declares_counts else torch.zeros_like(self._is_rare)
         return pb.RoundMetrics(
             accuracies=[
                 pb.Accuracy(

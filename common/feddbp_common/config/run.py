@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from enum import StrEnum
 from typing import Any, Final, Literal, Self
 
@@ -30,7 +31,7 @@ from feddbp_common.config.types import UINT32_MAX, FrozenModel
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.methods import ExchangeShape, Method, MethodSettings, method_named, split_preset
 from feddbp_common.methods.sums import sum_rules, with_holders
-from feddbp_common.secure_sums import threshold_of
+from feddbp_common.secure_sums import MIN_CLIENTS, threshold_of
 from feddbp_common.wire import PayloadRules, WireType
 
 MAX_CLIENTS: Final = 100_000
@@ -275,6 +276,24 @@ class RunConfig(FrozenModel):
     def sends_terms(self) -> bool:
         """Whether clients upload the terms of a sum in fixed point, instead of what their method uploads."""
         return self.privacy.secure_sums or self.aggregation.sums == "fixed"
+
+    @property
+    def least_summed(self) -> int:
+        """The fewest clients of a secure sum: two thirds and one of those that a round has, or a server could choose
+        with whom a client's term is summed.
+
+        Shares of noise are made for sums of all clients, of whom a third may be lost on the way.
+        """
+        if self.privacy.dp != "off":
+            return self.clients
+        per_round = math.ceil(self.clients * self.participation - 1e-9)
+        return max(MIN_CLIENTS, threshold_of(per_round))
+
+    @property
+    def sum_sha256(self) -> bytes:
+        """Of everything in the configuration but the number of rounds, by which a run may be extended."""
+        meaning = {name: value for name, value in canonical(self).items() if name != "rounds"}
+        return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).digest()
 
     @property
     def upload_rules(self) -> PayloadRules:

@@ -25,6 +25,9 @@ from feddbp_common.wire.payload import FloatArray, IntArray
 MIN_HOLDERS: Final = 3
 """Clients that must have a class before its prototypes are summed: a sum of fewer would tell too much of each."""
 
+MAX_SAMPLES: Final = 10**6
+"""By which a client counts at most, in all or of one class: one that lies about its samples moves means by no more."""
+
 HOLDERS: Final = "holders"
 """In a download: how many clients of the last round had each class."""
 _HOLDERS: Final = "sum.holders"
@@ -33,6 +36,7 @@ _PROTOTYPES: Final = "sum.prototypes"
 _WEIGHT: Final = "sum.weight"
 
 Marks = npt.NDArray[np.bool_]
+_Reals = npt.NDArray[np.float64]
 
 
 def sum_rules(rules: PayloadRules, shape: ExchangeShape) -> PayloadRules:
@@ -93,7 +97,7 @@ def term_of(upload: Payload, weights: SumWeights, *, shape: ExchangeShape, sampl
         chosen = shared[own.class_ids]
         ids, width = own.class_ids[chosen], own.vectors.shape[1]
         counts = own.counts if weights.prototypes_by_samples else None
-        of_rows = np.ones(len(ids)) if counts is None else counts[chosen].astype(np.float64)
+        of_rows = np.ones(len(ids)) if counts is None else np.minimum(counts[chosen], MAX_SAMPLES).astype(np.float64)
         holders, class_weights = np.zeros(shape.classes), np.zeros(shape.classes)
         rows = np.zeros((shape.classes, width))
         holders[own.class_ids] = 1.0
@@ -102,7 +106,7 @@ def term_of(upload: Payload, weights: SumWeights, *, shape: ExchangeShape, sampl
         for name, values in ((_HOLDERS, holders), (_CLASS_WEIGHTS, class_weights), (_PROTOTYPES, rows)):
             terms[name] = to_fixed(values, parties=shape.clients)
     if upload.tensors:
-        weight = float(samples) if weights.tensors_by_samples else 1.0
+        weight = float(min(samples, MAX_SAMPLES)) if weights.tensors_by_samples else 1.0
         terms[_WEIGHT] = to_fixed([weight], parties=shape.clients)
         for name, tensor in upload.tensors.items():
             terms[name] = to_fixed(weight * tensor.astype(np.float64), parties=shape.clients)
@@ -128,23 +132,26 @@ class Means:
     """What a sum over clients gives."""
 
     prototypes: PrototypeSet | None = None
-    """Of the classes that were shared; None if the method has no prototypes."""
+    """Of the classes that enough clients have shared; None if the method has no prototypes."""
     holders: IntArray | None = None
     tensors: Mapping[str, FloatArray] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, total: Mapping[str, Words], *, clients: int) -> Means:
+    def of(cls, total: Mapping[str, Words], weights: SumWeights, *, clients: int) -> Means:
         """Divides a sum over this many clients by their weights; refuses one that no honest clients could reach."""
         reals = {name: from_fixed(words) for name, words in total.items()}
         weight = reals.pop(_WEIGHT, None)
         prototypes, holders = None, None
         if _PROTOTYPES in reals:
             holders = _counted(reals.pop(_HOLDERS), clients)
-            prototypes = _averaged(reals.pop(_PROTOTYPES), reals.pop(_CLASS_WEIGHTS), holders)
+            most = MAX_SAMPLES if weights.prototypes_by_samples else 1
+            class_weights = _bounded(_CLASS_WEIGHTS, reals.pop(_CLASS_WEIGHTS), most * holders)
+            prototypes = _averaged(reals.pop(_PROTOTYPES), class_weights, holders)
         if weight is None:
             return cls(prototypes=prototypes, holders=holders)
-        if not weight[0] > 0:
-            refuse(_WEIGHT, f"adds up to {weight[0]:g}")
+        most = MAX_SAMPLES if weights.tensors_by_samples else 1
+        if _bounded(_WEIGHT, weight, most * clients)[0] < clients:
+            refuse(_WEIGHT, f"is {weight[0]:g}, of {clients} clients")
         tensors = {name: (sums / weight[0]).astype(np.float32) for name, sums in reals.items()}
         return cls(prototypes=prototypes, holders=holders, tensors=tensors)
 
@@ -152,17 +159,22 @@ class Means:
         return Payload(prototypes=self.prototypes, tensors=self.tensors)
 
 
-def _counted(holders: npt.NDArray[np.float64], clients: int) -> IntArray:
+def _counted(holders: _Reals, clients: int) -> IntArray:
     if not np.array_equal(holders, np.rint(holders)) or holders.min() < 0 or holders.max() > clients:
         refuse(_HOLDERS, f"are no numbers of {clients} clients")
     return holders.astype(np.int32)
 
 
-def _averaged(rows: npt.NDArray[np.float64], weights: npt.NDArray[np.float64], holders: IntArray) -> PrototypeSet:
-    sent = weights > 0
-    if weights.min() < 0 or (sent & (holders == 0)).any():
-        refuse(_CLASS_WEIGHTS, "are negative, or of classes that no client has")
-    if rows[~sent].any():
+def _bounded(name: str, weights: _Reals, most: IntArray | int) -> _Reals:
+    if not np.array_equal(weights, np.rint(weights)) or weights.min() < 0 or (weights > most).any():
+        refuse(name, "have a value that no honest clients add up to")
+    return weights
+
+
+def _averaged(rows: _Reals, weights: _Reals, holders: IntArray) -> PrototypeSet:
+    if rows[weights == 0].any():
         refuse(_PROTOTYPES, "has values of a class without weight")
+    # holders were counted in the round before, and some of them may be lost since
+    sent = (weights > 0) & (holders >= MIN_HOLDERS)
     vectors = (rows[sent] / weights[sent, np.newaxis]).astype(np.float32)
     return PrototypeSet(class_ids=np.flatnonzero(sent).astype(np.int32), vectors=vectors)

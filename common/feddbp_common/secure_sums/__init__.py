@@ -1,6 +1,6 @@
 """Sums over clients that the server cannot look into: the protocol of Bonawitz et al. (2017), both sides of it.
 
-Nothing here does I/O. A client draws one secret per attempt, from which all of its keys and shares derive, so that it
+Nothing here does I/O. A client draws one secret per sum, from which all of its keys and shares derive, so that it
 sends the same bytes after a restart. `client` and `server` have the steps in their order:
 
     keys       every client signs fresh public keys with its certificate's key
@@ -20,5 +20,7 @@ MAX_CLIENTS: Final = 128
 
 
 def threshold_of(clients: int) -> int:
-    """Two thirds and one: two disjoint views of the survivors can then not both be signed by enough clients."""
+    """Two thirds and one: any two sets of so many clients have more than a third of all in common, and so one that is
+    honest, which signs one set of survivors only.
+    """
     return 2 * clients // 3 + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Final
 
 from cryptography.exceptions import InvalidTag
@@ -10,35 +11,39 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from feddbp_common.errors import ProtocolViolationError
-from feddbp_common.secure_sums import shamir
+from feddbp_common.secure_sums import MIN_CLIENTS, shamir
 from feddbp_common.secure_sums.derivation import KeyStream, derive_key
-from feddbp_common.secure_sums.digests import Attempt, digest
+from feddbp_common.secure_sums.digests import SumContext, digest
 from feddbp_common.secure_sums.fixed_point import Words
 from feddbp_common.secure_sums.identity import Signer, Verifier, check_signature
 from feddbp_common.secure_sums.messages import Advertisement, Reveal, Roster
 
 _NONCE: Final = bytes(12)
-"""A key encrypts the shares for one peer in one attempt and nothing else, so the nonce is fixed."""
+"""A key encrypts the shares for one peer of one sum and nothing else, so the nonce is fixed."""
 
 
 class SumClient:
-    """Takes part in one attempt. `root` is its only secret: 32 random bytes, stored before anything is sent.
+    """Takes part in one sum. `root` is its only secret: 32 random bytes, stored before anything is sent.
 
     The same root and the same messages give the same bytes, so a client that was killed repeats itself. What may be
     answered once only, the roster and the survivors, its owner stores before the answer leaves.
     """
 
-    def __init__(self, *, client_id: int, root: bytes, attempt: Attempt, signer: Signer) -> None:
+    def __init__(self, *, client_id: int, root: bytes, context: SumContext, signer: Signer) -> None:
         self._id = client_id
         self._root = root
-        self._attempt = attempt
+        self._context = context
         self._signer = signer
         self._share_key = X25519PrivateKey.from_private_bytes(derive_key(root, "share key"))
         self._mask_key = derive_key(root, "mask key")
         self._seed = derive_key(root, "seed")
 
     def advertisement(self) -> Advertisement:
-        unsigned = Advertisement(
+        unsigned = self._unsigned()
+        return replace(unsigned, signature=self._signer.sign(unsigned.signed_part(self._context)))
+
+    def _unsigned(self) -> Advertisement:
+        return Advertisement(
             client_id=self._id,
             share_key=self._share_key.public_key().public_bytes_raw(),
             mask_key=public_key(self._mask_key),
@@ -46,14 +51,14 @@ class SumClient:
             certificate=self._signer.certificate,
             signature=b"",
         )
-        signature = self._signer.sign(unsigned.signed_part(self._attempt))
-        return Advertisement(**{**vars(unsigned), "signature": signature})
 
-    def roster(self, advertisements: Iterable[Advertisement], verifier: Verifier) -> Roster:
-        """Checks the clients of the sum, and that this client's own keys are among them unchanged."""
-        roster = Roster.checked(self._attempt, advertisements, verifier)
+    def roster(
+        self, advertisements: Iterable[Advertisement], verifier: Verifier, *, least: int = MIN_CLIENTS
+    ) -> Roster:
+        """Checks the clients of the sum, `least` of them at least, with this client's own keys among them unchanged."""
+        roster = Roster.checked(self._context, advertisements, verifier, least=least)
         own = roster.advertisements.get(self._id)
-        if own is None or own.signed_part(self._attempt) != self.advertisement().signed_part(self._attempt):
+        if own is None or own.signed_part(self._context) != self._unsigned().signed_part(self._context):
             raise ProtocolViolationError(f"the roster does not have the keys of client {self._id} as it sent them")
         return roster
 
@@ -75,8 +80,8 @@ class SumClient:
 
     def masked(self, vector: Words, roster: Roster, received: Mapping[int, bytes]) -> Words:
         """The vector under this client's masks, once enough peers have given their shares."""
-        self.check_received(roster, received)
         sharing = self._sharing(roster, received)
+        self._opened(roster, received)  # a share that cannot be opened is noticed before anything depends on it
         bound_to = roster.masked_digest(sharing)
         total = vector + own_mask(self._seed, bound_to, len(vector))
         for peer in sharing - {self._id}:
@@ -85,7 +90,7 @@ class SumClient:
         return total
 
     def sign_survivors(self, roster: Roster, received: Mapping[int, bytes], survivors: frozenset[int]) -> bytes:
-        """Agrees to the set of those whose vector arrived. The owner signs one set in an attempt, never a second."""
+        """Agrees to the set of those whose vector arrived. The owner signs one set, never a second."""
         self._check_survivors(roster, received, survivors)
         return self._signer.sign(roster.survivors_digest(survivors))
 
@@ -178,7 +183,7 @@ def _agreed(own: X25519PrivateKey, theirs: bytes, peer: int) -> bytes:
     try:
         return own.exchange(X25519PublicKey.from_public_bytes(theirs))
     except ValueError:  # of another length, or a point on which every agreement gives the same
-        raise ProtocolViolationError(f"client {peer}'s public key is none") from None
+        raise ProtocolViolationError(f"the public key of client {peer} cannot be used") from None
 
 
 def _packed(*shares: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Keys and streams, each bound to its purpose and to the attempt it belongs to."""
+"""Keys and streams, each bound to its purpose and to the context it belongs to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Digests that bind what is signed, derived or encrypted to its purpose and to the attempt it belongs to."""
+"""Digests that bind what is signed, derived or encrypted to its purpose and to the context it belongs to."""
 
 from __future__ import annotations
 
@@ -20,19 +20,22 @@ def digest(purpose: str, *parts: bytes | int | str) -> bytes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attempt:
-    """What a sum is bound to. Clients that differ in any of it have masks that do not cancel."""
+class SumContext:
+    """What a sum is bound to. Clients that differ in any of it have masks that do not cancel.
+
+    A round has one sum: one that fails is given up, and not tried again under the same number.
+    """
 
     run_id: str
     round: int
-    number: int
-    """From 0; a round whose sum failed is attempted again, with fresh keys."""
+    config_sha256: bytes
+    """Of the run's configuration: a server cannot give clients different ones, of which some would send nothing."""
     state_sha256: bytes
     """Of the global state that the client trained with."""
 
     @property
     def digest(self) -> bytes:
-        return digest("attempt", self.run_id, self.round, self.number, self.state_sha256)
+        return digest("sum", self.run_id, self.round, self.config_sha256, self.state_sha256)
 
 
 def digest_of_ids(purpose: str, context: bytes, ids: Iterable[int]) -> bytes:

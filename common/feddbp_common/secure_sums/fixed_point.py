@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
@@ -30,11 +31,19 @@ def to_fixed(values: npt.ArrayLike, *, parties: int) -> Words:
     limit = largest_value(parties)
     # negated, so that NaN is refused too
     if not np.all(np.abs(wide) < limit):
-        worst = wide.flat[int(np.argmin(np.abs(wide) < limit))]
-        raise FedDBPError(f"{worst:g} cannot be summed over {parties} clients; the largest value is {limit:g}")
+        # without the value: the message may reach the server
+        raise FedDBPError(f"a value is too large to be summed over {parties} clients; the limit is {limit:g}")
     return np.rint(np.ldexp(wide, FRACTION_BITS)).astype(np.int64).view(np.uint64)
 
 
 def from_fixed(total: Words) -> npt.NDArray[np.float64]:
     """A sum as reals."""
     return np.ldexp(total.view(np.int64).astype(np.float64), -FRACTION_BITS)
+
+
+def added(vectors: Iterable[Words]) -> Words | None:
+    """Their sum; None of none."""
+    total: Words | None = None
+    for vector in vectors:
+        total = vector.copy() if total is None else np.add(total, vector, out=total)
+    return total

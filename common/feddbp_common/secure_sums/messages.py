@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from feddbp_common.errors import ProtocolViolationError
 from feddbp_common.secure_sums import MAX_CLIENTS, MIN_CLIENTS, threshold_of
-from feddbp_common.secure_sums.digests import Attempt, digest, digest_of_ids
+from feddbp_common.secure_sums.digests import SumContext, digest, digest_of_ids
 from feddbp_common.secure_sums.identity import Verifier, check_signature
+
+_ANYBODY: Final = X25519PrivateKey.from_private_bytes(bytes([1]) * 32)
+"""A key to try others with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +32,17 @@ class Advertisement:
     certificate: bytes
     signature: bytes
 
-    def signed_part(self, attempt: Attempt) -> bytes:
-        return digest("keys", attempt.digest, self.client_id, self.share_key, self.mask_key, self.seed_digest)
+    def signed_part(self, context: SumContext) -> bytes:
+        return digest("keys", context.digest, self.client_id, self.share_key, self.mask_key, self.seed_digest)
+
+    def check(self, context: SumContext, signing_key: ec.EllipticCurvePublicKey) -> None:
+        """Raises unless the keys are signed for this sum, and agreements with them are secret."""
+        check_signature(signing_key, self.signature, self.signed_part(context), of=f"client {self.client_id}'s keys")
+        for key in (self.share_key, self.mask_key):
+            try:
+                _ANYBODY.exchange(X25519PublicKey.from_public_bytes(key))
+            except ValueError:  # a point on which every agreement gives the same
+                raise ProtocolViolationError(f"a public key of client {self.client_id} cannot be used") from None
 
 
 @dataclass(frozen=True)
@@ -40,8 +54,15 @@ class Roster:
     digest: bytes
 
     @classmethod
-    def checked(cls, attempt: Attempt, advertisements: Iterable[Advertisement], verifier: Verifier) -> Roster:
-        """Raises unless every advertisement is signed for this attempt by the client that it names."""
+    def checked(
+        cls,
+        context: SumContext,
+        advertisements: Iterable[Advertisement],
+        verifier: Verifier,
+        *,
+        least: int = MIN_CLIENTS,
+    ) -> Roster:
+        """Raises unless every advertisement can be used, and is signed for this sum by the client that it names."""
         found: dict[int, Advertisement] = {}
         keys: dict[int, ec.EllipticCurvePublicKey] = {}
         for item in sorted(advertisements, key=lambda item: item.client_id):
@@ -49,16 +70,20 @@ class Roster:
             if client_id in found:
                 raise ProtocolViolationError(f"client {client_id} has two sets of keys")
             keys[client_id] = verifier.public_key(client_id, item.certificate)
-            check_signature(keys[client_id], item.signature, item.signed_part(attempt), of=f"client {client_id}'s keys")
+            item.check(context, keys[client_id])
             found[client_id] = item
-        if not MIN_CLIENTS <= len(found) <= MAX_CLIENTS:
-            raise ProtocolViolationError(f"a sum over {len(found)} clients; it takes {MIN_CLIENTS} to {MAX_CLIENTS}")
-        parts = (item.signed_part(attempt) for item in found.values())
-        return cls(found, keys, digest("roster", attempt.digest, *parts))
+        if not max(least, MIN_CLIENTS) <= len(found) <= MAX_CLIENTS:
+            raise ProtocolViolationError(
+                f"a sum over {len(found)} clients; it takes {max(least, MIN_CLIENTS)} to {MAX_CLIENTS}"
+            )
+        parts = (item.signed_part(context) for item in found.values())
+        return cls(found, keys, digest("roster", context.digest, *parts))
 
     @property
     def threshold(self) -> int:
-        """Survivors without whom there is no sum."""
+        """Two thirds and one: any two sets of so many clients have more than a third of all in common, and so one that
+        is honest, which signs one set of survivors only.
+        """
         return threshold_of(len(self.advertisements))
 
     def __contains__(self, client_id: object) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -10,8 +13,12 @@ from feddbp_common.errors import ProtocolViolationError
 from feddbp_common.secure_sums import shamir
 from feddbp_common.secure_sums.client import own_mask, pair_mask, public_key
 from feddbp_common.secure_sums.digests import digest
-from feddbp_common.secure_sums.fixed_point import Words
+from feddbp_common.secure_sums.fixed_point import Words, added
 from feddbp_common.secure_sums.messages import Reveal, Roster
+
+_SUBSETS: Final = 300
+"""Sets of holders that are tried for a secret before it counts as lost. One liar among the fewest that reveal more than
+they have to is left out by the first few; a third of them by one of hundreds."""
 
 
 def check_reveal(reveal: Reveal, *, client_id: int, sharing: frozenset[int], survivors: frozenset[int]) -> None:
@@ -20,53 +27,84 @@ def check_reveal(reveal: Reveal, *, client_id: int, sharing: frozenset[int], sur
         raise ProtocolViolationError(f"client {client_id} revealed shares that were not asked for, or not all")
 
 
-def unmasked_sum(
-    vectors: Iterable[Words],
-    *,
-    roster: Roster,
-    sharing: frozenset[int],
-    survivors: frozenset[int],
-    reveals: Mapping[int, Reveal],
-) -> Words:
-    """The sum of the survivors' vectors.
+@dataclass(frozen=True, kw_only=True)
+class Secrets:
+    """What has to be known to remove the masks from a sum."""
 
-    Raises:
-        ProtocolViolationError: fewer reveals than the threshold, or shares that do not give the secrets that were
-            committed to.
-    """
-    if len(reveals) < roster.threshold:
-        raise ProtocolViolationError(f"{len(reveals)} clients revealed shares; {roster.threshold} have to")
-    total: Words | None = None
-    for vector in vectors:
-        total = vector.copy() if total is None else np.add(total, vector, out=total)
+    seeds: Mapping[int, bytes]
+    """Of the own masks of survivors."""
+    mask_keys: Mapping[int, bytes]
+    """Of the clients that were lost."""
+
+    @classmethod
+    def rebuilt(
+        cls, *, roster: Roster, sharing: frozenset[int], survivors: frozenset[int], reveals: Mapping[int, Reveal]
+    ) -> Secrets:
+        """The secrets, from the shares that clients revealed; shares that are wrong are found out and left out.
+
+        Raises:
+            ProtocolViolationError: too few of the shares are right. Whose are wrong cannot be told.
+        """
+        if len(reveals) < roster.threshold:
+            raise ProtocolViolationError(f"{len(reveals)} clients revealed shares; {roster.threshold} have to")
+        known = roster.advertisements
+
+        def is_seed(client_id: int, secret: bytes) -> bool:
+            return digest("seed", secret) == known[client_id].seed_digest
+
+        def is_mask_key(client_id: int, secret: bytes) -> bool:
+            return public_key(secret) == known[client_id].mask_key
+
+        seeds = {holder: reveal.seeds for holder, reveal in reveals.items()}
+        mask_keys = {holder: reveal.mask_keys for holder, reveal in reveals.items()}
+        return cls(
+            seeds={number: _secret(number, seeds, roster.threshold, is_seed) for number in sorted(survivors)},
+            mask_keys={
+                number: _secret(number, mask_keys, roster.threshold, is_mask_key)
+                for number in sorted(sharing - survivors)
+            },
+        )
+
+
+def unmasked_sum(vectors: Iterable[Words], *, roster: Roster, sharing: frozenset[int], secrets: Secrets) -> Words:
+    """The sum of the survivors' vectors, which are those whose seeds are known."""
+    total = added(vectors)
     if total is None:
         raise ProtocolViolationError("no vector arrived")
     bound_to, length = roster.masked_digest(sharing), len(total)
-    for client_id in sorted(survivors):
-        total -= own_mask(_seed(client_id, roster, reveals), bound_to, length)
-    for lost in sorted(sharing - survivors):
-        key = _mask_key(lost, roster, reveals)
-        for peer in sorted(survivors):
+    for seed in secrets.seeds.values():
+        total -= own_mask(seed, bound_to, length)
+    for lost, key in secrets.mask_keys.items():
+        for peer in sorted(secrets.seeds):
             mask = pair_mask(key, lost, peer, roster, bound_to, length)
             # what the survivor had done is undone
             total = np.subtract(total, mask, out=total) if peer < lost else np.add(total, mask, out=total)
     return total
 
 
-def _seed(client_id: int, roster: Roster, reveals: Mapping[int, Reveal]) -> bytes:
-    seed = _combined({holder: reveal.seeds[client_id] for holder, reveal in reveals.items()}, roster)
-    if seed is None or digest("seed", seed) != roster.advertisements[client_id].seed_digest:
-        raise ProtocolViolationError(f"the shares of client {client_id}'s seed do not fit together")
-    return seed
+def _secret(
+    client_id: int,
+    shares: Mapping[int, Mapping[int, int]],
+    threshold: int,
+    fits: Callable[[int, bytes], bool],
+) -> bytes:
+    """The secret of a client, from the shares of it by holder."""
+    for holders in _subsets(sorted(shares), threshold):
+        value = shamir.combine({holder: shares[holder][client_id] for holder in holders}, threshold=threshold)
+        if value < 2 ** (8 * shamir.SECRET_BYTES):
+            secret = value.to_bytes(shamir.SECRET_BYTES, "big")
+            if fits(client_id, secret):
+                return secret
+    raise ProtocolViolationError("shares that clients revealed do not fit together")
 
 
-def _mask_key(client_id: int, roster: Roster, reveals: Mapping[int, Reveal]) -> bytes:
-    key = _combined({holder: reveal.mask_keys[client_id] for holder, reveal in reveals.items()}, roster)
-    if key is None or public_key(key) != roster.advertisements[client_id].mask_key:
-        raise ProtocolViolationError(f"the shares of client {client_id}'s mask key do not fit together")
-    return key
-
-
-def _combined(shares: Mapping[int, int], roster: Roster) -> bytes | None:
-    secret = shamir.combine(shares, threshold=roster.threshold)
-    return secret.to_bytes(shamir.SECRET_BYTES, "big") if secret < 2 ** (8 * shamir.SECRET_BYTES) else None
+def _subsets(holders: list[int], size: int) -> Iterator[list[int]]:
+    """Sets of holders: the first, its rotations, then others in an order that is always the same."""
+    if len(holders) == size:
+        yield holders
+        return
+    for start in range(len(holders)):
+        yield [*holders[start:], *holders[:start]][:size]
+    chosen = random.Random(size)  # noqa: S311 - an order, no secret
+    for _ in range(_SUBSETS):
+        yield chosen.sample(holders, size)

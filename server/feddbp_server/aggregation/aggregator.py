@@ -151,7 +151,9 @@ class Aggregator:
         total = opening.total(flattened(payload.tensors) for payload in payloads)
         declared = pb.Manifest.FromString(records[0].manifest).tensors
         shapes = {tensor.name: tuple(tensor.shape) for tensor in declared}
-        means = Means.of(unflattened(total, shapes), clients=len(records))
+        weights = self._config.method_spec.sum_weights(self._config.settings)
+        assert weights is not None  # checked with the configuration
+        means = Means.of(unflattened(total, shapes), weights, clients=len(records))
         # a mean of values that clients may send is one that they may send
         check_values(means.payload(), self._config.expanded_rules, real_type=self._config.wire_type)
         state = self._strategy.from_means(self._state.payload, means.payload(), round_number=round_number)

@@ -6,14 +6,16 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import numpy as np
-
 from feddbp_common.errors import FedDBPError
-from feddbp_common.secure_sums.fixed_point import Words
+from feddbp_common.secure_sums.fixed_point import Words, added
 
 
 class SumFailedError(FedDBPError):
     """A round's sum could not be opened; the state before the round stays."""
+
+
+class SumAbortedError(FedDBPError):
+    """A round's sum is not opened now, because the server stops or the run is over; the round stays as it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,13 +33,11 @@ OpenSum: TypeAlias = Callable[[int, frozenset[int]], Awaitable[Opening]]
 
 
 async def open_plain_sum(_: int, uploaded: frozenset[int]) -> Opening:
-    return Opening(clients=uploaded, total=added)
+    return Opening(clients=uploaded, total=_plain_sum)
 
 
-def added(vectors: Iterable[Words]) -> Words:
-    total: Words | None = None
-    for vector in vectors:
-        total = vector.copy() if total is None else np.add(total, vector, out=total)
+def _plain_sum(vectors: Iterable[Words]) -> Words:
+    total = added(vectors)
     if total is None:
         raise SumFailedError("no client has uploaded")
     return total

@@ -21,6 +21,7 @@ from feddbp_server.run.engine import RunEngine
 from feddbp_server.run.fairness import CallsPerClient, FairSlots
 from feddbp_server.run.join_queue import JoinQueue
 from feddbp_server.run.limits import Limits
+from feddbp_server.run.participants import Candidates
 from feddbp_server.run.pushed_states import PushedStates, announced_round
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.reports import commit_report, report_record
@@ -65,7 +66,11 @@ class Coordinator:
         self._join_queue = JoinQueue(limits, engine.clock)
         self._downloads = CallsPerClient("downloads", limits.downloads_per_client)
         self._replies = FairSlots(limits.replies)
-        self._sum_steps = CallsPerClient("steps of a sum", limits.streams_per_session)
+        self._candidates = Candidates(
+            admitted=lambda: engine.state.selected - engine.state.skipped,
+            awaited=lambda: engine.state.selected - engine.state.skipped - engine.state.set_aside,
+        )
+        self._sum_steps = CallsPerClient("steps of a sum", limits.sum_steps_per_client)
         self._joining: dict[int, Session] = {}
         """Sessions that are about to be in force."""
         self._received_end: set[int] = set()
@@ -235,8 +240,8 @@ class Coordinator:
             return await engine.secure_sums.advance(
                 session.client_id,
                 request,
-                engine.sum_attempt(),
-                awaited=lambda: engine.state.selected - engine.state.skipped - engine.state.set_aside,
+                engine.sum_context(),
+                self._candidates,
             )
 
     def report_progress(self, session: Session, progress: pb.Progress) -> None:

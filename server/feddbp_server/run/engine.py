@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.run import RunConfig
 from feddbp_common.fault_injection import fault_point
-from feddbp_common.secure_sums.digests import Attempt
+from feddbp_common.secure_sums.digests import SumContext
 from feddbp_server.aggregation.aggregator import Aggregator, GlobalState
-from feddbp_server.aggregation.sums import Opening, open_plain_sum
+from feddbp_server.aggregation.sums import Opening, SumAbortedError, open_plain_sum
 from feddbp_server.reporting.audit import Audit
 from feddbp_server.reporting.event_log import EventLog
 from feddbp_server.reporting.history import RunHistory
@@ -110,7 +110,14 @@ class RunEngine:
         if config.privacy.secure_sums:
             from feddbp_server.run.secure_sums import SecureSums  # cryptography is slow to import
 
-            self.secure_sums = SecureSums(self.store, authority=authority, limits=limits, clock=clock)
+            self.secure_sums = SecureSums(
+                self.store,
+                authority=authority,
+                least=config.least_summed,
+                limits=limits,
+                clock=clock,
+                stopping=lambda: self.draining or self.state.phase.is_final,
+            )
         self.aggregator = Aggregator(
             config,
             self.store,
@@ -285,6 +292,8 @@ class RunEngine:
                 self.begin(self._close_round(number))
             case RunEnded():
                 fault_point("server.end.committed")
+                if self.secure_sums is not None:
+                    self.secure_sums.wake()
                 self.begin(self._write_summary())
                 self.history.ended(pb.RunEvent(run_ended=run_ended(self.state)))
         self.event_log.effect(effect)
@@ -314,8 +323,16 @@ class RunEngine:
             self.event_log.screened(number, aggregate.screening)
             self.history.closed(number, aggregation_seconds=seconds, missing=missing)
             left_out = frozenset(aggregate.screening.left_out)
-            event = Aggregated(number, left_out, self.metrics_log.decisive_accuracy())
+            event = Aggregated(
+                number,
+                left_out,
+                self.metrics_log.decisive_accuracy(),
+                given_up=self.secure_sums is not None and bool(aggregate.screening.unusable),
+            )
             await self.apply_until_durable(event, aggregate)
+        except SumAbortedError as error:
+            log.info("%s is not closed: %s", name, error)
+            return
         except Exception as error:
             if self.draining and isinstance(error, StoreError):
                 log.error("%s could not be closed: %s; the next server will", name, error)
@@ -324,6 +341,8 @@ class RunEngine:
             await self._apply_or_log(RunFailed(f"{name} could not be closed: {error}"))
             return
         fault_point("server.close.announced")
+        if self.state.round <= number:  # the run was stopped meanwhile: --reopen goes on with the round as it is
+            return
         if self.secure_sums is not None:
             self.secure_sums.close(number)
         if self.snapshots is not None and aggregate.payload.prototypes is not None:
@@ -347,13 +366,19 @@ class RunEngine:
             await self.store.wait_until_writable()
         return await self.aggregator.close_round(number, self.sessions.label_counts)
 
-    def sum_attempt(self) -> Attempt:
+    def sum_context(self) -> SumContext:
         """What the sum of the open round is bound to."""
-        return Attempt(run_id=self.run_id, round=self.state.round, number=0, state_sha256=self.aggregator.reply_sha256)
+        return SumContext(
+            run_id=self.run_id,
+            round=self.state.round,
+            config_sha256=self.config.sum_sha256,
+            state_sha256=self.aggregator.reply_sha256,
+        )
 
     async def _open_secure_sum(self, number: int, uploaded: frozenset[int]) -> Opening:
         assert self.secure_sums is not None
-        return await self.secure_sums.open(self.sum_attempt(), uploaded)
+        assert number == self.state.round  # which no event changes while a round is closed
+        return await self.secure_sums.open(self.sum_context(), uploaded)
 
     # --- the end ---
 
@@ -391,6 +416,8 @@ class RunEngine:
         self.run_changed.publish()
         self.status_changed.publish()  # an open status stream would hold up the stop for the whole grace period
         self._set_timer(None)
+        if self.secure_sums is not None:
+            self.secure_sums.wake()
         await self.store.stop_watching()
         await self.settled()
 

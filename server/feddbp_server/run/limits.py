@@ -38,8 +38,10 @@ class Limits:
 
     sum_wait: timedelta = timedelta(seconds=30)
     """For clients that are silent in a step of a secure sum, once others have answered."""
-    sum_hold: timedelta = timedelta(seconds=10)
-    """Before a client that waits for a step is told to ask again."""
+    sum_hold: timedelta = timedelta(seconds=5)
+    """Before a client that waits for a step is told to ask again; less than any client waits for an answer."""
+    sum_steps_per_client: int = 4
+    """Calls of one client that wait for a step: one, and those of lost connections that were not noticed yet."""
 
     streams_per_session: int = 4
     """Event streams: one, and those of lost connections that were not noticed yet."""

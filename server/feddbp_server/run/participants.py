@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -11,6 +12,16 @@ from feddbp_server.run.state_machine import Phase, RoundPolicy, RunState
 
 _LISTED: Final = 200
 """Characters of ids in a line; the status has all of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidates:
+    """Clients of the open round that may be in its secure sum, as they are when they are asked for."""
+
+    admitted: Callable[[], frozenset[int]]
+    """Those that may be in the sum."""
+    awaited: Callable[[], frozenset[int]]
+    """Those among them for which steps wait."""
 
 
 @dataclass(frozen=True, kw_only=True)

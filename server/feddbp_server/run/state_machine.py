@@ -67,6 +67,9 @@ class RoundPolicy:
     """How long a run waits for missing clients after the last one has joined; None waits until all have."""
     stop_after: int = 0
     """Rounds without a gain in accuracy after which the run ends; 0 runs them all."""
+    gives_rounds_up: bool = False
+    """Whether a round without enough uploads is closed with the state before it, up to `max_extensions` in a row: no
+    client can join a round whose secure sum is agreed on, so that extending it would not help."""
     max_missed: int = 3
     """Rounds that a client may miss in a row before rounds no longer wait for it; 0 always waits."""
 
@@ -158,6 +161,8 @@ class RunState:
     """Clients whose newest upload was left out of an average: they receive nothing that was made from it."""
     best: Best | None = None
     """The best accuracy so far; only in a run that stops without a gain."""
+    given_up: int = 0
+    """Rounds in a row that were given up; only in a run that gives rounds up."""
 
     @property
     def missing(self) -> frozenset[int]:
@@ -222,6 +227,7 @@ class RunState:
             self.set_aside,
             self.missed,
             self.best,
+            self.given_up,
         )
 
     @property
@@ -292,6 +298,8 @@ class Aggregated:
     """Clients whose upload to the round was left out of the average."""
     accuracy: float | None = None
     """At the beginning of the round, on held-out samples if the run has them; None without reports."""
+    given_up: bool = False
+    """Whether the round gave nothing, and the state before it stays."""
 
 
 @dataclass(frozen=True)
@@ -446,12 +454,17 @@ def _record(state: RunState, event: Event, policy: RoundPolicy, now: float) -> S
             return replace(state, reported=state.reported | {client}), ()
         case Skipped(client, number) if number == state.round and client in state.selected | state.observers:
             return replace(state, skipped=state.skipped | {client}), ()
-        case Aggregated(number, left_out, accuracy) if number == state.round and Phase.AGGREGATING in (
+        case Aggregated(number, left_out, accuracy, given_up) if number == state.round and Phase.AGGREGATING in (
             state.phase,
             state.held_phase,
         ):
             left_out = (state.left_out - state.uploaded) | left_out
-            counted = replace(state, left_out=left_out, best=_best(state, accuracy, policy))
+            counted = replace(
+                state,
+                left_out=left_out,
+                best=_best(state, accuracy, policy),
+                given_up=state.given_up + 1 if given_up else 0,
+            )
             following, effects = _after_aggregation(counted.with_misses(), policy, now)
             return _hold(following) if state.phase is Phase.PAUSED else following, effects
         case Tick() if state.deadline is not None and now >= state.deadline:
@@ -598,13 +611,21 @@ def _at_deadline(state: RunState, policy: RoundPolicy, now: float) -> Step:
         dropped = state.silent - state.connected
         closing, effects = _close_round(_drop(state.with_misses(dropped), dropped) if dropped else state)
         return closing, ((MembersDropped(dropped), *effects) if dropped else effects)
+    if policy.gives_rounds_up:
+        return _give_up(state, policy)
     if state.extensions < policy.max_extensions:
         return _extend(state, policy, now)
     return _fail_without_uploads(state, policy)
 
 
+def _give_up(state: RunState, policy: RoundPolicy) -> Step:
+    return _close_round(state) if state.given_up < policy.max_extensions else _fail_without_uploads(state, policy)
+
+
 def _without_enough_uploads(state: RunState, policy: RoundPolicy, now: float) -> Step:
     """Every client of the round has uploaded or skipped it: only those that wait outside can still help."""
+    if policy.gives_rounds_up:
+        return _give_up(state, policy)
     if state.waiting_outside(policy) and state.extensions < policy.max_extensions:
         return _extend(state, policy, now)
     return _fail_without_uploads(state, policy)
@@ -630,8 +651,14 @@ def _fail_without_uploads(state: RunState, policy: RoundPolicy) -> Step:
         state,
         Phase.FAILED,
         f"round {state.round + 1} needs {_counted(state.uploads_needed(policy), 'upload')} and has "
-        f"{len(state.uploaded)} after {_counted(state.extensions, 'extension')}; {'; '.join(reasons)}",
+        f"{len(state.uploaded)} after {_chances(state, policy)}; {'; '.join(reasons)}",
     )
+
+
+def _chances(state: RunState, policy: RoundPolicy) -> str:
+    if policy.gives_rounds_up:
+        return f"{_counted(state.given_up, 'round')} that gave nothing"
+    return _counted(state.extensions, "extension")
 
 
 def _hold(state: RunState) -> RunState:

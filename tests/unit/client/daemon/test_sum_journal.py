@@ -54,6 +54,16 @@ def test_a_second_roster_is_refused_also_after_a_restart(tmp_path: Path) -> None
         again.agree_roster(OTHER)
 
 
+def test_a_second_term_under_the_same_masks_is_refused_also_after_a_restart(tmp_path: Path) -> None:
+    journal = SumJournal(tmp_path)
+    journal.begin(3, STATE)
+    journal.agree_upload(STATE)
+    again = SumJournal(tmp_path)
+    again.agree_upload(STATE)
+    with pytest.raises(ProtocolViolationError, match="another term was sent under the masks of this round"):
+        again.agree_upload(OTHER)
+
+
 def test_a_second_set_of_survivors_is_refused_also_after_a_restart(tmp_path: Path) -> None:
     journal = SumJournal(tmp_path)
     journal.begin(3, STATE)

@@ -69,7 +69,7 @@ def test_a_value_too_large_for_the_sum_is_refused_with_the_limit() -> None:
     limit = largest_value(128)
     to_fixed([np.nextafter(limit, 0), -np.nextafter(limit, 0)], parties=128)
     for bad in (limit, -limit, np.inf, np.nan):
-        with pytest.raises(FedDBPError, match=r"cannot be summed over 128 clients; the largest value is 1\.67772e\+07"):
+        with pytest.raises(FedDBPError, match=r"too large to be summed over 128 clients; the limit is 1\.67772e\+07"):
             to_fixed([0.0, bad], parties=128)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -14,15 +14,15 @@ import pytest
 
 from feddbp_common.errors import ProtocolViolationError
 from feddbp_common.secure_sums.client import SumClient
-from feddbp_common.secure_sums.digests import Attempt
+from feddbp_common.secure_sums.digests import SumContext
 from feddbp_common.secure_sums.fixed_point import Words, from_fixed, to_fixed
 from feddbp_common.secure_sums.identity import Signer, Verifier
-from feddbp_common.secure_sums.messages import Advertisement, Reveal, Roster
-from feddbp_common.secure_sums.server import check_reveal, unmasked_sum
+from feddbp_common.secure_sums.messages import Advertisement, Reveal
+from feddbp_common.secure_sums.server import Secrets, check_reveal, unmasked_sum
 from feddbp_lab.pki.certificates import Authority
 
 CLIENTS, LENGTH = 7, 50
-ATTEMPT = Attempt(run_id="run", round=3, number=0, state_sha256=bytes(32))
+CONTEXT = SumContext(run_id="run", round=3, config_sha256=bytes(32), state_sha256=bytes(32))
 
 
 @dataclass
@@ -37,9 +37,9 @@ class Party:
         name = f"client-{client_id}"
         return Signer.load((self.certs / f"{name}.pem").read_bytes(), (self.certs / f"{name}.key").read_bytes())
 
-    def client(self, client_id: int, attempt: Attempt = ATTEMPT) -> SumClient:
+    def client(self, client_id: int, context: SumContext = CONTEXT) -> SumClient:
         return SumClient(
-            client_id=client_id, root=self.roots[client_id], attempt=attempt, signer=self.signer(client_id)
+            client_id=client_id, root=self.roots[client_id], context=context, signer=self.signer(client_id)
         )
 
 
@@ -92,13 +92,11 @@ class Sum:
         reveals = {number: self.reveal(number, survivors, survivors) for number in revealing}
         for number, reveal in reveals.items():
             check_reveal(reveal, client_id=number, sharing=self.sharing, survivors=survivors)
-        return unmasked_sum(
-            [self.masked(number) for number in sorted(survivors)],
-            roster=self.roster,
-            sharing=self.sharing,
-            survivors=survivors,
-            reveals=reveals,
-        )
+        return self.opened([self.masked(number) for number in sorted(survivors)], survivors, reveals)
+
+    def opened(self, vectors: Iterable[Words], survivors: frozenset[int], reveals: Mapping[int, Reveal]) -> Words:
+        secrets = Secrets.rebuilt(roster=self.roster, sharing=self.sharing, survivors=survivors, reveals=reveals)
+        return unmasked_sum(vectors, roster=self.roster, sharing=self.sharing, secrets=secrets)
 
 
 def plain(clients: Iterable[int]) -> Words:
@@ -142,8 +140,8 @@ def test_below_the_threshold_of_survivors_nobody_signs(party: Party) -> None:
 
 def test_a_client_that_starts_again_sends_the_same_bytes(party: Party) -> None:
     one, again = Sum(party), Sum(party)
-    parts = [item.signed_part(ATTEMPT) for item in one.advertised]
-    assert parts == [item.signed_part(ATTEMPT) for item in again.advertised]
+    parts = [item.signed_part(CONTEXT) for item in one.advertised]
+    assert parts == [item.signed_part(CONTEXT) for item in again.advertised]
     assert one.received == again.received
     np.testing.assert_array_equal(one.masked(3), again.masked(3))
 
@@ -157,9 +155,9 @@ def test_a_masked_vector_says_nothing_of_the_vector(party: Party) -> None:
     assert np.abs(from_fixed(one)).max() > 1e6
 
 
-def test_another_attempt_has_other_masks(party: Party) -> None:
+def test_another_round_has_other_masks(party: Party) -> None:
     first = Sum(party).masked(0)
-    later = replace(ATTEMPT, number=1)
+    later = replace(CONTEXT, round=4)
     clients = {n: party.client(n, later) for n in range(CLIENTS)}
     advertised = [client.advertisement() for client in clients.values()]
     roster = clients[0].roster(advertised, party.verifier)
@@ -172,7 +170,7 @@ def test_another_attempt_has_other_masks(party: Party) -> None:
 
 
 def test_a_server_that_shows_clients_different_states_is_refused(party: Party) -> None:
-    other = party.client(1, replace(ATTEMPT, state_sha256=bytes([1]) * 32))
+    other = party.client(1, replace(CONTEXT, state_sha256=bytes([1]) * 32))
     advertised = [other.advertisement() if n == 1 else party.client(n).advertisement() for n in range(CLIENTS)]
     with pytest.raises(ProtocolViolationError, match="signature of client 1's keys does not fit"):
         party.client(0).roster(advertised, party.verifier)
@@ -184,7 +182,7 @@ def test_masks_of_clients_with_different_views_of_who_shared_do_not_cancel(party
     split = run.clients[0].masked(vector(0), run.roster, fewer)
     vectors = [split, *(run.masked(number) for number in range(1, CLIENTS))]
     reveals = {number: run.reveal(number, everyone, everyone) for number in everyone}
-    total = unmasked_sum(vectors, roster=run.roster, sharing=run.sharing, survivors=everyone, reveals=reveals)
+    total = run.opened(vectors, everyone, reveals)
     assert not np.any(total == plain(everyone))
 
 
@@ -198,7 +196,7 @@ def test_keys_that_were_changed_on_the_way_are_refused(party: Party, change: str
 
 
 def test_keys_of_an_earlier_attempt_are_refused(party: Party) -> None:
-    earlier = party.client(2, replace(ATTEMPT, round=2)).advertisement()
+    earlier = party.client(2, replace(CONTEXT, round=2)).advertisement()
     advertised = [earlier if item.client_id == 2 else item for item in Sum(party).advertised]
     with pytest.raises(ProtocolViolationError, match="signature of client 2's keys does not fit"):
         party.client(0).roster(advertised, party.verifier)
@@ -210,7 +208,7 @@ def test_certificates_that_our_authority_did_not_issue_are_refused(party: Party,
     forged = SumClient(
         client_id=2,
         root=secrets.token_bytes(32),
-        attempt=ATTEMPT,
+        context=CONTEXT,
         signer=Signer.load((tmp_path / "client-2.pem").read_bytes(), (tmp_path / "client-2.key").read_bytes()),
     ).advertisement()
     advertised = [forged if item.client_id == 2 else item for item in Sum(party).advertised]
@@ -219,7 +217,7 @@ def test_certificates_that_our_authority_did_not_issue_are_refused(party: Party,
 
 
 def test_a_member_cannot_take_part_as_another(party: Party) -> None:
-    client = SumClient(client_id=2, root=secrets.token_bytes(32), attempt=ATTEMPT, signer=party.signer(3))
+    client = SumClient(client_id=2, root=secrets.token_bytes(32), context=CONTEXT, signer=party.signer(3))
     advertised = [client.advertisement() if item.client_id == 2 else item for item in Sum(party).advertised]
     with pytest.raises(ProtocolViolationError, match="given for client-2 is that of client-3"):
         party.client(0).roster(advertised, party.verifier)
@@ -230,7 +228,7 @@ def test_an_expired_certificate_is_refused(party: Party, certs: Path, tmp_path: 
     old = Authority(tmp_path, authority.key, authority.certificate)
     old.issue_party("client-2", lifetime=timedelta(seconds=-1))
     signer = Signer.load((tmp_path / "client-2.pem").read_bytes(), (tmp_path / "client-2.key").read_bytes())
-    expired = SumClient(client_id=2, root=party.roots[2], attempt=ATTEMPT, signer=signer).advertisement()
+    expired = SumClient(client_id=2, root=party.roots[2], context=CONTEXT, signer=signer).advertisement()
     advertised = [expired if item.client_id == 2 else item for item in Sum(party).advertised]
     with pytest.raises(ProtocolViolationError, match="certificate of client-2 is not valid today"):
         party.client(0).roster(advertised, party.verifier)
@@ -265,26 +263,49 @@ def test_shares_that_were_changed_on_the_way_are_noticed_before_anything_depends
         run.masked(0)
 
 
-def test_a_key_that_gives_everybody_the_same_secret_is_refused(party: Party) -> None:
-    run = Sum(party)
-    degenerate = replace(run.roster.advertisements[4], mask_key=bytes(32))
-    roster = Roster({**run.roster.advertisements, 4: degenerate}, run.roster.signing_keys, run.roster.digest)
-    with pytest.raises(ProtocolViolationError, match="client 4's public key is none"):
-        run.clients[0].masked(vector(0), roster, run.received[0])
+@pytest.mark.parametrize("kind", ["mask_key", "share_key"])
+def test_a_signed_key_that_gives_everybody_the_same_secret_is_refused(party: Party, kind: str) -> None:
+    own = party.client(4).advertisement()
+    degenerate = replace(own, mask_key=bytes(32)) if kind == "mask_key" else replace(own, share_key=bytes(32))
+    signed = replace(degenerate, signature=party.signer(4).sign(degenerate.signed_part(CONTEXT)))
+    advertised = [signed if n == 4 else party.client(n).advertisement() for n in range(CLIENTS)]
+    with pytest.raises(ProtocolViolationError, match="a public key of client 4 cannot be used"):
+        party.client(0).roster(advertised, party.verifier)
 
 
-def test_a_member_that_reveals_wrong_shares_is_noticed_by_the_commitment(party: Party) -> None:
+def lying(reveal: Reveal) -> Reveal:
+    return replace(reveal, seeds={client: share ^ 1 for client, share in reveal.seeds.items()})
+
+
+@pytest.mark.parametrize("liars", [{0}, {3}, {6}, {0, 1}, {2, 5}])
+def test_wrong_shares_are_left_out_as_long_as_enough_others_reveal(party: Party, liars: set[int]) -> None:
     run, everyone = Sum(party), frozenset(range(CLIENTS))
     reveals = {number: run.reveal(number, everyone, everyone) for number in everyone}
-    reveals[1] = replace(reveals[1], seeds={**reveals[1].seeds, 5: reveals[1].seeds[5] ^ 1})
-    with pytest.raises(ProtocolViolationError, match="shares of client 5's seed do not fit together"):
-        unmasked_sum(
-            [run.masked(number) for number in everyone],
-            roster=run.roster,
-            sharing=run.sharing,
-            survivors=everyone,
-            reveals=reveals,
-        )
+    reveals |= {number: lying(reveals[number]) for number in liars}
+    vectors = [run.masked(number) for number in everyone]
+    assert np.array_equal(run.opened(vectors, everyone, reveals), plain(everyone))
+
+
+def test_too_many_wrong_shares_give_no_sum_and_blame_nobody(party: Party) -> None:
+    run, everyone = Sum(party), frozenset(range(CLIENTS))
+    reveals = {number: run.reveal(number, everyone, everyone) for number in everyone}
+    reveals |= {number: lying(reveals[number]) for number in (0, 1, 2)}
+    with pytest.raises(ProtocolViolationError, match="shares that clients revealed do not fit together"):
+        run.opened([run.masked(number) for number in everyone], everyone, reveals)
+
+
+def test_a_server_that_gives_clients_different_configurations_is_refused(party: Party) -> None:
+    other = party.client(1, replace(CONTEXT, config_sha256=bytes([1]) * 32))
+    advertised = [other.advertisement() if n == 1 else party.client(n).advertisement() for n in range(CLIENTS)]
+    with pytest.raises(ProtocolViolationError, match="signature of client 1's keys does not fit"):
+        party.client(0).roster(advertised, party.verifier)
+
+
+def test_a_roster_of_fewer_clients_than_the_run_promises_is_refused(party: Party) -> None:
+    advertised = [party.client(number).advertisement() for number in range(6)]
+    party.client(0).roster(advertised, party.verifier, least=6)
+    with pytest.raises(ProtocolViolationError, match="a sum over 6 clients; it takes 7 to 128"):
+        party.client(0).roster(advertised, party.verifier, least=7)
 
 
 def test_a_reveal_never_has_both_kinds_of_share_for_one_client(party: Party) -> None:

@@ -171,8 +171,9 @@ async def found_in_server(running: Federation, access: ClientCredentials, *optio
     gate = Gate(at_round=2)
     async with Crowd(running.address, range(CLIENTS), access=access, on_event={0: gate}) as crowd:
         await gate.reached.wait()
-        row = crowd.clients[1].own_prototypes(1).vectors[3]
-        patterns = [row.tobytes(), to_fixed(row.astype(np.float64), parties=CLIENTS).tobytes()]
+        rows = [crowd.clients[1].own_prototypes(number).vectors[3] for number in (1, 2)]  # its next upload may be there
+        words = [to_fixed(row.astype(np.float64), parties=CLIENTS) for row in rows]
+        patterns = [row.tobytes() for row in (*rows, *words)]
         places = await asyncio.to_thread(lambda: list(places_of(patterns, server, running.state_dir)))
         gate.opened.set()
         await crowd.ended()

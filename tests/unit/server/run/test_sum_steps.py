@@ -16,22 +16,27 @@ import pytest
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.secure_sums.client import SumClient
-from feddbp_common.secure_sums.digests import Attempt
+from feddbp_common.secure_sums.digests import SumContext
 from feddbp_common.secure_sums.fixed_point import Words, from_fixed, to_fixed
 from feddbp_common.secure_sums.identity import Signer, Verifier
 from feddbp_common.secure_sums.messages import Roster
 from feddbp_common.secure_sums.proto import keys_from_proto, keys_to_proto, reveal_to_proto
 from feddbp_lab.pki.certificates import Authority
-from feddbp_server.aggregation.sums import SumFailedError
+from feddbp_server.aggregation.sums import SumAbortedError, SumFailedError
 from feddbp_server.run.limits import DEFAULT_LIMITS
+from feddbp_server.run.participants import Candidates
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.secure_sums import SecureSums
 from feddbp_server.store import MemoryStore, StoreWriter
 
 CLIENTS = 5
 EVERYONE = frozenset(range(CLIENTS))
-ATTEMPT = Attempt(run_id="run", round=1, number=0, state_sha256=bytes(32))
+CONTEXT = SumContext(run_id="run", round=1, config_sha256=bytes(32), state_sha256=bytes(32))
 LIMITS = replace(DEFAULT_LIMITS, sum_wait=timedelta(seconds=0.1), sum_hold=timedelta(seconds=60))
+
+
+def among(clients: frozenset[int]) -> Candidates:
+    return Candidates(admitted=lambda: clients, awaited=lambda: clients)
 
 
 @pytest.fixture(scope="module")
@@ -56,16 +61,16 @@ class Members:
         self.clients = {number: self.client(number) for number in range(CLIENTS)}
 
     def restarted(self) -> SecureSums:
-        return SecureSums(self.store, authority=self.authority, limits=self.limits, clock=time.monotonic)
+        return SecureSums(self.store, authority=self.authority, least=CLIENTS, limits=self.limits, clock=time.monotonic)
 
-    def client(self, number: int, attempt: Attempt = ATTEMPT) -> SumClient:
+    def client(self, number: int, context: SumContext = CONTEXT) -> SumClient:
         pem, key = ((self._certs / f"client-{number}.{kind}").read_bytes() for kind in ("pem", "key"))
         signer = Signer.load(pem, key)
-        return SumClient(client_id=number, root=secrets.token_bytes(32), attempt=attempt, signer=signer)
+        return SumClient(client_id=number, root=secrets.token_bytes(32), context=context, signer=signer)
 
     async def give(self, number: int, **step: Any) -> pb.AdvanceSumResponse:
         request = pb.AdvanceSumRequest(round=1, **step)
-        return await self.sums.advance(number, request, ATTEMPT, lambda: EVERYONE)
+        return await self.sums.advance(number, request, CONTEXT, among(EVERYONE))
 
     async def give_all(self, steps: Mapping[int, Mapping[str, Any]]) -> dict[int, pb.AdvanceSumResponse]:
         answers = await asyncio.gather(*(self.give(number, **step) for number, step in steps.items()))
@@ -99,7 +104,7 @@ async def test_a_sum_is_opened_by_its_members(members: Members) -> None:
     masked = {
         number: client.masked(vector(number), roster, received[number]) for number, client in members.clients.items()
     }
-    opening = asyncio.create_task(members.sums.open(ATTEMPT, EVERYONE))
+    opening = asyncio.create_task(members.sums.open(CONTEXT, EVERYONE))
     answers = await members.give_all({number: {"uploaded": pb.SumUploaded()} for number in EVERYONE})
     survivors = frozenset(answers[0].survivors.client_ids)
     assert survivors == EVERYONE
@@ -148,10 +153,17 @@ async def test_keys_that_would_spoil_the_roster_are_refused(members: Members) ->
 
 @pytest.mark.parametrize(
     "other",
-    [replace(ATTEMPT, round=0), replace(ATTEMPT, run_id="another"), replace(ATTEMPT, state_sha256=bytes([1]) * 32)],
-    ids=["round", "run", "state"],
+    [
+        replace(CONTEXT, round=0),
+        replace(CONTEXT, run_id="another"),
+        replace(CONTEXT, config_sha256=bytes([1]) * 32),
+        replace(CONTEXT, state_sha256=bytes([1]) * 32),
+    ],
+    ids=["round", "run", "configuration", "state"],
 )
-async def test_keys_of_another_round_run_or_state_are_refused(members: Members, other: Attempt) -> None:
+async def test_keys_of_another_round_run_configuration_or_state_are_refused(
+    members: Members, other: SumContext
+) -> None:
     replayed = keys_to_proto(members.client(0, other).advertisement())
     await refused(members, 0, "signature of client 0's keys does not fit", keys=replayed)
 
@@ -174,7 +186,7 @@ async def test_shares_are_for_every_peer(members: Members) -> None:
 
 async def test_survivors_are_signed_and_opened_as_they_were_told(members: Members) -> None:
     roster, received = await members.agreed()
-    opening = asyncio.create_task(members.sums.open(ATTEMPT, EVERYONE - {4}))
+    opening = asyncio.create_task(members.sums.open(CONTEXT, EVERYONE - {4}))
     await members.give_all({number: {"uploaded": pb.SumUploaded()} for number in EVERYONE - {4}})
     client = members.clients[0]
     other = client.sign_survivors(roster, received[0], EVERYONE)
@@ -202,7 +214,7 @@ async def test_a_silent_client_is_left_out_and_told_so(certs: Path) -> None:
 
     async def give(number: int) -> pb.AdvanceSumResponse:
         request = pb.AdvanceSumRequest(round=1, keys=members.keys(number))
-        return await members.sums.advance(number, request, ATTEMPT, lambda: everyone)
+        return await members.sums.advance(number, request, CONTEXT, among(everyone))
 
     answers = await asyncio.gather(*map(give, range(CLIENTS)))
     assert [len(answer.roster.keys) for answer in answers] == [CLIENTS] * CLIENTS
@@ -213,19 +225,64 @@ async def test_a_silent_client_is_left_out_and_told_so(certs: Path) -> None:
 async def test_too_few_uploads_give_no_sum(members: Members) -> None:
     await members.agreed()
     with pytest.raises(SumFailedError, match="3 clients have uploaded; 4 have to"):
-        await members.sums.open(ATTEMPT, frozenset({0, 1, 2}))
+        await members.sums.open(CONTEXT, frozenset({0, 1, 2}))
+
+
+async def test_fewer_clients_than_a_sum_takes_get_no_roster(certs: Path) -> None:
+    members = Members(certs, wait=timedelta(seconds=0))
+    members.limits = replace(members.limits, sum_hold=timedelta(seconds=0.05))
+    members.sums = members.restarted()
+    answers = await members.give_all({number: {"keys": members.keys(number)} for number in range(CLIENTS - 1)})
+    assert all(answer.HasField("pending") for answer in answers.values())
+
+
+async def test_a_client_that_an_operator_blocks_is_not_in_the_roster(certs: Path) -> None:
+    members = Members(certs)
+    members.clients[5] = members.client(5)
+    admitted = frozenset(range(6))
+
+    async def give(number: int) -> pb.AdvanceSumResponse:
+        request = pb.AdvanceSumRequest(round=1, keys=members.keys(number))
+        candidates = Candidates(admitted=lambda: admitted, awaited=lambda: admitted)
+        return await members.sums.advance(number, request, CONTEXT, candidates)
+
+    waiting = [asyncio.create_task(give(number)) for number in (5, 0, 1, 2, 3)]
+    await asyncio.sleep(0)
+    admitted = EVERYONE
+    answer = await give(4)
+    assert [keys.client_id for keys in answer.roster.keys] == sorted(EVERYONE)
+    await asyncio.gather(*waiting)
+
+
+async def test_a_sum_is_not_given_up_because_the_server_stops(members: Members) -> None:
+    stops = False
+    members.sums = SecureSums(
+        members.store,
+        authority=members.authority,
+        least=CLIENTS,
+        limits=members.limits,
+        clock=time.monotonic,
+        stopping=lambda: stops,
+    )
+    await members.agreed()
+    opening = asyncio.create_task(members.sums.open(CONTEXT, EVERYONE))
+    await members.give(0, uploaded=pb.SumUploaded())
+    stops = True
+    members.sums.wake()
+    with pytest.raises(SumAbortedError):
+        await opening
 
 
 async def test_a_round_that_never_agreed_gives_no_sum(members: Members) -> None:
     with pytest.raises(SumFailedError, match="did not get to agree"):
-        await members.sums.open(ATTEMPT, EVERYONE)
+        await members.sums.open(CONTEXT, EVERYONE)
 
 
 async def test_clients_that_wait_are_told_when_the_round_is_over(members: Members) -> None:
     await members.agreed()
     waiting = asyncio.create_task(members.give(0, uploaded=pb.SumUploaded()))
     await asyncio.sleep(0)
-    members.sums.close(ATTEMPT.round)
+    members.sums.close(CONTEXT.round)
     assert (await waiting).HasField("over")
 
 
@@ -244,11 +301,11 @@ async def test_a_restarted_server_has_the_same_roster_and_shares(members: Member
 
 async def test_a_restarted_server_keeps_to_its_survivors(members: Members) -> None:
     await members.agreed()
-    opening = asyncio.create_task(members.sums.open(ATTEMPT, EVERYONE - {4}))
+    opening = asyncio.create_task(members.sums.open(CONTEXT, EVERYONE - {4}))
     await members.give(0, uploaded=pb.SumUploaded())
     opening.cancel()
     members.sums = members.restarted()
-    opening = asyncio.create_task(members.sums.open(ATTEMPT, EVERYONE))  # the upload of client 4 came after all
+    opening = asyncio.create_task(members.sums.open(CONTEXT, EVERYONE))  # the upload of client 4 came after all
     answer = await members.give(0, uploaded=pb.SumUploaded())
     assert list(answer.survivors.client_ids) == [0, 1, 2, 3]
     opening.cancel()
