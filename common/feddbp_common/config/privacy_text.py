@@ -14,8 +14,8 @@ def privacy_sentences(privacy: PrivacyConfig) -> list[str]:
     sentences = []
     if privacy.secure_sums and privacy.dp == "off":
         sentences.append(
-            "secure sums: the server sees nothing of uploads but their sum over clients; prototypes of a class that "
-            f"fewer than {MIN_HOLDERS} of them have stay with them"
+            "secure sums: the server sees nothing of uploads but their sum over clients; prototypes of a class are "
+            f"shared once {MIN_HOLDERS} of them are counted that have it"
         )
     if privacy.dp != "off":
         whose = "one release" if not privacy.secure_sums else "one release, of which only the sum over clients is seen"

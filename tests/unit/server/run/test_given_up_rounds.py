@@ -1,0 +1,65 @@
+"""Rounds of a secure sum that come to nothing are given up with the state before them, a few in a row."""
+
+from __future__ import annotations
+
+from run_machine import Run, ids
+
+from feddbp_server.run.snapshot import RunSnapshot
+from feddbp_server.run.state_machine import Aggregated, CloseRound, Phase, Skipped, Tick, Uploaded
+
+CLIENTS = 3
+
+
+def summing(**changed: int) -> Run:
+    return Run.collecting(CLIENTS, rounds=100, min_clients=CLIENTS, gives_rounds_up=True, **changed)
+
+
+def give_up(run: Run) -> None:
+    """All clients skip the open round."""
+    number = run.state.round
+    effects = run(*(Skipped(client, number) for client in range(CLIENTS)))
+    assert effects[-1] == CloseRound(number, ids())
+    run(Aggregated(number, given_up=True))
+
+
+def test_a_round_that_nobody_can_complete_is_closed_and_the_next_one_opens() -> None:
+    run = summing()
+    give_up(run)
+    assert (run.phase, run.state.round, run.state.given_up) == (Phase.COLLECTING, 1, 1)
+
+
+def test_a_round_without_enough_uploads_at_its_deadline_is_closed_instead_of_extended() -> None:
+    run = summing()
+    run(Uploaded(0, 0))
+    run.now = 11.0
+    effects = run(Tick())
+    assert [type(effect) for effect in effects][-1] is CloseRound
+    assert run.phase is Phase.AGGREGATING
+
+
+def test_a_run_of_which_rounds_in_a_row_come_to_nothing_fails() -> None:
+    run = summing(max_extensions=2)
+    for _ in range(2):
+        give_up(run)
+    run(*(Skipped(client, 2) for client in range(CLIENTS)))
+    assert run.phase is Phase.FAILED
+    assert run.state.reason == (
+        "round 3 needs 3 uploads and has 0 after 2 rounds that gave nothing; "
+        "not able to train: client 0, client 1, client 2"
+    )
+
+
+def test_a_round_that_gives_something_starts_the_count_again() -> None:
+    run = summing(max_extensions=1)
+    give_up(run)
+    run(*(Uploaded(client, 1) for client in range(CLIENTS)), Aggregated(1))
+    assert run.state.given_up == 0
+    give_up(run)
+    assert run.phase is Phase.COLLECTING
+
+
+def test_a_restarted_server_counts_on() -> None:
+    run = summing()
+    give_up(run)
+    restored = RunSnapshot.from_json(RunSnapshot(state=run.state, seconds=0.0).to_json())
+    assert restored.state.given_up == 1
