@@ -13,6 +13,7 @@ from feddbp_common.differential_privacy.mechanism import deviation_of_counts, de
 from feddbp_common.methods.frozen import COUNTS, NOISE, SUMS, FrozenSettings
 from feddbp_common.secure_sums import threshold_of
 from feddbp_common.wire import Payload, PrototypeSet
+from feddbp_common.wire.rules import MAGNITUDE_BOUND
 from feddbp_server.strategies.base import RunFacts, Strategy, Upload
 
 Reals = npt.NDArray[np.float64]
@@ -50,7 +51,8 @@ class FrozenStrategy(Strategy[FrozenSettings]):
         held = counts > max(0.5, _SURE * deviation_of_counts(self._noise) * noise**0.5)
         if not held.any():
             return known
-        means = sums[held] / counts[held, np.newaxis]
+        # a false release may have large sums of next to no samples; clients take no values out of bounds
+        means = np.clip(sums[held] / counts[held, np.newaxis], -MAGNITUDE_BOUND, MAGNITUDE_BOUND)
         class_ids = np.flatnonzero(held).astype(np.int32)
         prototypes = PrototypeSet(class_ids=class_ids, vectors=means.astype(np.float32))
         if not self._noise:
