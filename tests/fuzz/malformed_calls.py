@@ -102,7 +102,7 @@ def _is_refused_by_grpc(call: RawCall, answer: RawAnswer) -> bool:
 
 def _is_lost_by_grpc(call: RawCall, answer: RawAnswer) -> bool:
     """A refusal that arrived while the caller was sending: its own core may lose the reason."""
-    return call.method == "Upload" and answer.details == "Internal error from Core" and len(call.messages) > 2
+    return call.method == "Upload" and answer.details == "Internal error from Core" and len(call.messages) > 0
 
 
 def _names(text: str, field: str) -> bool:
@@ -349,7 +349,10 @@ def _update_digest(manifest: pb.Manifest, body: bytes) -> None:
 
 
 def _is_equivalent(open_round: OpenRound, client: int, parts: Sequence[bytes]) -> bool:
-    """Whether a mutation left the upload valid: unknown fields are ignored, and so are labels and valid metrics."""
+    """Whether a mutation left the upload valid: unknown fields are ignored, and so are labels and valid metrics.
+
+    Tensors may come in any order, if the digest is that of this order.
+    """
     decoded = [_decoded(pb.UploadPart, part) for part in parts]
     encoded = open_round.contributions[client]
     valid = _parts_of(open_round.sessions[client], open_round.round, encoded, 1_000 * _scale(encoded))
@@ -371,7 +374,12 @@ def _meaning(parts: Sequence[pb.UploadPart | None]) -> object:
     if header.manifest.HasField("prototypes"):
         for tensor in (header.manifest.prototypes.matrix, header.manifest.fisher.scores):
             tensor.name = ""
-    return header.SerializeToString(deterministic=True), b"".join(part.chunk.data for part in rest)
+    body = b"".join(part.chunk.data for part in rest)
+    with suppress(PayloadError):
+        if header.manifest.sha256 == digest_of(header.manifest, [body]):
+            header.manifest.sha256 = b""
+            header.manifest.tensors.sort(key=lambda tensor: tensor.name)
+    return header.SerializeToString(deterministic=True), body
 
 
 def _decoded(kind: type[MessageT], data: bytes) -> MessageT | None:

@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import pytest
 from benchmarks.light_client import LightClient
+from floods import NARROW
 from light_runs import control_of, round_open, start_server
 from processes import PATIENCE, Federation
 from raw_calls import RawCall, RawChannel
@@ -31,8 +32,6 @@ RUN = (
     *("--dataset", "custom", "--classes", 5, "--feature-dim", 8, "--set", "k_top=2"),
 )
 UNKNOWN_FIELD = b"\xfa\x3e\xff\xff\x33"  # field 1007, of 851,967 bytes
-NARROW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 16 << 10))
-"""Options of a caller that takes in little of what it does not read."""
 FILLING = UNKNOWN_FIELD + bytes(851_967)
 
 

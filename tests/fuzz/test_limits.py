@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 from benchmarks.light_client import LightClient
+from floods import NARROW
 from light_runs import Crowd, exits, round_open, start_server
 from metrics import scrape
 from processes import PATIENCE, Command, Federation, wait_until
@@ -239,12 +240,12 @@ async def test_unread_downloads_of_a_session_are_limited(running_federation: Fed
             await client.upload(0, client.encoded_upload(0))
         await round_open(running_federation.address, 1)
         request = pb.DownloadRequest(session=target.clients[0].session, round=1).SerializeToString()
-        downloads = [target.channel.open_answers("Download", request) for _ in range(10)]
+        narrow = RawChannel(running_federation.address, options=NARROW)  # none of them is sent to its end
+        downloads = [narrow.open_answers("Download", request) for _ in range(10)]
         began = [await opened(download) for download in downloads]
         assert sum(began) == 4
         assert (await target.clients[1].download(1)).message_bytes > 1e6
-        for download in downloads:
-            download.cancel()
+        await narrow.close()
 
 
 async def test_streams_of_the_status_are_limited(running_federation: Federation) -> None:
