@@ -42,6 +42,10 @@ class _Client(LightClient):
     described: pb.GetRunResponse | None = None
     config: RunConfig | None = None
     joined_at: list[float] = []  # noqa: RUF012 - of the process
+    joining = asyncio.Semaphore(512)
+    """Joins at a time: more than the server takes at once, so that it tells some when to come back."""
+    uploading = asyncio.Semaphore(64)
+    """Uploads at a time: one process of thousands begins more of them than it can send within the server's limits."""
 
     async def describe(self) -> pb.GetRunResponse:
         if _Client.described is None:
@@ -54,9 +58,16 @@ class _Client(LightClient):
         return _Client.config
 
     async def join(self) -> RunConfig:
-        config = await super().join()
+        async with self.joining:
+            config = await super().join()
         self.joined_at.append(time.time())
         return config
+
+    async def upload(
+        self, round_number: int, encoded: Encoded, metrics: pb.RoundMetrics | None = None
+    ) -> pb.UploadReceipt:
+        async with self.uploading:
+            return await super().upload(round_number, encoded, metrics)
 
     def encoded_upload(self, round_number: int) -> Encoded:
         if _Client.payload is None:
@@ -108,9 +119,9 @@ class Samples:
             await asyncio.sleep(1.0)
 
     def growth(self) -> float:
-        """Memory at the end against the middle of the run."""
-        later = self.memory[len(self.memory) // 2 :]
-        return float(np.mean(later[-5:]) / np.mean(later[:5]))
+        """The largest memory of the last third of the run against that of the middle: within a round it swings."""
+        third = len(self.memory) // 3
+        return max(self.memory[-third:]) / max(self.memory[third:-third])
 
 
 async def _measure(clients: int, rounds: int, classes: int) -> list[Measurement]:
