@@ -8,7 +8,6 @@ survivors would end in a sum that nobody opens.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -35,8 +34,6 @@ from feddbp_server.run.limits import Limits
 from feddbp_server.run.participants import Candidates
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.store import Jobs, SumRecord
-
-log = logging.getLogger("feddbp.server")
 
 Clients = frozenset[int]
 
