@@ -22,6 +22,7 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_common.artifacts import ENDPOINT_NAME
 from feddbp_common.atomic_files import replace_text
+from feddbp_common.config.privacy_text import privacy_sentences
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.rpc.credentials import CA, CertificateDirectory, is_loopback
 from feddbp_server.config import ListenConfig, ServerConfig
@@ -144,6 +145,8 @@ class Server:
             run.seed,
             listen.state_dir,
         )
+        for sentence in privacy_sentences(run.privacy):
+            log.info("%s", sentence)
         tls = "without" if listen.certs is None else "with"
         log.info("listening on %s %s TLS", _address(listen.host, self.port), tls)
 

@@ -247,5 +247,6 @@ class ServerConfig(FrozenModel):
             clients=self.run.clients,
             stop_after=self.run.stop_after,
             gives_rounds_up=self.run.privacy.secure_sums,
+            least_members=self.run.least_summed if self.run.privacy.secure_sums else 0,
             join_window=None if self.rounds.join_window == FOREVER else self.rounds.join_window,
         )

@@ -23,6 +23,8 @@ from feddbp_client.training.errors import as_training_error
 from feddbp_client.training.setup import LocalOptions, build_client
 from feddbp_common.config.exchange import EPSILON_BUDGET
 from feddbp_common.config.features import describe_missing, missing_features, supported_features
+from feddbp_common.config.privacy_text import privacy_sentences
+from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import ConfigurationError, ExitCode, FedDBPError
 from feddbp_common.fault_injection import fault_point
 from feddbp_common.printable import printable
@@ -139,8 +141,7 @@ class ClientDaemon:
             await self._close_worker()
             _check_features(described)
             config = checked_config(described)
-            if self._options.require_secure_sums and not config.privacy.secure_sums:
-                raise UnwantedRunError("the server's run has no secure sums, and --require-secure-sums is given")
+            _check_wanted(config, self._options.require_secure_sums)
             loading = progress_logged(lambda: f"client {self.client_id}: loading data and model")
             async with self._slots.alone(), loading:
                 with as_training_error():
@@ -207,6 +208,8 @@ class ClientDaemon:
         log.info(
             "client %d joined run %s with %s on %s", self.client_id, client.run_id, client.architecture, client.compute
         )
+        for sentence in privacy_sentences(client.config.privacy):
+            log.info("client %d: %s", self.client_id, sentence)
         self._check_patience(joined.lease.ToTimedelta())
 
     def _check_patience(self, lease: timedelta) -> None:
@@ -296,6 +299,13 @@ class ClientDaemon:
             raise error
         log.warning("client %d: %s; trying again in %.1fs", self.client_id, error, delay)
         await asyncio.sleep(delay)
+
+
+def _check_wanted(config: RunConfig, least: int | None) -> None:
+    if least is not None and not config.privacy.secure_sums:
+        raise UnwantedRunError("the server's run has no secure sums, and --require-secure-sums is given")
+    if least is not None and least > config.clients:
+        raise UnwantedRunError(f"the server's run has {config.clients} clients; --require-secure-sums is {least}")
 
 
 def _check_features(described: pb.GetRunResponse) -> None:

@@ -27,7 +27,11 @@ def unfold_privacy(values: dict[str, Any]) -> dict[str, Any]:
     method = METHODS.get(str(values.get("method", _DEFAULT_METHOD)).partition(PRESET_MARK)[0])
     if privacy is None or wire is None or method is None:
         return values
-    if method.fuses and _is_on(privacy.get("secure_sums")):
+    if "dp" not in privacy and (alone := [name for name in ("epsilon", "delta") if name in privacy]):
+        # also at its default, which is not to be taken for a promise
+        raise ConfigurationError(f"{alone[0]} is a setting of dp = frozen; the run has dp = off")
+    aggregation = _given(values.get("aggregation")) or {}
+    if method.fuses and (_is_on(privacy.get("secure_sums")) or aggregation.get("sums") == "fixed"):
         privacy = {"fusion": "client", **privacy}
     if privacy.get("preset") != "careful":
         return {**values, "privacy": privacy} if privacy else values

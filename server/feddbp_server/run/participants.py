@@ -42,7 +42,7 @@ class Waiting:
             joined=len(state.members),
             clients=policy.clients,
             missing=policy.awaited(state),
-            still_needed=max(0, policy.min_clients - len(state.members)),
+            still_needed=max(0, policy.fewest_members - len(state.members)),
             seconds_left=None if opens_at is None else max(0.0, opens_at - now),
         )
 
@@ -86,12 +86,12 @@ def when_the_run_begins(policy: RoundPolicy) -> str:
     # no count: an event to every client for every join would be a million messages for a thousand clients
     if policy.join_window is None:
         return f"the run begins when all {policy.clients} clients have joined"
-    if policy.min_clients >= policy.clients or policy.join_window == timedelta(0):
-        return f"the run begins when {_clients(policy.min_clients)} joined"
+    if policy.fewest_members >= policy.clients or policy.join_window == timedelta(0):
+        return f"the run begins when {_clients(policy.fewest_members)} joined"
     window = human_seconds(policy.join_window.total_seconds())
     return (
         f"the run begins when all {policy.clients} clients have joined, or {window} after the last one with at least "
-        f"{policy.min_clients}"
+        f"{policy.fewest_members}"
     )
 
 

@@ -67,6 +67,8 @@ class RoundPolicy:
     """How long a run waits for missing clients after the last one has joined; None waits until all have."""
     stop_after: int = 0
     """Rounds without a gain in accuracy after which the run ends; 0 runs them all."""
+    least_members: int = 0
+    """Members without whom no round opens, whatever `min_clients` is: a secure sum of fewer is not agreed on."""
     gives_rounds_up: bool = False
     """Whether a round without enough uploads is closed with the state before it, up to `max_extensions` in a row: no
     client can join a round whose secure sum is agreed on, so that extending it would not help."""
@@ -85,7 +87,12 @@ class RoundPolicy:
         return members & self.newcomers if is_theirs else members - self.newcomers
 
     def may_open(self, members: frozenset[int], number: int) -> bool:
-        return len(members) >= self.min_clients and bool(self.taking_part(members, number))
+        return len(members) >= self.fewest_members and bool(self.taking_part(members, number))
+
+    @property
+    def fewest_members(self) -> int:
+        """Members without whom no round opens."""
+        return max(self.min_clients, self.least_members)
 
     def awaited(self, state: RunState) -> frozenset[int]:
         """Clients for which a waiting run holds its next round back until the join window is over.
@@ -465,6 +472,8 @@ def _record(state: RunState, event: Event, policy: RoundPolicy, now: float) -> S
                 best=_best(state, accuracy, policy),
                 given_up=state.given_up + 1 if given_up else 0,
             )
+            if given_up and counted.given_up == policy.rounds:
+                return _end(counted, Phase.FAILED, f"none of {_counted(policy.rounds, 'round')} gave a sum of clients")
             following, effects = _after_aggregation(counted.with_misses(), policy, now)
             return _hold(following) if state.phase is Phase.PAUSED else following, effects
         case Tick() if state.deadline is not None and now >= state.deadline:
@@ -644,6 +653,8 @@ def _extend(state: RunState, policy: RoundPolicy, now: float) -> Step:
 
 def _fail_without_uploads(state: RunState, policy: RoundPolicy) -> Step:
     silent = state.selected - state.uploaded - state.skipped
+    if policy.gives_rounds_up:  # the others may only have waited for those that are lost
+        silent = (silent - state.connected) or silent
     reasons = [f"missing: {_names(silent)}"] if silent or not state.skipped else []
     if state.skipped:
         reasons.append(f"not able to train: {_names(state.skipped)}")

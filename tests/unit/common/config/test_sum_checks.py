@@ -56,5 +56,15 @@ def test_settings_that_do_not_go_with_secure_sums_are_refused(options: dict[str,
         secure(**options)
 
 
+def test_plain_sums_in_fixed_point_stand_for_fusion_at_the_client() -> None:
+    assert RunConfig.model_validate({"aggregation": {"sums": "fixed"}}).privacy.fusion == "client"
+
+
+@pytest.mark.parametrize("setting", [{"epsilon": 2.0}, {"delta": 1e-5}, {"epsilon": 1.0}])
+def test_a_setting_of_differential_privacy_alone_is_refused_at_its_default_too(setting: dict[str, float]) -> None:
+    with pytest.raises(ConfigurationError, match="is a setting of dp = frozen; the run has dp = off"):
+        RunConfig.model_validate({"privacy": setting})
+
+
 def test_plain_sums_in_fixed_point_have_no_bounds_on_clients() -> None:
     assert RunConfig.model_validate({"method": "fedproto", "clients": 2, "aggregation": {"sums": "fixed"}}).sends_terms

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from run_machine import Run, ids
 
 from feddbp_server.run.snapshot import RunSnapshot
-from feddbp_server.run.state_machine import Aggregated, CloseRound, Phase, Skipped, Tick, Uploaded
+from feddbp_server.run.state_machine import Aggregated, CloseRound, Connected, Joined, Phase, Skipped, Tick, Uploaded
 
 CLIENTS = 3
 
@@ -56,6 +58,28 @@ def test_a_round_that_gives_something_starts_the_count_again() -> None:
     assert run.state.given_up == 0
     give_up(run)
     assert run.phase is Phase.COLLECTING
+
+
+def test_a_run_without_any_sum_has_failed() -> None:
+    run = Run.collecting(CLIENTS, rounds=2, min_clients=CLIENTS, gives_rounds_up=True)
+    give_up(run)
+    give_up(run)
+    assert (run.phase, run.state.reason) == (Phase.FAILED, "none of 2 rounds gave a sum of clients")
+
+
+def test_no_round_opens_without_enough_members_for_a_sum() -> None:
+    run = Run(min_clients=2, clients=6, least_members=5, join_window=timedelta(0))
+    phases = [run(Joined(client)) and run.phase for client in range(5)]
+    assert phases[-1] is Phase.COLLECTING
+    assert Phase.COLLECTING not in phases[:-1]
+
+
+def test_a_failed_run_names_those_that_are_gone_and_not_those_that_wait_for_them() -> None:
+    run = summing(max_extensions=0)
+    run(Connected(0), Connected(1))
+    run.now = 11.0
+    run(Tick())
+    assert run.state.reason.endswith("missing: client 2")
 
 
 def test_a_restarted_server_counts_on() -> None:
