@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
@@ -52,13 +52,13 @@ class Verifier:
             found = x509.load_pem_x509_certificate(certificate)
             found.verify_directly_issued_by(self._authority)
             names = [name.value for name in found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
-        except (ValueError, TypeError, InvalidSignature):
+            key = found.public_key()
+        except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm, x509.InvalidVersion):
             raise ProtocolViolationError(f"the certificate given for {subject} is not from our authority") from None
         if names != [subject]:
             raise ProtocolViolationError(f"the certificate given for {subject} is that of {_listed(names)}")
         if not found.not_valid_before_utc <= datetime.now(UTC) <= found.not_valid_after_utc:
             raise ProtocolViolationError(f"the certificate of {subject} is not valid today")
-        key = found.public_key()
         if not isinstance(key, ec.EllipticCurvePublicKey):
             raise ProtocolViolationError(f"the certificate of {subject} has no elliptic-curve key")
         return key

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import secrets
 from collections.abc import Iterable, Mapping
@@ -292,6 +293,17 @@ def test_too_many_wrong_shares_give_no_sum_and_blame_nobody(party: Party) -> Non
     reveals |= {number: lying(reveals[number]) for number in (0, 1, 2)}
     with pytest.raises(ProtocolViolationError, match="shares that clients revealed do not fit together"):
         run.opened([run.masked(number) for number in everyone], everyone, reveals)
+
+
+def test_a_certificate_of_no_known_version_is_refused(party: Party) -> None:
+    own = party.client(4).advertisement()
+    body = base64.b64decode(b"".join(own.certificate.splitlines()[1:-1]))
+    version = body.index(bytes.fromhex("a003020102"))  # version 3
+    changed = base64.encodebytes(body[: version + 4] + bytes([18]) + body[version + 5 :])
+    pem = b"-----BEGIN CERTIFICATE-----\n" + changed + b"-----END CERTIFICATE-----\n"
+    advertised = [replace(own, certificate=pem) if n == 4 else party.client(n).advertisement() for n in range(CLIENTS)]
+    with pytest.raises(ProtocolViolationError, match="certificate given for client-4 is not from our authority"):
+        party.client(0).roster(advertised, party.verifier)
 
 
 def test_a_server_that_gives_clients_different_configurations_is_refused(party: Party) -> None:
