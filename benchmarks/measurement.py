@@ -17,7 +17,7 @@ class Measurement:
     question: str
     value: float
     bar: float | None
-    """None for a value that is only told."""
+    """None for a value without a target."""
     at_most: bool = True
     unit: str = "x"
     detail: str = ""

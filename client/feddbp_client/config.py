@@ -182,7 +182,7 @@ class SourceConfig(FrozenModel):
     )
     frozen_weights: Path | None = Field(
         None,
-        description="safetensors file with the weights of the run's network that nobody trains (method frozen)",
+        description="safetensors file with the weights of the run's fixed network (method frozen)",
         json_schema_extra={"metavar": "FILE"},
     )
     epsilon_budget: float = Field(

@@ -34,7 +34,7 @@ Advance: TypeAlias = Callable[[pb.AdvanceSumRequest], Awaitable[pb.AdvanceSumRes
 
 
 class ExcludedError(FedDBPError):
-    """The sum goes on without this client."""
+    """The sum continues without this client."""
 
 
 class SumOverError(FedDBPError):
@@ -124,7 +124,7 @@ class SecureRound:
             if kind == expected:
                 return answer
             if kind == "excluded":
-                raise ExcludedError(f"the sum goes on without this client: {printable(answer.excluded.reason)}")
+                raise ExcludedError(f"the sum continues without this client: {printable(answer.excluded.reason)}")
             if kind == "over":
                 raise SumOverError("the round is closed")
             if kind != "pending":

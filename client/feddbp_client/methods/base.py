@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from feddbp_client.methods.scores import Scores
 from feddbp_client.training.class_statistics import Images, evaluation
 from feddbp_common.differential_privacy.mechanism import Table
+from feddbp_common.errors import FedDBPError
 from feddbp_common.methods import MethodSettings
 from feddbp_common.wire import Payload, WireType
 
@@ -104,11 +105,11 @@ class LocalMethod(nn.Module, ABC, Generic[SettingsT]):
 
     def exact_table(self, images: Images, labels: Tensor, *, batch_size: int) -> Table:
         """Class sums and counts, which leave the client only with noise; for methods that have differential privacy."""
-        raise NotImplementedError
+        raise FedDBPError(f"{type(self).__name__} has no differential privacy")
 
     @property
     def reported_rules(self) -> tuple[str, ...]:
-        """The inference rules whose accuracy the server is told."""
+        """The inference rules whose accuracy is reported."""
         return self.inference_rules
 
     def uploaded_features(self, images: Tensor) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""Frozen features on the client: class sums of a network that nobody trains, and beside them a head of its own.
+"""Frozen features on the client: class sums of a fixed network, and beside them a head of its own.
 
 Under differential privacy the sums leave the client with noise, see `feddbp_client.privacy`; the head, its loss and its
 accuracy never do.

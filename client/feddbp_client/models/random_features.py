@@ -1,4 +1,4 @@
-"""A network that nobody trains: random projections of an image."""
+"""A fixed network: random projections of an image."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class PrivateRelease:
 
     def _store(self, table: Table) -> None:
         partial = self._path.with_suffix(".part")
-        # for nobody else: in a secure sum it has only a share of the noise
+        # readable by its owner alone: in a secure sum it has only a share of the noise
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             np.save(file, table, allow_pickle=False)
         commit_file(partial, self._path)

@@ -1,4 +1,4 @@
-"""Weights of a network that nobody trains, from a file that all clients of a run have."""
+"""Weights of a fixed network, from a file that all clients of a run have."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class LocalOptions:
     image_cache: CacheSpace | None = None
     """Where decoded images of a large folder are kept; without it they are decoded in every epoch."""
     frozen_weights: Path | None = None
-    """The weights of a network that nobody trains."""
+    """The weights of a fixed network."""
     init_from: Path | None = None
     """A checkpoint whose weights this client begins with."""
 

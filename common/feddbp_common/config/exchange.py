@@ -114,7 +114,7 @@ class PrivacyConfig(FrozenModel):
     dp: Literal["off", "frozen"] = Field(
         "off",
         description="frozen: differential privacy of one release per client, of sums and counts of the features of a "
-        "network that nobody trains; see the method frozen",
+        "fixed network; see the method frozen",
     )
     epsilon: float = Field(2.0, gt=0, le=100, description="epsilon of a client's release under dp")
     delta: float = Field(1e-5, gt=0, lt=0.1, description="delta of a client's release under dp")

@@ -126,7 +126,7 @@ class Method:
     common_architecture: bool = False
     """All clients train the run's guide, and nothing of their own."""
     fixed_network: Callable[[Any], str] | None = None
-    """Given the settings: the network of all clients, which nobody trains. None if every client trains its own."""
+    """Given the settings: the network of all clients, which is never trained. None if every client trains its own."""
     equal_images: Literal["", "channels", "shape"] = ""
     """What images of all clients must have in common, since a network that depends on it is exchanged."""
     fuses: bool = False

@@ -1,4 +1,4 @@
-"""Frozen features: all clients have one network that nobody trains, and exchange class sums of its features."""
+"""Frozen features: all clients have one fixed network, and exchange class sums of its features."""
 
 from __future__ import annotations
 

@@ -72,4 +72,4 @@ def check_signature(key: ec.EllipticCurvePublicKey, signature: bytes, message: b
 
 
 def _listed(names: Sequence[str | bytes]) -> str:
-    return ", ".join(map(str, names)) or "nobody"
+    return ", ".join(map(str, names)) or "no subject"

@@ -43,7 +43,7 @@ class Secrets:
         """The secrets, from the shares that clients revealed; shares that are wrong are found out and left out.
 
         Raises:
-            ProtocolViolationError: too few of the shares are right. Whose are wrong cannot be told.
+            ProtocolViolationError: too few of the shares are right. Whose are wrong is not known.
         """
         if len(reveals) < roster.threshold:
             raise ProtocolViolationError(f"{len(reveals)} clients revealed shares; {roster.threshold} have to")

@@ -101,7 +101,7 @@ class FederationOptions:
     threads: int = 1
     """CPU threads of a client process."""
     frozen_weights: Path | None = None
-    """The weights of a network that nobody trains, for runs that have one."""
+    """The weights of a fixed network, for runs that have one."""
     track: tuple[str, ...] = ()
     """Experiment trackers that the run is written to, such as `tensorboard:DIR`."""
 

@@ -1,4 +1,4 @@
-"""Frozen features: class means of a network that nobody trains, with noise or without."""
+"""Frozen features: class means of a fixed network, with noise or without."""
 
 from __future__ import annotations
 
