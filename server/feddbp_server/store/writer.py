@@ -16,6 +16,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
@@ -42,6 +43,7 @@ class Announcement:
         """May be called again."""
         if self._writer is not None:
             self._writer.announced -= 1
+            self._writer.wake_if_due()
             self._writer = None
 
 
@@ -76,6 +78,9 @@ class StoreWriter:
         self._closing = False
         self.announced = 0
         """Jobs to come; changed on the event loop, and read by the thread."""
+        self._due = threading.Event()
+        """The jobs that have arrived wait for no others. The thread is woken by this and not by every job: it would
+        take turns with the event loop's thread."""
         self._tidy_up = threading.Event()
         # daemon: must not keep a server alive that failed before it served; nothing was accepted by then
         self._thread = threading.Thread(target=self._work, name="store", daemon=True)
@@ -88,9 +93,16 @@ class StoreWriter:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         self._jobs.put(_Job(work, future, loop, waits=announced is not None))
-        if announced is not None:
+        if announced is None:
+            self._due.set()
+        else:
             announced.end()
         return await future
+
+    def wake_if_due(self) -> None:
+        """Ends the wait for announced jobs once there are none left, or many have arrived."""
+        if not self.announced or self._jobs.qsize() >= _WAITING_JOBS:
+            self._due.set()
 
     async def tidy(self, work: Callable[[Store], None]) -> None:
         """Runs a job, then the store's housekeeping, which cannot be part of a transaction."""
@@ -101,12 +113,13 @@ class StoreWriter:
         """Runs the jobs that are waiting, then closes the store."""
         self._closing = True
         self._jobs.put(None)
+        self._due.set()
         await asyncio.to_thread(self._thread.join)
 
     def _work(self) -> None:
         stopping = False
         while not stopping:
-            group, stopping = self._next_group()
+            group, stopping = self._taken(self._jobs.get())
             if group:
                 self._commit(group)
             if self._tidy_up.is_set() and self._jobs.empty():
@@ -117,19 +130,14 @@ class StoreWriter:
                     log.warning("housekeeping of the store failed: %s", error)
         self._store.close()
 
-    def _next_group(self) -> tuple[list[_Job], bool]:
-        """The jobs that are waiting, and whether the store closes after them."""
-        job = self._jobs.get()
-        group: list[_Job] = []
-        while job is not None:
-            group.append(job)
-            if len(group) == _GROUP_JOBS:
-                return group, False
-            try:
-                job = self._jobs.get_nowait()
-            except queue.Empty:
-                return group, False
-        return group, True
+    def _taken(self, *first: _Job | None) -> tuple[list[_Job], bool]:
+        """Takes all jobs that are waiting, after the first if it was taken; and whether the store closes after them."""
+        self._due.clear()  # what arrives from here on sets it again
+        taken = list(first)
+        with suppress(queue.Empty):
+            while taken[-1:] != [None] and len(taken) < _GROUP_JOBS:
+                taken.append(self._jobs.get_nowait())
+        return [job for job in taken if job is not None], None in taken
 
     def _commit(self, group: list[_Job]) -> None:
         results: list[_Result] = []
@@ -145,19 +153,16 @@ class StoreWriter:
         _deliver(results)
 
     def _announced_jobs(self, group: list[_Job]) -> Iterator[_Job]:
-        """Jobs that join a group of uploads, as they arrive; any other job ends the wait for them."""
+        """Jobs that join a group of uploads; any other job ends the wait for them."""
         deadline = time.monotonic() + self._wait_seconds
-        waits = all(job.waits for job in group)
-        while waits and self.announced and len(group) < _WAITING_JOBS:
-            try:
-                job = self._jobs.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                return
-            if job is None:
+        in_time = True
+        while in_time and self.announced and len(group) < _WAITING_JOBS and all(job.waits for job in group):
+            in_time = self._due.wait(max(0.0, deadline - time.monotonic()))
+            arrived, closing = self._taken()
+            if closing:
                 self._jobs.put(None)  # the store is closed after this group
-                return
-            yield job
-            waits = job.waits
+                in_time = False
+            yield from arrived
 
     def _result_of(self, job: _Job) -> _Result:
         try:

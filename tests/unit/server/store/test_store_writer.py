@@ -359,6 +359,30 @@ async def test_a_job_that_was_announced_and_does_not_come_delays_the_others_for_
     await writer.close()
 
 
+async def test_a_group_waits_no_longer_for_a_job_that_is_given_up() -> None:
+    store = CountingStore()
+    writer = StoreWriter(store, wait_seconds=LONG)
+    first, lost = Announcement(writer), Announcement(writer)
+    job = asyncio.create_task(writer.run(lambda _: 1, first))
+    await asyncio.to_thread(store.begun.wait)
+    lost.end()
+    assert await job == 1
+    await writer.close()
+
+
+async def test_a_job_that_was_not_announced_ends_the_wait_of_a_group_and_is_part_of_it() -> None:
+    store = CountingStore()
+    writer = StoreWriter(store, wait_seconds=LONG)
+    first, other = Announcement(writer), Announcement(writer)
+    job = asyncio.create_task(writer.run(lambda _: 1, first))
+    await asyncio.to_thread(store.begun.wait)
+    assert await writer.run(lambda _: 2) == 2
+    assert await job == 1
+    assert store.transactions == 1
+    other.end()
+    await writer.close()
+
+
 async def test_jobs_that_were_not_announced_wait_for_nothing() -> None:
     store = CountingStore()
     writer = StoreWriter(store, wait_seconds=LONG)
