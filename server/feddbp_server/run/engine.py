@@ -256,7 +256,7 @@ class RunEngine:
             record = aggregate.record(completed_rounds=state.round)
             snapshot = self._snapshot(state)
             fault_point("server.close.aggregated")
-            await self.store.run(lambda store: _close_in_store(store, record, snapshot, decided))
+            await self.store.tidy(lambda store: _close_in_store(store, record, snapshot, decided))
             fault_point("server.close.committed")
             self.aggregator.adopt(aggregate)
         elif state.durable != before.durable:
@@ -347,9 +347,6 @@ class RunEngine:
             self.secure_sums.close(number)
         if self.snapshots is not None and aggregate.payload.prototypes is not None:
             self.begin(asyncio.to_thread(self.snapshots.save, number + 1, aggregate.payload.prototypes))
-        # after the next round was announced, which should not wait for a clean-up
-        with suppress(StoreError):  # the next round's clean-up includes this one's
-            await self.store.tidy(lambda store: _forget_closed(store, number + 1))
 
     def _closed_round(self, number: int) -> ClosedRound:
         return ClosedRound(
@@ -469,6 +466,7 @@ def _forget_closed(store: Store, open_round: int) -> None:
 def _close_in_store(store: Store, aggregate: AggregateRecord, snapshot: str, decided: frozenset[int]) -> None:
     store.save_aggregate(aggregate)
     _save_snapshot(store, snapshot, decided)
+    _forget_closed(store, aggregate.completed_rounds)
 
 
 def _save_snapshot(store: Store, snapshot: str, decided: frozenset[int]) -> None:
