@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 from collections import Counter, defaultdict
@@ -173,6 +174,8 @@ class MetricsLog:
         self._traffic: dict[int, Traffic] = defaultdict(Traffic)
         self.traffic = Traffic()
         """Of all clients."""
+        self._file: io.FileIO | None = None
+        """Open from the first line that is appended until the file is rewritten."""
         self._behind = False
         """A line could not be written: the file has to be rewritten."""
 
@@ -184,8 +187,9 @@ class MetricsLog:
         """Counts a report and appends its line; if that fails, the line is written at the end, from the store."""
         self._counted(report)
         try:
-            with self._metrics.open("ab", buffering=0) as file:
-                append_line(file, _line(report))
+            if self._file is None:
+                self._file = self._metrics.open("ab", buffering=0)
+            append_line(self._file, _line(report))
         except OSError as error:
             if not self._behind:
                 log.error(
@@ -198,6 +202,12 @@ class MetricsLog:
         if self._behind:
             self._write_metrics(reports)
             self._behind = False
+
+    def close(self) -> None:
+        """Closes the file, which the next report opens again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def newest_of(self, client_id: int) -> Report | None:
         return self._newest.get(client_id)
@@ -250,6 +260,7 @@ class MetricsLog:
         replace_text(self._summary, json.dumps(summary, indent=2) + "\n")
 
     def _write_metrics(self, reports: Iterable[Report]) -> None:
+        self.close()
         replace_lines(self._metrics, map(_line, reports))
 
     def _counted(self, report: Report) -> Report:
