@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -151,10 +150,9 @@ def _check_prototypes(manifest: pb.Manifest, rules: PayloadRules, label_counts: 
         refuse(PROTOTYPES, f"has shape {list(declared.matrix.shape)}, not [{len(class_ids)}, {rule.width}]")
     if class_ids and max(class_ids) >= rule.classes:
         refuse("class_ids", f"names class {max(class_ids)}, but the run has only {rule.classes} classes")
-    if any(later <= earlier for earlier, later in pairwise(class_ids)):
+    if class_ids != sorted(set(class_ids)):
         refuse("class_ids", "must be ascending without repeats")
     if label_counts is not None:
-        label_counts = list(label_counts)  # a list is read faster than a field of a message
         _check_classes_held(class_ids, label_counts)
     _check_counts(class_ids, list(declared.counts), rule, label_counts)
 

@@ -92,8 +92,12 @@ class _Incoming:
             self._patience.reschedule(asyncio.get_running_loop().time())
 
     async def read(self, parts: PartStream, add: Callable[[bytes], None], wait: timedelta) -> None:
-        """Reads the rest of the parts, each within its time; one timer for all of them, which each part sets again."""
+        """Reads the rest of the parts, each within its time.
+
+        There is one timer for all of them, which a part sets again once a tenth of it has passed.
+        """
         loop, seconds = asyncio.get_running_loop(), wait.total_seconds()
+        set_at = loop.time()
         try:
             async with asyncio.timeout(0 if self._superseded else seconds) as self._patience:
                 while (part := await parts.next()) is not None:
@@ -101,8 +105,10 @@ class _Incoming:
                         raise PayloadError("chunk", "only chunks may follow the header")
                     add(part.chunk.data)
                     fault_point("server.upload.receiving")
-                    if not self._superseded:
-                        self._patience.reschedule(loop.time() + seconds)
+                    now = loop.time()
+                    if now > set_at + seconds / 10 and not self._superseded:
+                        self._patience.reschedule(now + seconds)
+                        set_at = now
         except TimeoutError:
             raise _superseded() if self._superseded else _stalled(wait) from None
         finally:
@@ -191,7 +197,7 @@ class Uploads:
             header.manifest,
             self._rules,
             max_bytes=self._limits.upload_bytes,
-            label_counts=session.data.label_counts,
+            label_counts=session.label_counts,
         )
         self._engine.aggregator.check_layout(header.manifest)
         with self._alone(session) as incoming:

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cached_property
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_server.run.refusals import RefusedError
@@ -33,6 +34,11 @@ class Session:
     progress: pb.Progress = field(default_factory=pb.Progress)
     peer: str = ""
     """Where it last joined or followed from, as gRPC names it; empty before that."""
+
+    @cached_property
+    def label_counts(self) -> tuple[int, ...]:
+        """Its declared training samples per class; of a message they would be read one by one, in every round."""
+        return tuple(self.data.label_counts)
 
     def record(self) -> ClientRecord:
         return ClientRecord(
@@ -146,7 +152,7 @@ class Sessions:
 
     def label_counts(self, client_id: int) -> Sequence[int]:
         """The training samples per class of a client that has joined."""
-        return self._by_id[client_id].data.label_counts
+        return self._by_id[client_id].label_counts
 
     def _may_take_over(self, holder: Session, previous_session: str, now: float) -> bool:
         if previous_session and hmac.compare_digest(_fingerprint(previous_session), holder.session_sha256):

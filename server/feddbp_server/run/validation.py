@@ -126,7 +126,8 @@ def check_report(
     """Checks a report, also against the data that the client declared when it joined."""
     check_reported_round(round_number, state)
     # at most half of the samples of a class are held out, and one more where their number is odd
-    most_held_out = sum(data.label_counts) + len(data.label_counts) if exact_counts else limits.samples
+    is_bounded = exact_counts and metrics.validation_samples
+    most_held_out = sum(data.label_counts) + len(data.label_counts) if is_bounded else limits.samples
     for kind, samples, most, correct in (
         ("test", metrics.test_samples, data.test_samples, [entry.correct for entry in metrics.accuracies]),
         (
