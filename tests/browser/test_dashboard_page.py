@@ -152,12 +152,15 @@ def write_run(directory: Path, *, clients: int, rounds: int, method: str = "fedd
 async def test_a_folder_of_runs_is_browsed_and_a_thousand_clients_scroll(tmp_path: Path) -> None:
     write_run(tmp_path / "runs" / "many", clients=1000, rounds=3)
     write_run(tmp_path / "runs" / "many-local", clients=1000, rounds=3, method="local")
+    write_run(tmp_path / "runs" / "torn", clients=2, rounds=3)
+    (tmp_path / "runs" / "torn" / SUMMARY_NAME).write_text("{")
     with federation(tmp_path) as running:
         url = await start_dashboard(running, tmp_path / "runs")
         async with browser_page(url) as watched:
             page = watched.page
             await watched.shows("#run-table", "many-local")
             await watched.shows("#compare-legend", "many-local")
+            await watched.shows("#damaged-runs", "torn cannot be read: the results in")
             await page.locator("#run-table a", has_text="many").first.click()
             await watched.shows("#clients-note", "1,000 clients")
             assert await page.locator("#client-table tbody tr").count() < 100

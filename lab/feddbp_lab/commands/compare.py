@@ -13,8 +13,9 @@ from rich.text import Text
 from feddbp_common.config.command_line import Parser
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.optional_deps import install_command, missing_modules
-from feddbp_lab.commands.report import damage_as_error, read_results
+from feddbp_lab.commands.report import read_results
 from feddbp_lab.results.comparison import ComparedRun, Comparison
+from feddbp_lab.results.damage import damage_as_error
 from feddbp_lab.terminal.comparison_table import comparison_view
 from feddbp_lab.terminal.format import terminal
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +12,7 @@ from feddbp_common.config.command_line import Parser
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.optional_deps import install_command, missing_modules
 from feddbp_lab.results.curves import draw_curves
+from feddbp_lab.results.damage import damage_as_error
 from feddbp_lab.results.pictures.report import write_run_pictures
 from feddbp_lab.results.run_files import last_accuracies
 from feddbp_lab.results.run_results import RunResults
@@ -20,8 +20,6 @@ from feddbp_lab.terminal.format import terminal
 from feddbp_lab.terminal.run_table import run_table
 
 PROG: Final = "feddbp report"
-_DAMAGE: Final = (LookupError, TypeError, ValueError, AttributeError)
-"""Errors from using files in which something is missing or of the wrong type."""
 
 
 def command(argv: Sequence[str]) -> int:
@@ -67,18 +65,6 @@ def command(argv: Sequence[str]) -> int:
         needed = f"{', '.join(missing)}: {install_command('lab')}"
         print(f"{PROG}: no curves were drawn: they need {needed}", file=sys.stderr)
     return ExitCode.OK
-
-
-@contextmanager
-def damage_as_error(place: str) -> Iterator[None]:
-    """Reports files that cannot be read, or lack something, in one line."""
-    try:
-        yield
-    except OSError as error:
-        raise ConfigurationError(f"{error.filename or place}: {error.strerror}") from None
-    except _DAMAGE as error:
-        problem = f"{error} is missing" if isinstance(error, KeyError) else error
-        raise ConfigurationError(f"the results in {place} are damaged: {problem}") from error
 
 
 def read_results(directory: Path) -> RunResults:

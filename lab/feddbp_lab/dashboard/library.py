@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import OrderedDict
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from feddbp_common.artifacts import SUMMARY_NAME
+from feddbp_common.errors import ConfigurationError, FedDBPError
 from feddbp_common.methods import method_named
 from feddbp_common.printable import printable_values
 from feddbp_lab.dashboard.model import Json
 from feddbp_lab.dashboard.source import RunSource
 from feddbp_lab.dashboard.stored import StoredRun
+from feddbp_lab.results.damage import damage_as_error
 from feddbp_lab.results.run_files import RunFiles, last_accuracies
-from feddbp_lab.results.run_results import RunResults
+from feddbp_lab.results.run_results import read_summary
+from feddbp_server.reporting.unfinished import summarise_unfinished
 
 _OPEN_RUNS: Final = 8
 """Runs of a folder that stay in memory."""
 _SAME: Final = ("dataset", "clients", "rounds", "seed")
 """In which a `local` run has to agree with one that is compared to it."""
+
+
+class Listing(NamedTuple):
+    """The runs of a folder."""
+
+    runs: list[Json]
+    damaged: list[Json]
+    """Those whose files cannot be read, with the problem."""
 
 
 class Library:
@@ -31,9 +42,10 @@ class Library:
         self.folder = folder
         self._paths = {str(number): path for number, path in enumerate(runs)}
         self._open: OrderedDict[str, RunSource] = OrderedDict()
-        self._listed: list[Json] | None = None
+        self._listed: Listing | None = None
 
     async def get(self, key: str) -> RunSource | None:
+        """None if there is no such run; raises FedDBPError, in one line, for one whose files are damaged."""
         if self.single is not None:
             return self.single if key == "0" else None
         if key not in self._paths:
@@ -45,28 +57,35 @@ class Library:
         self._open.move_to_end(key)
         return self._open[key]
 
-    async def listing(self) -> list[Json]:
-        """One entry per run that can be read."""
+    async def listing(self) -> Listing:
         if self._listed is None:
             self._listed = await asyncio.to_thread(self._list)
         return self._listed
 
     def _load(self, key: str) -> RunSource:
         source = StoredRun(RunFiles(self._paths[key]))
-        entries = {entry["key"]: entry for entry in self._listed or self._list()}
+        entries = {entry["key"]: entry for entry in (self._listed or self._list()).runs}
         local = local_of(entries[key], entries.values()) if key in entries else None
         if local is not None:
-            source.baseline = read_baseline(self._paths[local["key"]])
+            with suppress(FedDBPError):  # of another run: this one is shown without a comparison
+                source.baseline = read_baseline(self._paths[local["key"]])
         return source
 
-    def _list(self) -> list[Json]:
-        entries = (_entry(key, path) for key, path in self._paths.items())
-        return [entry for entry in entries if entry is not None]
+    def _list(self) -> Listing:
+        runs, damaged = [], []
+        for key, path in self._paths.items():
+            try:
+                with damage_as_error(str(path)):
+                    runs.append(_entry(key, path))
+            except FedDBPError as error:
+                damaged.append({"key": key, "name": path.name, "problem": str(error)})
+        return Listing(runs, damaged)
 
 
 def read_baseline(path: Path) -> dict[int, float]:
-    """Every client's last accuracy in a run."""
-    return last_accuracies(RunFiles(path).results().metrics)
+    """Every client's last accuracy in a run; raises FedDBPError if it cannot be read."""
+    with damage_as_error(str(path)):
+        return last_accuracies(RunFiles(path).results().metrics)
 
 
 def local_of(run: Json, others: Any) -> Json | None:
@@ -78,41 +97,35 @@ def local_of(run: Json, others: Any) -> Json | None:
     return None
 
 
-def _entry(key: str, path: Path) -> Json | None:
-    try:
-        summary = _summary(path)
-        accuracy = summary["accuracy"]
-        return {
-            "key": key,
-            "name": path.name,
-            "method": summary["method"],
-            "title": method_named(summary["method"]).title,
-            "settings": summary["config"].get("method_settings", {}),
-            "dataset": summary["dataset"],
-            "alpha": summary["config"].get("data", {}).get("alpha"),
-            "clients": summary["clients"],
-            "rounds": summary["rounds"],
-            "completed": summary["completed_rounds"],
-            "seed": summary["seed"],
-            "outcome": summary["outcome"],
-            "best": accuracy["best"]["weighted"] if accuracy["best"] else None,
-            "last": accuracy["last"]["weighted"] if accuracy["last"] else None,
-            "seconds": summary["seconds"],
-            "bytes": summary["bytes_up"] + summary["bytes_down"],
-            "curve": [[point["round"], round(point["weighted"], 5)] for point in summary["curve"]],
-        }
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return None
+def _entry(key: str, path: Path) -> Json:
+    summary = _summary(path)
+    accuracy = summary["accuracy"]
+    return {
+        "key": key,
+        "name": path.name,
+        "method": summary["method"],
+        "title": method_named(summary["method"]).title,
+        "settings": summary["config"].get("method_settings", {}),
+        "dataset": summary["dataset"],
+        "alpha": summary["config"].get("data", {}).get("alpha"),
+        "clients": summary["clients"],
+        "rounds": summary["rounds"],
+        "completed": summary["completed_rounds"],
+        "seed": summary["seed"],
+        "outcome": summary["outcome"],
+        "best": accuracy["best"]["weighted"] if accuracy["best"] else None,
+        "last": accuracy["last"]["weighted"] if accuracy["last"] else None,
+        "seconds": summary["seconds"],
+        "bytes": summary["bytes_up"] + summary["bytes_down"],
+        "curve": [[point["round"], round(point["weighted"], 5)] for point in summary["curve"]],
+    }
 
 
 def _summary(path: Path) -> dict[str, Any]:
     for directory in (path, path / "server"):
         if (directory / SUMMARY_NAME).exists():
-            loaded: dict[str, Any] = printable_values(
-                json.loads((directory / SUMMARY_NAME).read_text(encoding="utf-8"))
-            )
-            return loaded
-    unfinished = RunResults.read_unfinished(RunFiles(path).state)
+            return read_summary(directory)
+    unfinished: dict[str, Any] | None = printable_values(summarise_unfinished(RunFiles(path).state))
     if unfinished is None:
-        raise FileNotFoundError(path)
-    return unfinished.summary
+        raise ConfigurationError(f"{path} has no run in it, or no longer")
+    return unfinished

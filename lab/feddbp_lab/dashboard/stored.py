@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from feddbp_common.config.run import RunConfig
-from feddbp_common.errors import ConfigurationError
 from feddbp_common.wire import PrototypeSet
 from feddbp_lab.dashboard.model import Json, ReportRow
 from feddbp_lab.dashboard.source import RunSource
-from feddbp_lab.results.run_files import DAMAGE, RunFiles
+from feddbp_lab.results.damage import damage_as_error
+from feddbp_lab.results.run_files import RunFiles
 from feddbp_lab.results.run_info import run_info
 from feddbp_lab.results.run_results import RunResults
 from feddbp_server.reporting.history import RoundRecord
@@ -23,14 +23,8 @@ class StoredRun(RunSource):
     def __init__(self, files: RunFiles) -> None:
         super().__init__()
         self.files = files
-        self._load()
-
-    def _load(self) -> None:
-        try:
-            self._fill(self.files.results())
-        except DAMAGE as error:
-            problem = f"{error} is missing" if isinstance(error, KeyError) else error
-            raise ConfigurationError(f"the results in {self.files.path} cannot be read: {problem}") from error
+        with damage_as_error(str(files.path)):
+            self._fill(files.results())
 
     def _fill(self, results: RunResults) -> None:
         summary, model = results.summary, self.model

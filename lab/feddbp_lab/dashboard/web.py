@@ -44,6 +44,8 @@ _CROWD: Final = 200
 """Clients beyond which messages are sent once a second."""
 _HEARTBEAT: Final = 15.0
 _BODY_BYTES: Final = 4096
+_UNREADABLE: Final = 422
+"""The status of a run whose files are damaged."""
 _ACTIONS: Final = ("pause", "resume", "stop")
 
 
@@ -71,6 +73,14 @@ class Pages:
         has_siblings = self._library.single is None
         return self._page("run.html.j2", request, api=api, title="Run", live=source.is_live, siblings=has_siblings)
 
+    async def damaged(self, request: Request, error: Exception) -> Response:
+        """Of a run that cannot be read; the others can."""
+        if "/api/" in request.url.path:
+            return _json({"error": str(error)}, status=_UNREADABLE)
+        return self._page(
+            "damaged.html.j2", request, api="", title="Damaged run", problem=str(error), status=_UNREADABLE
+        )
+
     async def login(self, request: Request) -> Response:
         if request.method == "GET":
             return self._page("login.html.j2", request, api="", title="Key", failed=False)
@@ -95,7 +105,8 @@ class Pages:
     # --- data ---
 
     async def runs(self, request: Request) -> Response:
-        return _json({"folder": str(self._library.folder), "runs": await self._library.listing()})
+        listing = await self._library.listing()
+        return _json({"folder": str(self._library.folder), "runs": listing.runs, "damaged": listing.damaged})
 
     async def snapshot(self, request: Request, source: RunSource) -> Response:
         return _json(_changes(source, Cursor()))
@@ -197,7 +208,7 @@ def build_app(
         Mount("/static", StaticFiles(directory=Path(__file__).with_name("static"))),
     ]
     middleware = [Middleware(Gate, pages=pages, access=access, hosts=hosts), Middleware(GZipMiddleware)]
-    return Starlette(routes=routes, middleware=middleware)
+    return Starlette(routes=routes, middleware=middleware, exception_handlers={FedDBPError: pages.damaged})
 
 
 class Gate:

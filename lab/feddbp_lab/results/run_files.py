@@ -25,9 +25,10 @@ from feddbp_common.artifacts import (
     ROUNDS_NAME,
     SUMMARY_NAME,
 )
-from feddbp_common.errors import ConfigurationError, FedDBPError
+from feddbp_common.errors import ConfigurationError
 from feddbp_common.printable import printable_values
 from feddbp_common.wire import PrototypeSet
+from feddbp_lab.results.damage import DAMAGE
 from feddbp_lab.results.run_results import RunResults
 from feddbp_server.reporting.history import RoundRecord, read_rounds
 from feddbp_server.reporting.prototype_snapshots import read_snapshot, snapshot_files
@@ -36,8 +37,6 @@ Json = dict[str, Any]
 _AUDIT_BYTES: Final = 4 << 20
 _TROUBLES: Final = ("refused", "failed", "closed_without", "dropped", "disconnected")
 _MOST_RUNS: Final = 2000
-DAMAGE: Final = (LookupError, TypeError, ValueError, AttributeError, OSError, FedDBPError)
-"""Errors from reading files in which something is missing or of the wrong type."""
 
 
 @dataclass(frozen=True)

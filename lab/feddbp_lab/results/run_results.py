@@ -25,10 +25,7 @@ class RunResults:
     @classmethod
     def read(cls, directory: Path) -> RunResults:
         """Raises OSError for a file that cannot be read, and ValueError, naming file and line, for a damaged one."""
-        return cls(
-            summary=_parsed((directory / SUMMARY_NAME).read_bytes(), SUMMARY_NAME),
-            metrics=_metrics(_metrics_text(directory)),
-        )
+        return cls(summary=read_summary(directory), metrics=_metrics(_metrics_text(directory)))
 
     @classmethod
     def read_unfinished(cls, directory: Path) -> RunResults | None:
@@ -64,6 +61,11 @@ class RunResults:
 
     def _lines_of(self, client: int) -> list[dict[str, Any]]:
         return sorted((line for line in self.metrics if line["client"] == client), key=lambda line: int(line["round"]))
+
+
+def read_summary(directory: Path) -> dict[str, Any]:
+    """Raises as `RunResults.read` does."""
+    return _parsed((directory / SUMMARY_NAME).read_bytes(), SUMMARY_NAME)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
+from google.protobuf.message import DecodeError
+
 from feddbp_common.artifacts import DATABASE_NAME
 from feddbp_common.config.run import RunConfig
 from feddbp_server.reporting.metrics_log import Report
@@ -36,7 +38,7 @@ def summarise_unfinished(state_dir: Path) -> dict[str, Any] | None:
         with closing(open_read_only(path)) as database:
             row = database.execute("SELECT run_id, config, progress FROM run").fetchone()
             return None if row is None else _summary(database, *row)
-    except sqlite3.Error as error:
+    except (sqlite3.Error, DecodeError) as error:
         raise StoreError(f"{path} cannot be read: {error}") from error
 
 

@@ -50,10 +50,16 @@ function drawTable() {
   replace($("list-note"), found.length === runs.length ? plural(runs.length, "run") : `${found.length} of ${plural(runs.length, "run")}`);
 }
 
+function drawDamaged(damaged) {
+  $("damaged-runs").hidden = !damaged.length;
+  replace($("damaged-runs"), ...damaged.map((run) => h("li", {}, h("a", { href: `/run/${run.key}/` }, run.name), ` cannot be read: ${run.problem}`)));
+}
+
 $("run-filter").addEventListener("input", drawTable);
 const listing = await (await fetch("/api/runs")).json();
 runs = listing.runs;
 runs.slice(0, 6).forEach((run) => chosen.add(run.key));
 drawTable();
 drawChart();
+drawDamaged(listing.damaged);
 document.body.dataset.ready = "yes";

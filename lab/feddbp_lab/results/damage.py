@@ -1,0 +1,34 @@
+"""Files of a run that cannot be read, or in which something is missing: as one line for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from pydantic import ValidationError
+
+from feddbp_common.config.diagnostics import FieldError
+from feddbp_common.errors import ConfigurationError, FedDBPError
+from feddbp_common.printable import printable
+
+_CONTENT: Final = (LookupError, TypeError, ValueError, AttributeError)
+DAMAGE: Final = (*_CONTENT, OSError, FedDBPError)
+"""Errors from reading files in which something is missing or of the wrong type."""
+
+
+@contextmanager
+def damage_as_error(place: str) -> Iterator[None]:
+    """Raises ConfigurationError, in one line, for files that cannot be read or lack something."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigurationError(f"{error.filename or place}: {error.strerror}") from None
+    except _CONTENT as error:
+        raise ConfigurationError(f"the results in {place} are damaged: {_problem(error)}") from error
+
+
+def _problem(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return printable(f"{error} is missing")
+    return printable(str(FieldError.first_in(error) if isinstance(error, ValidationError) else error))
