@@ -12,7 +12,7 @@ from typing import Any
 
 from feddbp_common.artifacts import METRICS_NAME, PACKED_METRICS_NAME, SUMMARY_NAME
 from feddbp_common.printable import printable_values
-from feddbp_server.reporting.unfinished import summarise_unfinished
+from feddbp_server.reporting.unfinished import stored_metrics, summarise_unfinished
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +33,7 @@ class RunResults:
         summary = printable_values(summarise_unfinished(directory))
         if summary is None:
             return None
-        text = (directory / METRICS_NAME).read_bytes()
-        # the server may be writing the last line
-        return cls(summary=summary, metrics=_metrics(text[: text.rfind(b"\n") + 1]))
+        return cls(summary=summary, metrics=printable_values(list(stored_metrics(directory))))
 
     def accuracies(self, client: int) -> dict[int, float]:
         """A client's accuracy by the number of completed rounds, since its first training."""

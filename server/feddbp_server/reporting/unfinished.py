@@ -1,11 +1,11 @@
-"""The summary of a run that has not ended, from its database, which a server may be using."""
+"""The results of a run so far, from its database, which a server may be using."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -31,13 +31,26 @@ def summarise_unfinished(state_dir: Path) -> dict[str, Any] | None:
 
     It takes no lock and writes nothing. The global state is left out: its digest is that of a round in between.
     """
-    path = state_dir / DATABASE_NAME
-    if not path.exists():
+    if not (state_dir / DATABASE_NAME).exists():
         return None
+    with _reading(state_dir) as database:
+        row = database.execute("SELECT run_id, config, progress FROM run").fetchone()
+        return None if row is None else _summary(database, *row)
+
+
+def stored_metrics(state_dir: Path) -> Iterator[dict[str, Any]]:
+    """What the lines of `metrics.jsonl` say, from the database of a run, which has them all."""
+    with _reading(state_dir) as database:
+        for report in _reports(database):
+            yield report.as_line()
+
+
+@contextmanager
+def _reading(state_dir: Path) -> Iterator[sqlite3.Connection]:
+    path = state_dir / DATABASE_NAME
     try:
         with closing(open_read_only(path)) as database:
-            row = database.execute("SELECT run_id, config, progress FROM run").fetchone()
-            return None if row is None else _summary(database, *row)
+            yield database
     except (sqlite3.Error, DecodeError) as error:
         raise StoreError(f"{path} cannot be read: {error}") from error
 

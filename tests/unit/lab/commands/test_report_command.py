@@ -32,6 +32,16 @@ def finished(tmp_path: Path) -> Path:
     return directory
 
 
+def table_in(output: str) -> list[str]:
+    """What is printed but for the places of files, and the time, which goes on."""
+    lines = (" ".join(line.split()) for line in output.partition("\nfiles ")[0].splitlines())
+    return [line for line in lines if not line.startswith("time ")]
+
+
+def pictures_in(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in [*directory.glob("pictures/*.svg"), directory / "curves.png"]}
+
+
 async def test_the_state_directory_of_a_server_can_be_reported(
     running_federation: Federation, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -43,6 +53,13 @@ async def test_the_state_directory_of_a_server_can_be_reported(
     assert [line.split()[:2] for line in output.splitlines() if " light " in line] == [["0", "light"], ["1", "light"]]
     assert running_federation.summary()["prototypes_sha256"] in output
     assert (directory / "curves.png").read_bytes().startswith(b"\x89PNG")
+    copy = directory.with_name("copy")
+    assert main(["backup", str(directory), str(copy)]) == 0
+    assert [path.name for path in copy.iterdir() if path.stat().st_mode & 0o077] == []
+    capsys.readouterr()
+    assert main(["report", str(copy)]) == 0
+    assert table_in(capsys.readouterr().out) == table_in(output)
+    assert pictures_in(copy) == pictures_in(directory)
 
 
 async def test_a_run_that_is_going_on_can_be_reported(
@@ -52,6 +69,9 @@ async def test_a_run_that_is_going_on_can_be_reported(
     directory, held = running_federation.state_dir, Gate(at_round=2)
     async with Crowd(running_federation.address, range(2), on_event={1: held}):
         await held.reached.wait()
+        copy = directory.with_name("copy")
+        assert main(["backup", str(directory), str(copy)]) == 0
+        capsys.readouterr()
         assert main(["report", str(directory)]) == 0
     shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert [line[:7] for line in shown if " light " in line] == ["0 light", "1 light"]
@@ -61,7 +81,11 @@ async def test_a_run_that_is_going_on_can_be_reported(
     assert shown[-1].startswith(f"pictures {directory}/report.html")
     server.kill()
     assert main(["report", str(directory)]) == 0
-    assert "its server is not running" in " ".join(capsys.readouterr().out.split())
+    output = capsys.readouterr().out
+    assert "its server is not running" in " ".join(output.split())
+    assert main(["report", str(copy)]) == 0
+    assert table_in(capsys.readouterr().out) == table_in(output)
+    assert pictures_in(copy) == pictures_in(directory)
 
 
 def test_a_run_without_clients_is_reported_as_empty(
