@@ -55,7 +55,8 @@ class AggregationConfig(FrozenModel):
     )
     sums: Literal["float", "fixed"] = Field(
         "float",
-        description="how uploads are added up: fixed has clients send their terms in fixed point, as secure_sums does",
+        description="how uploads are added up: fixed has clients send their terms in fixed point, as always with "
+        "secure_sums",
     )
     trim: float = Field(
         0.1, gt=0, lt=0.5, description="share left out at either end by trimmed_mean, at least one of three"

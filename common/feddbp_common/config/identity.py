@@ -16,7 +16,7 @@ from typing import Any, Final
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from feddbp_common.config.nested import Location
+from feddbp_common.config.nested import Location, without
 from feddbp_common.config.types import field_extra
 
 _VERSION: Final = "added_in"
@@ -38,7 +38,7 @@ def canonical(config: BaseModel) -> dict[str, Any]:
 
 
 def visible(config: BaseModel) -> dict[str, Any]:
-    """Returns the configuration as JSON values, without settings that are only planned."""
+    """Returns the configuration as JSON values, without settings that are only planned or have no effect in it."""
     values = config.model_dump(mode="json")
     for name, field in type(config).model_fields.items():
         part = getattr(config, name)
@@ -46,6 +46,8 @@ def visible(config: BaseModel) -> dict[str, Any]:
             values[name] = visible(part)
         if field_extra(field).get("planned") or (isinstance(part, BaseModel) and not values[name]):
             del values[name]
+    for location in getattr(config, "without_effect", ()):
+        values = without(values, location)
     return values
 
 

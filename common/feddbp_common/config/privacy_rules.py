@@ -30,8 +30,13 @@ def unfold_privacy(values: dict[str, Any]) -> dict[str, Any]:
     if "dp" not in privacy and (alone := [name for name in ("epsilon", "delta") if name in privacy]):
         # also at its default, which is not to be taken for a promise
         raise ConfigurationError(f"{alone[0]} is a setting of dp = frozen; the run has dp = off")
-    aggregation = _given(values.get("aggregation")) or {}
-    if method.fuses and (_is_on(privacy.get("secure_sums")) or aggregation.get("sums") == "fixed"):
+    aggregation, is_secure = _given(values.get("aggregation")) or {}, _is_on(privacy.get("secure_sums"))
+    if is_secure and aggregation.get("sums") == "float":
+        # only if given: secure runs are stored without `sums`
+        raise ConfigurationError(
+            "secure_sums adds up in fixed point, but sums = float is given; leave out one of the two"
+        )
+    if method.fuses and (is_secure or aggregation.get("sums") == "fixed"):
         privacy = {"fusion": "client", **privacy}
     if privacy.get("preset") != "careful":
         return {**values, "privacy": privacy} if privacy else values

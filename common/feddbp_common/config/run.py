@@ -16,6 +16,7 @@ from feddbp_common.config.data import DataConfig
 from feddbp_common.config.diagnostics import FieldError, did_you_mean
 from feddbp_common.config.exchange import AggregationConfig, FisherForm, GuideConfig, PrivacyConfig, WireConfig
 from feddbp_common.config.identity import added_in, canonical
+from feddbp_common.config.nested import Location
 from feddbp_common.config.privacy_rules import (
     check_noise,
     check_preset,
@@ -276,6 +277,12 @@ class RunConfig(FrozenModel):
     def sends_terms(self) -> bool:
         """Whether clients upload the terms of a sum in fixed point, instead of what their method uploads."""
         return self.privacy.secure_sums or self.aggregation.sums == "fixed"
+
+    @property
+    def without_effect(self) -> tuple[Location, ...]:
+        """Settings that another one overrides."""
+        overridden = self.privacy.secure_sums and self.aggregation.sums == "float"
+        return (("aggregation", "sums"),) if overridden else ()
 
     @property
     def least_summed(self) -> int:

@@ -99,7 +99,9 @@ class DemoRun(RunConfig):
     training: DemoTraining = DemoTraining()
 
     def as_run(self) -> RunConfig:
-        return RunConfig.model_validate(self.model_dump())
+        # the other parts as they are: which of their settings were given has a meaning
+        parts = {"data": self.data.model_dump(), "training": self.training.model_dump()}
+        return RunConfig.model_validate({**dict(self), **parts})
 
 
 class LocalConfig(FrozenModel):

@@ -149,6 +149,7 @@ def test_limits_given_as_options_are_in_force_beside_the_fixed_ones() -> None:
         (["--wire-dtype", "float8"], "--wire-dtype: "),
         (["--learning-rate", "inf"], "--learning-rate: "),
         (["--host", "0.0.0.0"], "0.0.0.0"),
+        (["--secure-sums", "--sums", "float"], "secure_sums adds up in fixed point, but sums = float is given"),
         (["--config", "missing.toml"], "--config missing.toml: No such file or directory"),
     ],
 )

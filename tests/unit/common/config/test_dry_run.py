@@ -25,6 +25,8 @@ Command = Callable[[Sequence[str]], int]
         ),
         (server, ["--method", "fedavg", "--clients", "3", "--join-window", "forever", "--host", "127.0.0.1"]),
         (client, ["--ids", "0-3", "--gpu", "1,2", "--allow-import", "one,two", "--data-cache-size", "3GB"]),
+        (server, ["--secure-sums", "--certs", "certs"]),
+        (server, ["--secure-sums", "--certs", "certs", "--sums", "fixed"]),
         (lambda argv: lab(["demo", *argv]), ["--clients", "3", "--out", "some where"]),
     ],
 )

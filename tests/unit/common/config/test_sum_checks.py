@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from feddbp_common.config.run import RunConfig
+from feddbp_common.config.exchange import AggregationConfig, PrivacyConfig
+from feddbp_common.config.run import RunConfig, run_from_proto, run_to_proto
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.methods import METHODS
 
@@ -54,6 +56,27 @@ def test_every_method_is_among_those_that_were_looked_at() -> None:
 def test_settings_that_do_not_go_with_secure_sums_are_refused(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):
         secure(**options)
+
+
+def test_secure_sums_refuse_sums_of_floats_that_are_given() -> None:
+    refused = "secure_sums adds up in fixed point, but sums = float is given; leave out one of the two"
+    with pytest.raises(ConfigurationError, match=refused):
+        secure(aggregation={"sums": "float"})
+    with pytest.raises(ConfigurationError, match=refused):
+        RunConfig(privacy=PrivacyConfig(secure_sums=True), aggregation=AggregationConfig(sums="float"))
+
+
+def test_secure_sums_alone_or_with_fixed_point_are_accepted() -> None:
+    assert secure(aggregation={"weight_cap": 3.0}).sends_terms
+    assert secure(aggregation={"sums": "fixed"}).sends_terms
+    assert RunConfig(privacy=PrivacyConfig(secure_sums=True), aggregation=AggregationConfig()).sends_terms
+
+
+def test_a_secure_run_is_read_as_it_is_stored_and_sent() -> None:
+    run = secure()
+    assert "sums" not in json.loads(run.canonical_json()).get("aggregation", {})
+    stored = RunConfig.model_validate(json.loads(run.canonical_json()))
+    assert stored.fingerprint == run_from_proto(run_to_proto(run)).fingerprint == run.fingerprint
 
 
 def test_plain_sums_in_fixed_point_stand_for_fusion_at_the_client() -> None:
