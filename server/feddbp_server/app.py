@@ -145,7 +145,7 @@ class Server:
             run.seed,
             listen.state_dir,
         )
-        for sentence in privacy_sentences(run.privacy):
+        for sentence in privacy_sentences(run):
             log.info("%s", sentence)
         tls = "without" if listen.certs is None else "with"
         log.info("listening on %s %s TLS", _address(listen.host, self.port), tls)

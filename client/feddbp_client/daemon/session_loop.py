@@ -208,7 +208,7 @@ class ClientDaemon:
         log.info(
             "client %d joined run %s with %s on %s", self.client_id, client.run_id, client.architecture, client.compute
         )
-        for sentence in privacy_sentences(client.config.privacy):
+        for sentence in privacy_sentences(client.config):
             log.info("client %d: %s", self.client_id, sentence)
         self._check_patience(joined.lease.ToTimedelta())
 

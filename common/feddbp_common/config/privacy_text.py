@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
-from feddbp_common.config.exchange import PrivacyConfig
+from feddbp_common.config.exchange import CAREFUL_SAMPLES, FisherForm
 from feddbp_common.differential_privacy.accountant import noise_for
 from feddbp_common.methods.sums import MIN_HOLDERS
 
+if TYPE_CHECKING:
+    from feddbp_common.config.run import RunConfig
 
-def privacy_sentences(privacy: PrivacyConfig) -> list[str]:
+
+def privacy_sentences(run: RunConfig) -> list[str]:
     """A sentence for every promise; noise that promises nothing says so."""
-    sentences = []
+    sentences, privacy = [], run.privacy
     if privacy.secure_sums and privacy.dp == "off":
         sentences.append(
             "secure sums: the server sees nothing of uploads but their sum over clients; prototypes of a class are "
             f"shared once {MIN_HOLDERS} of them are counted that have it"
         )
+    if _is_careful(run):
+        others = "" if privacy.secure_sums else "; the server sees all other prototypes"
+        sentences.append(f"careful: {_joined(_held_back(run))}{others}")
     if privacy.dp != "off":
         whose = "one release" if not privacy.secure_sums else "one release, of which only the sum over clients is seen"
         sentences.append(
@@ -36,6 +43,29 @@ def privacy_sentences(privacy: PrivacyConfig) -> list[str]:
             f"{privacy.noise_multiplier * privacy.clip_bound:g} on each channel; this is no differential privacy"
         )
     return sentences
+
+
+def _is_careful(run: RunConfig) -> bool:
+    """By its settings: a run that was resumed, and a client's copy of it, do not have the preset's name."""
+    privacy = run.privacy
+    sends_scores = run.method_spec.fuses and privacy.fusion == "server" and run.wire.fisher is FisherForm.SCORES
+    return privacy.min_class_samples >= CAREFUL_SAMPLES and privacy.counts == "buckets" and not sends_scores
+
+
+def _held_back(run: RunConfig) -> list[str]:
+    """What a careful run rounds or leaves out."""
+    found = [f"prototypes of fewer than {run.privacy.min_class_samples} samples stay with their client"]
+    if run.method_spec.fuses and run.privacy.fusion == "client":
+        found.append("no Fisher scores are sent")
+    elif run.method_spec.fuses:
+        found.append("of Fisher scores only the indices of top channels are sent")
+    if run.privacy.declares_counts:
+        found.append("samples per class are told as powers of two")
+    return found
+
+
+def _joined(clauses: list[str]) -> str:
+    return clauses[0] if len(clauses) == 1 else f"{', '.join(clauses[:-1])}, and {clauses[-1]}"
 
 
 def _factor(epsilon: float) -> str:

@@ -128,7 +128,7 @@ def summarise(outcome: RunOutcome, reports: Iterable[Report]) -> dict[str, Any]:
         "seconds": outcome.seconds,
         "prototypes_sha256": outcome.prototypes_sha256,
         "run_id": outcome.run_id,
-        **({"privacy": promises} if (promises := privacy_sentences(config.privacy)) else {}),
+        **({"privacy": promises} if (promises := privacy_sentences(config)) else {}),
         "participants": _participants(outcome),
         "per_client": [_client_entry(session, tally) for session in outcome.sessions],
         "curve": [point.as_dict() for point in curve],

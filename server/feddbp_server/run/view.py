@@ -35,7 +35,7 @@ class RunView:
     @property
     def privacy(self) -> list[str]:
         """What the run promises of the privacy of its clients' samples."""
-        return privacy_sentences(self._engine.config.privacy)
+        return privacy_sentences(self._engine.config)
 
     @property
     def policy(self) -> RoundPolicy:

@@ -45,11 +45,14 @@ def pictures_in(directory: Path) -> dict[str, bytes]:
 async def test_the_state_directory_of_a_server_can_be_reported(
     running_federation: Federation, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    await finish(running_federation, "--clients", 2, "--min-clients", 2, "--rounds", 2, clients=2)
+    options = ("--clients", 2, "--min-clients", 2, "--rounds", 2, "--privacy", "careful")
+    await finish(running_federation, *options, clients=2)
     directory = running_federation.state_dir
     assert main(["report", str(directory)]) == 0
     output = capsys.readouterr().out
     assert output.startswith("FedDBP on digits, seed 0 ")
+    assert "privacy   careful: prototypes of fewer than 5 samples stay with their client" in output
+    assert "careful: prototypes of fewer than 5 samples" in (directory / "report.html").read_text()
     assert [line.split()[:2] for line in output.splitlines() if " light " in line] == [["0", "light"], ["1", "light"]]
     assert running_federation.summary()["prototypes_sha256"] in output
     assert (directory / "curves.png").read_bytes().startswith(b"\x89PNG")

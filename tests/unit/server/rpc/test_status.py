@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from coordinator_runs import (
     CLIENTS,
+    CONFIG,
     ROUNDS,
     Server,
     join_all,
@@ -17,10 +19,12 @@ from coordinator_runs import (
 )
 
 from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.config.run import RunConfig
 from feddbp_server.rpc import control
 from feddbp_server.rpc.auth import NoAuth
 from feddbp_server.rpc.status_reply import status_of
 from feddbp_server.run.limits import DEFAULT_LIMITS
+from feddbp_server.store import MemoryStore
 
 
 async def test_the_status_shows_phase_round_and_missing_clients(server: Server) -> None:
@@ -46,6 +50,14 @@ async def test_the_status_shows_phase_round_and_missing_clients(server: Server) 
     assert not status.HasField("time_left")
     for stream in events:
         await stream.aclose()
+
+
+async def test_the_status_of_a_careful_run_says_what_is_held_back(server: Server, tmp_path: Path) -> None:
+    assert status_of(server.view).privacy == []
+    careful = RunConfig.model_validate({**dict(CONFIG), "privacy": {"preset": "careful"}})
+    async with Server(MemoryStore(), tmp_path / "careful", config=careful) as started:
+        (sentence,) = status_of(started.view).privacy
+    assert sentence.startswith("careful: prototypes of fewer than 5 samples stay with their client")
 
 
 async def test_the_accuracy_that_is_shown_says_over_how_many_clients_it_is(server: Server) -> None:
