@@ -18,6 +18,10 @@ class TrainingError(FedDBPError):
 class DivergedError(TrainingError):
     """Training gave values that are not finite or out of bounds."""
 
+    def __init__(self, cause: str) -> None:
+        super().__init__(f"training diverged: {cause}; try a smaller --learning-rate")
+        self.cause = cause
+
 
 @contextmanager
 def as_training_error() -> Iterator[None]:

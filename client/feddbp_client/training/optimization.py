@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,10 @@ from feddbp_common.errors import ConfigurationError, FedDBPError
 
 MakeOptimizer = Callable[..., torch.optim.Optimizer]
 """Called with parameter groups that have their learning rate, and with `momentum` and `weight_decay` by keyword."""
+
+
+_SHORT_STEP: Final = 1.0
+"""Norm of the gradient in short steps."""
 
 
 class OptimizerStateError(FedDBPError):
@@ -68,6 +73,7 @@ class Optimization:
         self._round = 0
         self._steps = 0
         self._steps_in_round = 1
+        self._clip_norm = training.clip_norm
 
     def check(self) -> None:
         """Makes the optimiser once, so that one of a user's own fails before the client joins, and not in a round."""
@@ -101,11 +107,20 @@ class Optimization:
         self._scaler.scale(loss).backward()
         self._scaler.unscale_(optimizer)
         self._method.clip_gradients()
-        if self._training.clip_norm:
-            nn.utils.clip_grad_norm_(self._method.parameters(), self._training.clip_norm)
+        if self._clip_norm:
+            nn.utils.clip_grad_norm_(self._method.parameters(), self._clip_norm)
         self._scaler.step(optimizer)
         self._scaler.update()
         self._steps += 1
+
+    @contextmanager
+    def in_short_steps(self) -> Iterator[None]:
+        """Clips gradients to a norm with which a step changes little, whatever the run says."""
+        self._clip_norm = _SHORT_STEP
+        try:
+            yield
+        finally:
+            self._clip_norm = self._training.clip_norm
 
     def end_round(self) -> None:
         """Frees gradients, and the optimiser's state unless it is kept."""

@@ -34,6 +34,7 @@ from feddbp_common.config.run import RunConfig
 from feddbp_common.differential_privacy.mechanism import Release, Table
 from feddbp_common.errors import ConfigurationError, PayloadError
 from feddbp_common.evaluation import RARE_CLASS_SAMPLES
+from feddbp_common.humanize import round_name
 from feddbp_common.label_counts import declared_counts, in_buckets
 from feddbp_common.methods import frozen
 from feddbp_common.methods.fedlfp import COUNTS
@@ -46,6 +47,8 @@ log = logging.getLogger("feddbp.client")
 PASS_BATCH: Final = 512
 """Batch size of passes without training, evaluation and collection, for images of up to _PASS_VALUES."""
 _PASS_VALUES: Final = 3 * 64 * 64
+_LARGEST_LOSS: Final = 1e6
+"""Training with a larger one has diverged, though it may still be finite: the weights are of no use any more."""
 
 OnEpoch = Callable[[int, int], None]
 """Called after each local epoch with the epochs done and their total."""
@@ -175,12 +178,24 @@ class LocalTrainer:
             return RoundResult(metrics=self._receive_and_measure(received, round_number), upload=None)
 
     def train(self, received: Payload, round_number: int, on_epoch: OnEpoch) -> RoundResult:
-        """Trains; if that diverges, restores what the client had before the round."""
+        """Trains; if that diverges, once more in short steps, or else restores what the client had before the round."""
         with self._on_device():
             before = self.state().copied()
             metrics = self._receive_and_measure(received, round_number)
             try:
                 return self._train_and_collect(metrics, round_number, on_epoch)
+            except DivergedError as error:
+                log.warning(
+                    "client %d: %s: training diverged: %s; trying once more in shorter steps",
+                    self._client_id,
+                    round_name(round_number, self._config.rounds),
+                    error.cause,
+                )
+                self.load_state(before)
+            self._receive(received, round_number)
+            try:
+                with self._optimization.in_short_steps():
+                    return self._train_and_collect(metrics, round_number, on_epoch)
             except DivergedError as error:
                 self.load_state(before)
                 del metrics.losses[:]
@@ -204,11 +219,14 @@ class LocalTrainer:
         if self._average is not None:
             self._average.move_to(device)
 
-    def _receive_and_measure(self, received: Payload, round_number: int) -> pb.RoundMetrics:
+    def _receive(self, received: Payload, round_number: int) -> None:
         self._check_stop()
         self._seed(round_number)
         with nullcontext() if self._average is None else self._average.following():
             self.method.receive(received, completed_rounds=round_number)
+
+    def _receive_and_measure(self, received: Payload, round_number: int) -> pb.RoundMetrics:
+        self._receive(received, round_number)
         with nullcontext() if self._average is None else self._average.applied():
             return self._memory.run(self._evaluation, self._measure, RandomState(self.device))
 
@@ -233,7 +251,7 @@ class LocalTrainer:
         try:
             check_values(upload, rules, real_type=config.wire_type)
         except PayloadError as error:
-            raise DivergedError(f"training diverged: {error}; try a smaller --learning-rate") from None
+            raise DivergedError(str(error)) from None
 
     def _seed(self, round_number: int) -> None:
         """Seeds torch from the run, the client and the round: nothing random depends on earlier rounds."""
@@ -403,6 +421,6 @@ class _LossTally:
             raise TrainingError("the client has too few training samples for a single batch")
         means = {name: float(total) / self._steps for name, total in self._sums.items()}
         for name, value in means.items():
-            if not math.isfinite(value):
-                raise DivergedError(f"training diverged: loss term {name!r} is {value}; try a smaller --learning-rate")
+            if not abs(value) <= _LARGEST_LOSS:
+                raise DivergedError(f"loss term {name!r} is {value:.3g}")
         return means

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from feddbp_client.data import ClientData, Split
 from feddbp_client.methods.base import LocalMethod, Objective, Task
 from feddbp_client.methods.local import Local
+from feddbp_client.training.errors import DivergedError
 from feddbp_client.training.setup import LocalOptions, build_client, build_method
-from feddbp_client.training.trainer import LocalTrainer
+from feddbp_client.training.trainer import LocalTrainer, _LossTally
 from feddbp_common.config.data import DataConfig
 from feddbp_common.config.run import RunConfig
 from feddbp_common.config.training import TrainingConfig
@@ -439,6 +440,43 @@ def test_a_round_that_diverges_leaves_no_trace(training: dict[str, Any]) -> None
         client.train(Payload(), 2, ignore_progress)
         digests.append([tensor.clone() for tensor in client.state().model.values()])
     assert all(torch.equal(one, other) for one, other in zip(*digests, strict=True))
+
+
+def test_a_round_that_diverges_is_tried_once_more_in_short_steps(caplog: pytest.LogCaptureFixture) -> None:
+    weights = []
+    for _ in range(2):
+        client = trainer(method(), keep_optimizer=True, momentum=0.9)
+        steep = next(client.method.parameters()).register_hook(lambda gradient: gradient * 1e8)
+        result = client.train(Payload(), 0, ignore_progress)
+        steep.remove()
+        assert not result.skipped
+        assert all(loss.value < 100 for loss in result.metrics.losses)
+        weights.append(dict(client.state().copied().model))
+    assert same(*weights)
+    assert "training diverged: loss term 'total' is" in caplog.text
+    assert "; trying once more in shorter steps" in caplog.text
+
+
+def test_short_steps_end_with_their_round() -> None:
+    usual, other = trainer(method()), trainer(method())
+    for client in (usual, other):
+        next(client.method.parameters()).register_hook(lambda gradient: gradient * 100)
+    before = other.state().copied()
+    with other._optimization.in_short_steps():
+        other.train(Payload(), 0, ignore_progress)
+    short = dict(other.state().copied().model)
+    other.load_state(before)
+    for client in (usual, other):
+        client.train(Payload(), 0, ignore_progress)
+    assert same(dict(usual.state().model), dict(other.state().model))
+    assert not same(short, dict(other.state().model))
+
+
+def test_a_loss_that_is_finite_but_huge_counts_as_diverged() -> None:
+    tally = _LossTally()
+    tally.add({"total": torch.tensor(2e6)})
+    with pytest.raises(DivergedError, match=r"loss term 'total' is 2e\+06; try a smaller --learning-rate"):
+        tally.means()
 
 
 def ignore_progress(done: int, epochs: int) -> None:
