@@ -45,6 +45,32 @@ def privacy_sentences(run: RunConfig) -> list[str]:
     return sentences
 
 
+def server_view(run: RunConfig) -> str:
+    """What the server of a run that holds something back got to see, and what not; empty for other runs."""
+    privacy, reports = run.privacy, "architecture, accuracies, losses, times and number of test samples"
+    if privacy.dp != "off":
+        whose = "the sum of the clients' releases" if privacy.secure_sums else "one release of each client"
+        single = "no client's own release, and " if privacy.secure_sums else ""
+        return (
+            f"The server saw {whose}, with noise, and each client's architecture and accuracy on test samples; {single}"
+            "nothing else that depends on training samples."
+        )
+    if privacy.secure_sums:
+        return (
+            f"The server saw sums over clients, and each client's {reports}; no client's own upload, and neither its "
+            "classes nor how many training samples of each it has."
+        )
+    if not _is_careful(run):
+        return ""
+    fuses = run.method_spec.fuses
+    channels = " the indices of their top channels," if fuses and privacy.fusion == "server" else ""
+    return (
+        f"The server saw each client's prototypes of classes of {privacy.min_class_samples} or more samples,{channels} "
+        f"samples per class as powers of two, its {reports}; no prototype of a smaller class"
+        f"{', no Fisher scores' if fuses else ''}, and no exact number of training samples of a class."
+    )
+
+
 def _is_careful(run: RunConfig) -> bool:
     """By its settings: a run that was resumed, and a client's copy of it, do not have the preset's name."""
     privacy = run.privacy

@@ -16,13 +16,8 @@ from feddbp_common.errors import ConfigurationError
 from feddbp_common.optional_deps import require
 from feddbp_lab.api.background_loop import BackgroundLoop
 from feddbp_lab.api.run_status import RunStatus
-from feddbp_lab.processes.local_federation import (
-    FederationOptions,
-    LocalFederation,
-    clients_dir,
-    require_client,
-    server_dir,
-)
+from feddbp_lab.processes.federation_options import FederationOptions, clients_dir, server_dir
+from feddbp_lab.processes.local_federation import LocalFederation, require_client
 from feddbp_lab.results.run_results import RunResults
 
 if TYPE_CHECKING:

@@ -14,15 +14,18 @@ from pathlib import Path
 from typing import Final
 
 from rich.console import Console
+from rich.text import Text
 
 from feddbp_common.artifacts import CURVES_NAME, METRICS_NAME, SUMMARY_NAME
 from feddbp_common.config.command_line import settings_from, settings_parser
 from feddbp_common.config.dry_run import print_options
+from feddbp_common.config.privacy_text import server_view
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.optional_deps import DASHBOARD_MODULES, require
 from feddbp_lab.commands.options import DemoConfig, LocalConfig
 from feddbp_lab.dashboard.process import DashboardProcess
-from feddbp_lab.processes.local_federation import FederationOptions, LocalFederation, ProcessFailedError, require_lab
+from feddbp_lab.processes.federation_options import FederationOptions
+from feddbp_lab.processes.local_federation import LocalFederation, ProcessFailedError, require_lab
 from feddbp_lab.processes.signals import handle_stop_signals
 from feddbp_lab.results.curves import draw_curves
 from feddbp_lab.results.run_results import MetricsTail, RunResults
@@ -114,7 +117,7 @@ async def _run(options: FederationOptions, here: LocalConfig, stack: AsyncExitSt
         async with LocalFederation(options) as federation, aclosing(federation.statuses()) as statuses:
             if here.dashboard:
                 # in the outer stack: the page outlives the federation
-                page = await stack.enter_async_context(DashboardProcess(options.directory, federation.address))
+                page = await stack.enter_async_context(_dashboard(options, federation.address))
                 _announce(page, console)
             async for status in statuses:
                 display.show(status)
@@ -124,10 +127,16 @@ async def _run(options: FederationOptions, here: LocalConfig, stack: AsyncExitSt
         print(json.dumps(summary, indent=2))
     else:
         console.print(run_table(results, options.directory))
+        if seen := server_view(options.run):
+            console.print(Text(f"\n{seen}"))
     if page is not None and console.is_terminal:
         print(f"\nThe page stays at {page.address}\nuntil Ctrl-C.", flush=True)
         await page.exited()
     return ExitCode.OK if summary["outcome"] == "finished" else ExitCode.RUN_FAILED
+
+
+def _dashboard(options: FederationOptions, server: str) -> DashboardProcess:
+    return DashboardProcess(options.directory, server, certs=options.credentials.certs)
 
 
 def _announce(page: DashboardProcess, console: Console) -> None:

@@ -21,9 +21,10 @@ _MARK: Final = "feddbp dashboard: http"
 class DashboardProcess:
     """Serves the page of a run while the context is entered."""
 
-    def __init__(self, directory: Path, server: str) -> None:
+    def __init__(self, directory: Path, server: str, *, certs: Path | None = None) -> None:
         self._directory = directory
         self._server = server
+        self._certs = certs
         self._supervisor = ProcessSupervisor()
         self._child: ChildProcess | None = None
         self.address = ""
@@ -33,7 +34,8 @@ class DashboardProcess:
         key = secrets.token_urlsafe(18)
         key_file = self._write_key(key)
         arguments = ("dashboard", str(self._directory / "server"), "--server", self._server, "--port", "0")
-        command = (sys.executable, "-P", "-m", "feddbp_lab.cli", *arguments, "--key-file", str(key_file))
+        certs = () if self._certs is None else ("--certs", str(self._certs))
+        command = (sys.executable, "-P", "-m", "feddbp_lab.cli", *arguments, *certs, "--key-file", str(key_file))
         log = self._directory / "logs" / "dashboard.log"
         try:
             self._child = self._supervisor.start("the dashboard", command, log, environment=clean_environment())

@@ -11,6 +11,7 @@ Valid certificates are kept, so the same command creates them at the first start
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -23,9 +24,10 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.rpc.credentials import CA, OPERATOR, PROBE, SERVER, CertificateDirectory, client_subject
-from feddbp_lab.pki.certificates import Authority, alternative_names
+from feddbp_lab.pki.certificates import AUTHORITY_LIFETIME, Authority, alternative_names
 
 AUTHORITY: Final = "authority"
+_LOOPBACK: Final = "127.0.0.1"
 
 
 def make_parties(
@@ -47,6 +49,28 @@ def make_parties(
             if owner is not None:
                 _change_owner(party_authority.directory / f"{subject}.key", owner)
     return issued
+
+
+def make_local_parties(directory: Path, parties: Mapping[str, Sequence[str]]) -> None:
+    """Creates a directory for each party on this machine, with the certificates of its subjects, unless DIR exists.
+
+    Nobody keeps the authority's key: whoever has it can make up clients.
+    """
+    if directory.exists():
+        return
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=directory.parent, prefix=f".{directory.name}-") as staging:
+            authority = Authority.create(Path(staging) / AUTHORITY)
+            made = Path(staging) / directory.name
+            for party, subjects in parties.items():
+                party_authority = replace(authority, directory=made / party)
+                _write_authority_certificate(party_authority)
+                for subject in subjects:
+                    _issue(party_authority, subject, (_LOOPBACK,), AUTHORITY_LIFETIME)
+            made.rename(directory)  # all of them or none
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {directory}: {error.strerror}") from None
 
 
 def _load_or_create(directory: Path) -> Authority:

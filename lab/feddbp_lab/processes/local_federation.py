@@ -11,31 +11,25 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_client.config import ClientConfig, ComputeConfig, IdentityConfig, SourceConfig
 from feddbp_common.artifacts import ENDPOINT_NAME, SUMMARY_NAME
-from feddbp_common.config.exchange import EPSILON_BUDGET
-from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import ExitCode, FedDBPError
 from feddbp_common.humanize import client_names
 from feddbp_common.optional_deps import CLIENT_MODULES, LAB_MODULES, require
-from feddbp_common.rpc.credentials import ClientCredentials
 from feddbp_lab.control_client import watch_status
+from feddbp_lab.processes.federation_options import FederationOptions
 from feddbp_lab.processes.flags import arguments_for, clean_environment
 from feddbp_lab.processes.freeze import frozen
 from feddbp_lab.processes.supervisor import ChildProcess, ProcessSupervisor
 from feddbp_lab.trackers.tracking import Tracker, follow
-from feddbp_server.config import ListenConfig, RoundsConfig, ServerConfig
 
 log = logging.getLogger("feddbp.lab")
 
@@ -49,7 +43,6 @@ _SERVER_CODES: Final = (*_RUN_ENDED_CODES, ExitCode.INTERRUPTED)
 _CLIENT_EXIT_SECONDS: Final = 10.0
 _LAST_EVENT_SECONDS: Final = 2.0
 _POLL_SECONDS: Final = 0.02
-_VISIBLE_GPUS: Final = "CUDA_VISIBLE_DEVICES"
 
 
 def require_client(feature: str) -> None:
@@ -81,100 +74,6 @@ class ProcessFailedError(FedDBPError):
         self.last_lines = last_lines
 
 
-@dataclass(frozen=True, kw_only=True)
-class FederationOptions:
-    """A run, and how it is spread over this machine."""
-
-    run: RunConfig
-    directory: Path
-    """Receives everything the processes write. An unfinished run in it is resumed."""
-    processes: int
-    """Client processes; the clients are assigned to them round-robin."""
-    data_dir: Path
-    device: str = "auto"
-    share_prototypes: bool = False
-    """Whether the server keeps prototypes for a dashboard and for pictures."""
-    gpus: tuple[int, ...] | None = None
-    """CUDA devices instead of `device`, by their numbers among those this process sees; its children see no others."""
-    gpu_share: float = 1.0
-    """The part of a GPU's memory that the clients may take."""
-    threads: int = 1
-    """CPU threads of a client process."""
-    frozen_weights: Path | None = None
-    """The weights of a fixed network, for runs that have one."""
-    track: tuple[str, ...] = ()
-    """Experiment trackers that the run is written to, such as `tensorboard:DIR`."""
-
-    @property
-    def server_dir(self) -> Path:
-        return server_dir(self.directory)
-
-    def server_config(self) -> ServerConfig:
-        return ServerConfig(
-            run=self.run,
-            listen=ListenConfig(
-                host="127.0.0.1",
-                port=0,
-                state_dir=self.server_dir,
-                share_prototypes_with_operators=self.share_prototypes,
-            ),
-            # No deadline: a process that has exited is noticed here, and a slow client is waited for.
-            rounds=RoundsConfig(min_clients=self.run.clients, round_deadline=timedelta(0)),
-        )
-
-    def server_arguments(self) -> list[str]:
-        # the seed is always given: without any setting of a run the server resumes the one in its directory
-        return [*arguments_for(self.server_config()), f"--seed={self.run.seed}"]
-
-    def client_config(self, ids: list[int], address: str) -> ClientConfig:
-        return ClientConfig(
-            identity=IdentityConfig(
-                ids=",".join(map(str, ids)),
-                all_or_none=True,  # the run needs every client, so one that fails ends its process
-                server=address,
-                state_dir=clients_dir(self.directory),
-                server_moved=True,  # a resumed run has a port of its own; its server was started here
-            ),
-            # processes share the cores, and results do not depend on how many there are
-            compute=ComputeConfig(**self._devices(), threads=self.threads),
-            # whoever starts the run here is the operator of its clients, too
-            source=SourceConfig(
-                data_dir=self.data_dir,
-                allow_import=self.run.imports,
-                frozen_weights=self.frozen_weights,
-                epsilon_budget=max(EPSILON_BUDGET, self.run.privacy.epsilon),
-            ),
-        )
-
-    def _devices(self) -> dict[str, Any]:
-        if self.gpus is None:
-            return {"device": self.device}
-        # by their numbers among those that the process sees
-        if not self.gpus:
-            return {"device": "cpu"}
-        return {"gpu": tuple(range(len(self.gpus))), "gpu_memory_share": self.gpu_share}
-
-    def environment(self) -> dict[str, str]:
-        if self.gpus is None:
-            return {}
-        seen = list(filter(None, os.environ.get(_VISIBLE_GPUS, "").split(",")))
-        return {_VISIBLE_GPUS: ",".join(seen[number] if seen else str(number) for number in self.gpus)}
-
-    def ids_by_process(self) -> list[list[int]]:
-        processes = min(self.processes, self.run.clients)
-        return [list(range(first, self.run.clients, processes)) for first in range(processes)]
-
-
-def server_dir(directory: Path) -> Path:
-    """The --state-dir of the server of the federation in the directory."""
-    return directory / "server"
-
-
-def clients_dir(directory: Path) -> Path:
-    """The --state-dir of all clients of the federation in the directory."""
-    return directory / "clients"
-
-
 class LocalFederation:
     """Starts the server and the clients on entering the context; leaving it stops every process."""
 
@@ -193,11 +92,15 @@ class LocalFederation:
     async def __aenter__(self) -> Self:
         # a resumed run has the file of its last start, with a port that is no longer its own
         self._endpoint_path.unlink(missing_ok=True)
+        if self.options.certs is not None:
+            from feddbp_lab.pki.parties import make_local_parties  # cryptography is slow to import
+
+            make_local_parties(self.options.certs, self.options.certified_parties())
         try:
             self._server = self._start("the server", SERVER_MODULE, self.options.server_arguments(), log="server")
             self.address = await self._wait_for_endpoint(self._server)
             if self._tracker is not None:
-                self._tracking = asyncio.create_task(follow(self._tracker, self.address, ClientCredentials()))
+                self._tracking = asyncio.create_task(follow(self._tracker, self.address, self.options.credentials))
             for number, ids in enumerate(self.options.ids_by_process()):
                 arguments = arguments_for(self.options.client_config(ids, self.address))
                 name = f"the process of {client_names(ids)}"
@@ -221,7 +124,7 @@ class LocalFederation:
         Raises ProcessFailedError as soon as a process exits that should not.
         """
         # no limit on reconnecting: `ended` completes when the server exits
-        stream = watch_status(self.address, patience=timedelta(days=1))
+        stream = watch_status(self.address, self.options.credentials, patience=timedelta(days=1))
         ended, upcoming = self._spawn(self._wait_for_end()), self._spawn(_next(stream))
         try:
             while True:

@@ -32,9 +32,10 @@ from feddbp_lab.experiments.run.lease import (
 )
 from feddbp_lab.experiments.run.store import DirectoryStore, Store, open_store
 from feddbp_lab.experiments.run.workspace import InPlaceWorkspace, NodeWorkspace, Workspace, default_work_dir
+from feddbp_lab.processes.federation_options import FederationOptions
 from feddbp_lab.processes.freeze import FreezeError
 from feddbp_lab.processes.guard import GRACE_SECONDS
-from feddbp_lab.processes.local_federation import FederationOptions, LocalFederation
+from feddbp_lab.processes.local_federation import LocalFederation
 from feddbp_lab.terminal.status_words import mean_accuracy, rounds_done
 
 _EXIT_PATIENCE: Final = timedelta(seconds=3 * GRACE_SECONDS)

@@ -2,6 +2,7 @@
 
 cells/ID/config.json     the run's configuration, written before the first attempt
 cells/ID/server, clients state of the federation, removed once the cell has results
+cells/ID/certs           certificates of its parties, likewise; only with secure sums
 cells/ID/logs            of every process
 cells/ID/metrics.jsonl, summary.json   the results; the summary is written last and marks the cell as done
 cells/ID/cost.json       CPU time of all attempts, their number, and the machine of the last
@@ -43,7 +44,7 @@ from feddbp_lab.processes.local_federation import ProcessFailedError
 from feddbp_lab.results.protocol import Reported
 from feddbp_lab.results.run_results import MetricsTail, RunResults, weighted_accuracy
 
-STATE_DIRS: Final = ("server", "clients")
+STATE_DIRS: Final = ("server", "clients", "certs")
 FINISHED: Final = "finished"
 _REMEDY: Final = "remove the cell's directory to run it again"
 

@@ -6,13 +6,17 @@ from typing import Any
 
 import pytest
 
-from feddbp_common.config.privacy_text import privacy_sentences
+from feddbp_common.config.privacy_text import privacy_sentences, server_view
 from feddbp_common.config.run import RunConfig, run_from_proto, run_to_proto
 
 
-def sentences(privacy: dict[str, Any], **options: Any) -> list[str]:
+def run_with(privacy: dict[str, Any], **options: Any) -> RunConfig:
     data = {"dataset": "digits", "image_size": 16}
-    return privacy_sentences(RunConfig.model_validate({"data": data, "privacy": privacy, **options}))
+    return RunConfig.model_validate({"data": data, "privacy": privacy, **options})
+
+
+def sentences(privacy: dict[str, Any], **options: Any) -> list[str]:
+    return privacy_sentences(run_with(privacy, **options))
 
 
 @pytest.mark.parametrize("privacy", [{}, {"min_class_samples": 5}, {"counts": "buckets"}, {"fusion": "client"}])
@@ -73,3 +77,25 @@ def test_noise_on_trained_features_is_called_noise_and_has_no_epsilon() -> None:
     assert sentence.startswith("noise: prototypes of norm 4 at most, with Gaussian noise of 2 on each channel")
     assert "no differential privacy" in sentence
     assert "epsilon" not in sentence
+
+
+@pytest.mark.parametrize(
+    ("privacy", "saw", "not_seen"),
+    [
+        ({"secure_sums": True}, "saw sums over clients, and each client's", "no client's own upload"),
+        (CAREFUL | {"secure_sums": True}, "saw sums over clients, and each client's", "no client's own upload"),
+        (CAREFUL, "prototypes of classes of 5 or more samples, samples per class as", "class, no Fisher scores, and"),
+        (CAREFUL | {"fusion": "server"}, "the indices of their top channels, samples per class", "no Fisher scores"),
+        ({"dp": "frozen"}, "saw one release of each client, with noise, and", "nothing else that depends on"),
+        ({"dp": "frozen", "secure_sums": True}, "saw the sum of the clients' releases", "no client's own release"),
+    ],
+)
+def test_what_the_server_saw_and_what_not(privacy: dict[str, Any], saw: str, not_seen: str) -> None:
+    seen, _, hidden = server_view(run_with(privacy, rounds=1)).partition("; ")
+    assert saw in seen
+    assert not_seen in hidden
+
+
+@pytest.mark.parametrize("privacy", [{}, {"noise_multiplier": 0.5}, {"min_class_samples": 5}])
+def test_of_other_runs_nothing_is_said_about_what_the_server_saw(privacy: dict[str, Any]) -> None:
+    assert server_view(run_with(privacy)) == ""

@@ -18,8 +18,8 @@ from feddbp_common.methods import METHODS
 from feddbp_lab.cli import COMMANDS, main
 from feddbp_lab.commands.demo import output_directory
 from feddbp_lab.commands.options import DemoConfig, DemoRun, LocalConfig
+from feddbp_lab.processes.federation_options import FederationOptions
 from feddbp_lab.processes.flags import arguments_for, clean_environment
-from feddbp_lab.processes.local_federation import FederationOptions
 from feddbp_server.config import ServerConfig
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from feddbp_common.errors import ConfigurationError
 from feddbp_lab.cli import main
-from feddbp_lab.pki.parties import make_parties
+from feddbp_lab.pki.parties import make_local_parties, make_parties
 
 YEAR = timedelta(days=365)
 
@@ -109,3 +110,31 @@ def test_a_user_who_may_not_change_owners_gets_one_line(
     assert capsys.readouterr().err == (
         "feddbp: error: --owner 10001: Operation not permitted; only root may change the owner of a file\n"
     )
+
+
+LOCAL = {"server": ["server"], "clients": ["client-0", "client-1"]}
+
+
+def test_parties_of_one_machine_get_certificates_of_an_authority_without_a_key(tmp_path: Path) -> None:
+    made = tmp_path / "new" / "certs"
+    make_local_parties(made, LOCAL)
+    assert files(made) == {
+        "server": {"ca.pem", "server.pem", "server.key"},
+        "clients": {"ca.pem", "client-0.pem", "client-0.key", "client-1.pem", "client-1.key"},
+    }
+    assert (made / "server" / "ca.pem").read_bytes() == (made / "clients" / "ca.pem").read_bytes()
+    assert {path.stat().st_mode & 0o777 for path in made.rglob("*.key")} == {0o600}
+    assert list(made.parent.iterdir()) == [made]
+
+
+def test_a_federation_that_is_resumed_on_one_machine_keeps_its_certificates(tmp_path: Path) -> None:
+    make_local_parties(tmp_path / "certs", LOCAL)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.*")}
+    make_local_parties(tmp_path / "certs", LOCAL)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.*")} == before
+
+
+def test_parties_of_one_machine_that_cannot_be_written_are_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match=r"cannot write .*certs: Not a directory|File exists"):
+        make_local_parties(tmp_path / "file" / "certs", LOCAL)

@@ -12,8 +12,8 @@ from feddbp_common.config.data import DataConfig
 from feddbp_common.config.run import RunConfig
 from feddbp_common.config.training import TrainingConfig
 from feddbp_common.methods import METHODS
+from feddbp_lab.processes.federation_options import FederationOptions
 from feddbp_lab.processes.flags import arguments_for
-from feddbp_lab.processes.local_federation import FederationOptions
 from feddbp_server.config import ServerConfig
 
 
@@ -47,6 +47,20 @@ def test_clients_of_a_federation_on_this_machine_may_import_what_its_run_names(
 def test_client_processes_on_one_machine_have_one_thread_each(tmp_path: Path) -> None:
     options = FederationOptions(run=RunConfig(), directory=tmp_path, processes=2, data_dir=tmp_path)
     assert "--threads=1" in arguments_for(options.client_config([0], "127.0.0.1:50051"))
+
+
+@pytest.mark.parametrize("is_secure", [False, True])
+def test_parties_on_one_machine_have_certificates_if_they_sign(tmp_path: Path, is_secure: bool) -> None:
+    run = RunConfig.model_validate({"clients": 5, "privacy": {"secure_sums": is_secure}})
+    options = FederationOptions(run=run, directory=tmp_path, processes=1, data_dir=tmp_path)
+    found = (
+        options.server_config().listen.certs,
+        options.client_config([0], "127.0.0.1:50051").identity.certs,
+        options.credentials.certs,
+    )
+    certs = tmp_path / "certs"
+    assert found == ((certs / "server", certs / "clients", certs / "operator") if is_secure else (None, None, None))
+    assert options.certified_parties()["clients"][-1] == "client-4"
 
 
 @pytest.mark.parametrize(
