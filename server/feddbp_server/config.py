@@ -13,7 +13,7 @@ from feddbp_common.config.run import RunConfig
 from feddbp_common.config.types import Duration, FrozenModel, format_duration, parse_duration
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.logs import LogFile
-from feddbp_common.rpc.credentials import check_exposure
+from feddbp_common.rpc.credentials import check_listening
 from feddbp_common.rpc.keepalive import DEFAULT_LEASE
 from feddbp_server.reporting.event_command import command_words
 from feddbp_server.run.limits import DEFAULT_LIMITS, Limits
@@ -75,7 +75,7 @@ class ListenConfig(FrozenModel):
 
     @model_validator(mode="after")
     def _exposed_only_on_purpose(self) -> Self:
-        check_exposure(self.host, certs=self.certs, insecure=self.insecure)
+        check_listening(self.host, certs=self.certs, insecure=self.insecure)
         if self.metrics_tls and (self.certs is None or self.metrics_port is None):
             raise ConfigurationError("--metrics-tls needs --certs and --metrics-port")
         return self

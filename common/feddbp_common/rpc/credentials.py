@@ -160,12 +160,36 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def check_exposure(address: str, *, certs: Path | None, insecure: bool) -> None:
-    """Raises ConfigurationError for an unencrypted connection beyond loopback without --insecure."""
-    host = address if is_loopback(address) else address.rpartition(":")[0] or address
-    if certs is None and not insecure and not is_loopback(host):
+    """Raises ConfigurationError for an unencrypted connection to a server beyond loopback without --insecure."""
+    host, port = split_address(address)
+    if certs is not None or insecure or is_loopback(host):
+        return
+    if _is_unspecified(host):
         raise ConfigurationError(
-            f"{host} is not this machine and the connection would not be encrypted; use --certs or --insecure"
+            f"{host} is an address to listen on, not to connect to; give 127.0.0.1:{port} or the server's name"
         )
+    raise ConfigurationError(
+        f"{host} is not this machine and the connection would not be encrypted; use --certs or --insecure"
+    )
+
+
+def check_listening(host: str, *, certs: Path | None, insecure: bool) -> None:
+    """Raises ConfigurationError for a server that others could reach unencrypted, without --insecure."""
+    if certs is None and not insecure and not is_loopback(host):
+        where = (
+            "all interfaces of this machine" if _is_unspecified(host) else "an address that other machines may reach"
+        )
+        raise ConfigurationError(
+            f"{host} is {where}, and connections would not be encrypted; use --certs or --insecure"
+        )
+
+
+def _is_unspecified(host: str) -> bool:
+    """Whether it stands for all interfaces: 0.0.0.0 or ::."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_unspecified
+    except ValueError:
+        return False
 
 
 def is_loopback(host: str) -> bool:

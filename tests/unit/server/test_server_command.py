@@ -269,7 +269,8 @@ def test_lingering_has_no_negative_length(linger: str, capsys: pytest.CaptureFix
     [
         ("FEDDBP_METHOD", "fedbdp", "FEDDBP_METHOD: no method is called 'fedbdp'; did you mean 'feddbp'?"),
         ("FEDDBP_DATASET", "mnist", "FEDDBP_DATASET: no data set is called 'mnist'"),
-        ("FEDDBP_HOST", "10.0.0.1", "FEDDBP_HOST: 10.0.0.1 is not this machine"),
+        ("FEDDBP_HOST", "10.0.0.1", "FEDDBP_HOST: 10.0.0.1 is an address that other machines may reach, and"),
+        ("FEDDBP_HOST", "0.0.0.0", "FEDDBP_HOST: 0.0.0.0 is all interfaces of this machine, and connections"),
         ("FEDDBP_MIN_CLIENTS", "21", "FEDDBP_MIN_CLIENTS: --min-clients is 21, but the run has only 20 clients"),
         ("FEDDBP_SET", "ktop=3", "FEDDBP_SET: feddbp has no setting 'ktop'"),
         ("FEDDBP_LEASE", "2h", "FEDDBP_LEASE: --lease is 7200s and --round-deadline 1800s"),

@@ -54,6 +54,7 @@ def test_every_command_has_a_help_text(name: str, capsys: pytest.CaptureFixture[
         (["demo", "--model-group", "mini"], "no model group is called 'mini'"),
         (["demo", "--unknown"], "unrecognized arguments: --unknown; see feddbp demo --help"),
         (["status", "--server", "10.1.2.3:50051"], "10.1.2.3 is not this machine"),
+        (["status", "--server", "0.0.0.0:5001"], "an address to listen on, not to connect to; give 127.0.0.1:5001"),
         (["methods", "nothing"], "no method is called 'nothing'"),
     ],
 )
