@@ -85,6 +85,7 @@ async def _run(config: ClientConfig) -> int:
             local=local,
             epsilon_budget=config.source.epsilon_budget,
             server_moved=identity.server_moved,
+            next_run=identity.next_run,
             require_secure_sums=identity.require_secure_sums,
             name=identity.name,
         )

@@ -63,6 +63,9 @@ class IdentityConfig(FrozenModel):
     patience: Duration = Field(
         timedelta(minutes=5), ge=timedelta(0), description="how long to retry while the server is unreachable"
     )
+    next_run: bool = Field(
+        False, description="retry also when this client's last run with the server has ended: another one will begin"
+    )
     dry_run: bool = Field(False, description="print the resolved configuration and exit")
     dry_run_format: DryRunFormat = Field("json", description=FORMAT_HELP, json_schema_extra={"flag": "--format"})
     json_output: bool = Field(False, description="logs as JSON lines", json_schema_extra={"flag": "--json"})

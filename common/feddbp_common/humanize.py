@@ -57,9 +57,13 @@ def client_names(ids: Collection[int], names: Callable[[int], str] = lambda _: "
     return f"client {shown[0]}" if len(ids) == 1 else f"clients {', '.join(shown)}"
 
 
-def round_name(number: int, rounds: int) -> str:
-    """A round, counted from 1 for people; programs count from 0, and take the final evaluation for one more."""
-    return "the final evaluation" if number >= rounds else f"round {number + 1}/{rounds}"
+def round_name(number: int, rounds: int, *, ends_at: int | None = None) -> str:
+    """A round, counted from 1 for people; programs count from 0, and take the final evaluation for one more.
+
+    That comes at `ends_at` in a run that ends before its planned `rounds`.
+    """
+    is_final = number >= (rounds if ends_at is None else ends_at)
+    return "the final evaluation" if is_final else f"round {number + 1}/{rounds}"
 
 
 def address_text(peer: str) -> str:

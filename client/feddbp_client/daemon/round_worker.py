@@ -94,6 +94,8 @@ class RoundWorker:
         self._delivered: Assignment | None = None
         """The last assignment that was reported and uploaded in this session."""
         self._stopped = False
+        self._ends_at = client.config.rounds
+        """The round of the final evaluation: fewer than planned in a run that is stopped early."""
         self._sums: SecureRounds | None = None
         """None unless the run has secure sums."""
         if client.config.privacy.secure_sums:
@@ -139,6 +141,7 @@ class RoundWorker:
         if assignment == self._delivered:
             return
         number = assignment.round
+        self._ends_at = number if assignment.final else self.client.config.rounds
         try:
             completed = self._sendable(await self._completed(assignment), assignment)
             if completed.upload is not None and assignment.train:
@@ -176,13 +179,13 @@ class RoundWorker:
         failure = pb.Failure(cause=cause, skips_round=True)
         await self._connection.report(pb.ReportRequest(session=self._session, round=number, failure=failure))
         if completed.final:
-            self.directory.update_session(reported=True)
+            self.directory.set_reported()
 
     async def _report(self, completed: CompletedRound) -> None:
         request = pb.ReportRequest(session=self._session, round=completed.round, metrics=completed.metrics)
         await self._connection.report(request)
         if completed.final:
-            self.directory.update_session(reported=True)
+            self.directory.set_reported()
         fault_point("client.report.answered")
 
     async def _upload(self, completed: CompletedRound, upload: Encoded) -> None:
@@ -341,7 +344,7 @@ class RoundWorker:
             log.debug("%s: a report was lost: %s", self._name(number), error)
 
     def _name(self, number: int) -> str:
-        return f"client {self.client.client_id}: {round_name(number, self.client.config.rounds)}"
+        return f"client {self.client.client_id}: {round_name(number, self.client.config.rounds, ends_at=self._ends_at)}"
 
 
 def _throttled(seconds: float, call: OnEpoch) -> OnEpoch:

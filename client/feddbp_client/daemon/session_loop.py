@@ -17,8 +17,9 @@ from feddbp_client.daemon.event_stream import EventStream
 from feddbp_client.daemon.progress_log import progress_logged
 from feddbp_client.daemon.reply_checks import InvalidReplyError, checked_config
 from feddbp_client.daemon.round_worker import Assignment, RoundWorker
+from feddbp_client.daemon.run_end import RunEnd
 from feddbp_client.privacy.release import prepare_release
-from feddbp_client.training.checkpoint import ClientDirectory, reported_directory
+from feddbp_client.training.checkpoint import ClientDirectory
 from feddbp_client.training.errors import as_training_error
 from feddbp_client.training.setup import LocalOptions, build_client
 from feddbp_common.config.exchange import EPSILON_BUDGET
@@ -28,7 +29,6 @@ from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import ConfigurationError, ExitCode, FedDBPError
 from feddbp_common.fault_injection import fault_point
 from feddbp_common.printable import printable
-from feddbp_common.rpc.enum_words import enum_word
 from feddbp_common.version import VERSION
 
 log = logging.getLogger("feddbp.client")
@@ -55,6 +55,8 @@ class DaemonOptions:
     local: LocalOptions
     epsilon_budget: float = EPSILON_BUDGET
     """Most epsilon of all releases of a client together."""
+    next_run: bool = False
+    """Whether to wait for a server after a run that has ended: for that of the next run."""
     server_moved: bool = False
     """Whether a run's directory may be used with another server than before."""
     require_secure_sums: int | None = None
@@ -78,6 +80,7 @@ class ClientDaemon:
         self._worker: RoundWorker | None = None
         self._calls_ended = asyncio.Event()
         self._has_reached_server = False
+        self._end = RunEnd(client_id, options.state_dir, next_run=options.next_run, patience=options.patience)
 
     @property
     def has_joined(self) -> bool:
@@ -90,10 +93,8 @@ class ClientDaemon:
                 try:
                     return await self._run_session()
                 except ServerUnavailableError as error:
-                    if self._has_delivered_everything(error):
-                        return ExitCode.OK
-                    await self._check_for_mistake()
-                    await self._wait_before_retry(error)
+                    if (ended := await self._ended_without_server(error)) is not None:
+                        return ended
                 except CallRefusedError as error:
                     if error.reason == pb.REFUSAL_REASON_RUN_ENDED:
                         return self._ended_while_away(str(error))
@@ -230,57 +231,39 @@ class ClientDaemon:
                 log.info("client %d waits: %s", self.client_id, printable(event.waiting.reason))
             case "round_opened":
                 opened = event.round_opened
+                self._end.completed_rounds = opened.round
                 await worker.run_round(Assignment(opened.round, train=opened.selected, event=event))
             case "final_evaluation":
-                number = event.final_evaluation.round
+                number = self._end.completed_rounds = event.final_evaluation.round
                 await worker.run_round(Assignment(number, train=False, event=event, final=True))
             case "server_draining":
                 raise ServerUnavailableError("the server is shutting down")
             case "run_ended":
                 fault_point("client.end.told")
-                return self._ended(event.run_ended, worker)
+                return self._end.told(event.run_ended, worker.directory, rounds=worker.client.config.rounds)
         return None
 
-    def _has_delivered_everything(self, error: ServerUnavailableError) -> bool:
-        """Whether a server that does not answer has all results of this client, which then has nothing to wait for.
-
-        A client that was killed before it received the end finds that out here, once: started again after that, it
-        waits for a server of another run.
-        """
-        worker, state_dir = self._worker, self._options.state_dir
-        directory = reported_directory(state_dir, self.client_id) if worker is None else worker.directory
-        if directory is None or not directory.has_reported:
-            return False
-        log.info("client %d: %s; it has all results of this client, nothing is left to do", self.client_id, error)
-        self._close_session(directory)
-        if worker is None:
-            directory.close()
-        return True
-
-    def _close_session(self, directory: ClientDirectory) -> None:
-        """Records that the run needs nothing more of this client, and tells where its checkpoint is."""
-        directory.update_session(reported=False)
-        if directory.checkpoint.exists():
-            log.info("client %d has its checkpoint in %s", self.client_id, directory.checkpoint)
-
-    def _ended(self, ended: pb.RunEnded, worker: RoundWorker) -> ExitCode:
-        finished = ended.outcome == pb.RUN_OUTCOME_FINISHED
-        log.log(
-            logging.INFO if finished else logging.ERROR,
-            "client %d: the run %s: %s",
-            self.client_id,
-            enum_word(pb.RunOutcome.DESCRIPTOR, ended.outcome),
-            printable(ended.reason),
-        )
-        self._close_session(worker.directory)
-        return ExitCode.OK if finished else ExitCode.RUN_FAILED
-
     def _ended_while_away(self, reason: str) -> ExitCode:
-        log.info("client %d: %s", self.client_id, reason)
-        if self._worker is not None:
-            self._close_session(self._worker.directory)
-        evaluated = self._worker is not None and self._worker.has_final_evaluation
-        return ExitCode.OK if evaluated else ExitCode.RUN_FAILED
+        worker = self._worker
+        if worker is None:
+            return self._end.found_out(reason, None, has_evaluated=False)
+        return self._end.found_out(reason, worker.directory, has_evaluated=worker.has_final_evaluation)
+
+    async def _ended_without_server(self, error: ServerUnavailableError) -> ExitCode | None:
+        """Waits before the next attempt, unless there is nothing to wait for; then returns an exit code."""
+        server = self._connection.server_identity
+        ended = self._end.concluded(error, None if self._worker is None else self._worker.directory, server)
+        if ended is not None:
+            return ended
+        await self._check_for_mistake()
+        known = None if self._has_reached_server else self._end.known(server)
+        if known is None:
+            await self._wait_before_retry(error)
+        elif await self._end.is_confirmed():
+            left = "its server does not answer, nothing is left to do (--next-run waits for another run)"
+            log.info("client %d: %s; %s", self.client_id, known.text, left)
+            return known.exit_code
+        return None
 
     async def _check_for_mistake(self) -> None:
         """Raises what no retry would mend. A server that has answered before was given correctly, and may come back."""

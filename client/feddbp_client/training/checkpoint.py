@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import Final, Self
 
 import safetensors
 import torch
@@ -23,12 +22,12 @@ from torch import Tensor
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.data.pixels import BYTES, PixelRange
+from feddbp_client.training.session_file import Ending, Session, read_session, write_session
 from feddbp_client.training.trainer import TrainerState
 from feddbp_common.artifacts import (
     CHECKPOINT_NAME,
     CLIENT_FORMAT_NAME,
     CLIENT_LOCK_NAME,
-    SESSION_NAME,
     client_directory,
 )
 from feddbp_common.atomic_files import commit_file, replace_text
@@ -202,53 +201,25 @@ class ClientDirectory:
 
     def session(self) -> str:
         """The token of the last session, or an empty string."""
-        return _session_in(self.path).token
+        return read_session(self.path).token
 
-    def save_session(self, session: str, *, reported: bool = False) -> None:
-        """`reported`: the server has answered this client's last report, and the client has not received the end."""
-        partial = self.path / (SESSION_NAME + ".part")
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump({"session": session, **({"reported": True} if reported else {})}, file)
-        commit_file(partial, self.path / SESSION_NAME)
+    def save_session(self, token: str, *, reported: bool = False) -> None:
+        write_session(self.path, Session(token, reported=reported))
 
-    def update_session(self, *, reported: bool) -> None:
+    def set_reported(self) -> None:
+        """Notes that the run needs nothing more of this client, which only waits for its end."""
+        self._note(Session(self.session(), reported=True))
+
+    def set_ended(self, ending: Ending) -> None:
+        self._note(Session(self.session(), ending=ending))
+
+    def _note(self, session: Session) -> None:
         """Best effort, since without it a client only waits longer for a server that is gone."""
         with suppress(OSError):
-            self.save_session(self.session(), reported=reported)
-
-    @property
-    def has_reported(self) -> bool:
-        """Whether the run needs nothing more of this client, which only waits for its end."""
-        return _session_in(self.path).reported
+            write_session(self.path, session)
 
     def close(self) -> None:
         self._lock.release()
-
-
-def reported_directory(state_dir: Path, client_id: int) -> ClientDirectory | None:
-    """The newest of a client's directories for which `has_reported` holds."""
-    sessions = state_dir.glob(str(client_directory(Path(), "*", client_id) / SESSION_NAME))
-    reported = [path for path in sessions if _session_in(path.parent).reported]
-    if not reported:
-        return None
-    newest = max(reported, key=lambda path: path.stat().st_mtime)
-    return ClientDirectory(state_dir, newest.parent.parent.name, client_id)
-
-
-class _Session(NamedTuple):
-    """What a client's directory holds of its last session."""
-
-    token: str = ""
-    reported: bool = False
-
-
-def _session_in(directory: Path) -> _Session:
-    try:
-        stored = json.loads((directory / SESSION_NAME).read_text())
-        return _Session(token=str(stored["session"]), reported=stored.get("reported") is True)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return _Session()
 
 
 def _check_format(path: Path, metadata: Mapping[str, str]) -> None:

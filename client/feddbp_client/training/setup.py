@@ -284,5 +284,7 @@ def restore_checkpoint(client: LocalClient, directory: ClientDirectory) -> Check
             f"{client.data.pixels}; give the same --data"
         )
     client.trainer.load_state(checkpoint.state)
-    log.info("client %d resumes after %s", client.client_id, round_name(checkpoint.round, client.config.rounds))
+    ends_at = checkpoint.round if checkpoint.upload is None else None  # written after the final evaluation alone
+    done = round_name(checkpoint.round, client.config.rounds, ends_at=ends_at)
+    log.info("client %d resumes after %s", client.client_id, done)
     return checkpoint

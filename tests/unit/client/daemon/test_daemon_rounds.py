@@ -21,6 +21,7 @@ from feddbp_client.compute.devices import CPU
 from feddbp_client.compute.plan import Compute
 from feddbp_client.compute.slots import TrainingSlots
 from feddbp_client.daemon import round_worker as round_worker_module
+from feddbp_client.daemon import run_end as run_end_module
 from feddbp_client.daemon import session_loop as daemon_module
 from feddbp_client.daemon.connection import CallRefusedError, Download, ServerUnavailableError
 from feddbp_client.daemon.reply_checks import InvalidReplyError, OutOfBoundsError
@@ -41,7 +42,7 @@ Script = Callable[["FakeConnection"], AsyncIterator[pb.RoundEvent]]
 
 
 class Start(Protocol):
-    def __call__(self, server: FakeConnection, *, patience: timedelta = ...) -> ClientDaemon: ...
+    def __call__(self, server: FakeConnection, *, patience: timedelta = ..., next_run: bool = ...) -> ClientDaemon: ...
 
 
 class FakeConnection:
@@ -159,6 +160,13 @@ def ended(outcome: pb.RunOutcome.ValueType = pb.RUN_OUTCOME_FINISHED) -> pb.Roun
     return pb.RoundEvent(run_ended=pb.RunEnded(outcome=outcome, reason="end of the script"))
 
 
+def one_event(event: pb.RoundEvent) -> Script:
+    async def script(server: FakeConnection) -> AsyncIterator[pb.RoundEvent]:
+        yield event
+
+    return script
+
+
 def empty_checkpoint(round_number: int, metrics: pb.RoundMetrics) -> Checkpoint:
     return Checkpoint(
         run_id="first",
@@ -199,9 +207,9 @@ def start(tmp_path: Path, trainer: FakeTrainer, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(daemon_module, "build_client", built)
     local = LocalOptions(data=None, data_dir=tmp_path, model=None)
 
-    def started(server: FakeConnection, *, patience: timedelta = timedelta(0)) -> ClientDaemon:
+    def started(server: FakeConnection, *, patience: timedelta = timedelta(0), next_run: bool = False) -> ClientDaemon:
         connection: Any = server
-        options = DaemonOptions(state_dir=tmp_path, patience=patience, local=local)
+        options = DaemonOptions(state_dir=tmp_path, patience=patience, local=local, next_run=next_run)
         return ClientDaemon(0, connection, options, slots=TrainingSlots({CPU: 1}))
 
     return started
@@ -543,22 +551,80 @@ async def test_a_client_killed_after_its_last_report_ends_at_once_when_the_serve
     directory.close()
     async with asyncio.timeout(30):
         assert await start(GoneConnection(nothing), patience=timedelta(days=1)).run() is ExitCode.OK
-    with pytest.raises(ServerUnavailableError):  # started again, it waits for the server of another run
-        await start(GoneConnection(nothing)).run()
+    assert await start(GoneConnection(nothing)).run() is ExitCode.OK  # and started again
 
 
-@pytest.mark.parametrize("outcome", [pb.RUN_OUTCOME_FINISHED, pb.RUN_OUTCOME_STOPPED])
-async def test_a_client_that_received_the_end_waits_for_the_server_of_another_run(
-    start: Start, outcome: pb.RunOutcome.ValueType
+@pytest.mark.parametrize(
+    ("outcome", "code"),
+    [(pb.RUN_OUTCOME_FINISHED, ExitCode.OK), (pb.RUN_OUTCOME_STOPPED, ExitCode.RUN_FAILED)],
+    ids=["finished", "stopped"],
+)
+async def test_a_client_started_again_after_the_end_does_not_wait_for_a_server_that_is_gone(
+    start: Start,
+    outcome: pb.RunOutcome.ValueType,
+    code: ExitCode,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(run_end_module, "_STARTUP_SECONDS", 0.0)
+
     async def script(server: FakeConnection) -> AsyncIterator[pb.RoundEvent]:
         yield last_evaluation()
         await server.has_seen(f"report {CONFIG.rounds}")
         yield ended(outcome)
 
     await start(FakeConnection(script)).run()
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        async with asyncio.timeout(60):
+            assert await start(GoneConnection(nothing), patience=timedelta(days=1)).run() is code
+    (line,) = caplog.messages
+    how = f"the run {'finished' if code is ExitCode.OK else 'stopped'}: end of the script"
+    assert line.startswith(f"client 0: {how}; its server does not answer, nothing is left to do")
+
+
+async def test_after_the_end_another_run_or_another_server_is_waited_for(start: Start) -> None:
+    await start(FakeConnection(one_event(ended()))).run()
     with pytest.raises(ServerUnavailableError):
-        await start(GoneConnection(nothing)).run()
+        await start(GoneConnection(nothing), next_run=True).run()
+    other = GoneConnection(nothing)
+    other.server_identity = "10.0.0.7:50051"
+    with pytest.raises(ServerUnavailableError):
+        await start(other).run()
+
+
+async def test_a_server_that_is_started_with_its_clients_is_found_after_an_ended_run(start: Start) -> None:
+    await start(FakeConnection(one_event(ended()))).run()
+
+    class Late(FakeConnection):
+        tries = 0
+
+        async def get_run(self) -> pb.GetRunResponse:
+            self.tries += 1
+            if self.tries == 1:
+                raise ServerUnavailableError("the server does not answer")
+            return await super().get_run()
+
+    late = Late(one_event(ended(pb.RUN_OUTCOME_FAILED)))
+    late.run_id = "second"
+    assert await start(late, patience=timedelta(days=1)).run() is ExitCode.RUN_FAILED
+    assert late.tries == 2
+
+
+async def test_a_run_that_ends_early_is_logged_with_its_last_round(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    final = pb.RoundEvent(final_evaluation=pb.FinalEvaluation(round=1))
+
+    async def script(server: FakeConnection) -> AsyncIterator[pb.RoundEvent]:
+        yield final
+        await server.has_seen("report 1")
+        yield ended()
+
+    with caplog.at_level(logging.INFO):
+        assert await start(FakeConnection(script)).run() is ExitCode.OK
+    assert any(line.startswith("client 0: the final evaluation: ") for line in caplog.messages)
+    assert f"client 0: the run finished after 1 of {CONFIG.rounds} rounds: end of the script" in caplog.messages
 
 
 async def test_a_disk_that_is_full_after_the_last_report_does_not_fail_the_client(
