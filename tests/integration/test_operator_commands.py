@@ -155,11 +155,18 @@ async def test_a_client_is_blocked_and_allowed_again(
         assert await asyncio.to_thread(main, ["client", "block", "1", *where, "--reason", "stolen laptop"]) == 0
         assert "blocked: client 1" in capsys.readouterr().out
         assert "an operator has blocked client 1: stolen laptop" in server.log
+        assert await asyncio.to_thread(main, ["client", "block", "1", *where]) == 0
+        assert capsys.readouterr().out.startswith("client 1 is blocked already: nothing had to be done\n")
         with pytest.raises(CallRefusedError, match="an operator has blocked client 1"):
             await crowd.ended()
     assert await asyncio.to_thread(main, ["client", "allow", "1", *where]) == 0
-    assert await asyncio.to_thread(main, ["client", "drop", "0", *where]) == 0
     assert "blocked" not in capsys.readouterr().out
+    assert await asyncio.to_thread(main, ["client", "allow", "1", *where]) == 0
+    assert capsys.readouterr().out.startswith("client 1 is not blocked: nothing had to be done\n")
+    assert await asyncio.to_thread(main, ["client", "drop", "0", *where]) == 0
+    assert capsys.readouterr().out.startswith("client 0 is not in the run: nothing had to be done\n")
+    for what in ("blocked", "allowed", "dropped"):
+        assert server.log.count(f"WARNING an operator has {what}") == (what != "dropped")
     assert await asyncio.to_thread(main, ["client", "drop", "7", *where]) == 4
     assert "client id 7 is not one of this run's 0 to 2" in capsys.readouterr().err
 

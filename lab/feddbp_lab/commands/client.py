@@ -41,6 +41,8 @@ class ClientCommandConfig(FrozenModel):
 class _Action:
     purpose: str
     request: Callable[[int, str], Request]
+    already: str
+    """The state of a client about which nothing has to be done."""
 
 
 _ACTIONS: Final = MappingProxyType(
@@ -49,15 +51,18 @@ _ACTIONS: Final = MappingProxyType(
             purpose="Removes a client from the run: no round waits for it. A daemon that still runs joins again, and "
             "takes part from the next round.",
             request=lambda client, reason: pb.DropClientRequest(client_id=client, reason=reason),
+            already="is not in the run",
         ),
         "block": _Action(
             purpose="Removes a client from the run with its upload of the open round, and refuses all its calls until "
             "it is allowed again, also after a restart of the server.",
             request=lambda client, reason: pb.BlockClientRequest(client_id=client, reason=reason),
+            already="is blocked already",
         ),
         "allow": _Action(
             purpose="Ends a block: the client may join again.",
             request=lambda client, _: pb.AllowClientRequest(client_id=client),
+            already="is not blocked",
         ),
     }
 )
@@ -81,6 +86,8 @@ def command(argv: Sequence[str]) -> int:
     if config.json_output:
         print(json.dumps(as_dict(status), indent=2))
     else:
+        if status.unchanged:
+            print(f"client {client} {action.already}: nothing had to be done")
         console().print(status_line(status), *absent_lines(status), sep="\n")
     return ExitCode.OK
 

@@ -2264,6 +2264,7 @@ class RunStatus(_message.Message):
     ACCURACY_CLIENTS_FIELD_NUMBER: _builtins.int
     HEALTH_FIELD_NUMBER: _builtins.int
     PRIVACY_FIELD_NUMBER: _builtins.int
+    UNCHANGED_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """Id of the run."""
     method: _builtins.str
@@ -2300,6 +2301,10 @@ class RunStatus(_message.Message):
     """
     accuracy_clients: _builtins.int
     """Clients that mean_accuracy is over; absent before 0.2.0."""
+    unchanged: _builtins.bool
+    """In the answer to DropClient, BlockClient and AllowClient: nothing had to be done, because the client was not in the
+    run, was blocked already, or was not blocked. False before 0.2.0.
+    """
     @_builtins.property
     def clients(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientStatus]:
         """All clients that have ever joined, by id."""
@@ -2364,10 +2369,11 @@ class RunStatus(_message.Message):
         accuracy_clients: _builtins.int | None = ...,
         health: Global___ServerHealth | None = ...,
         privacy: _abc.Iterable[_builtins.str] | None = ...,
+        unchanged: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_accuracy_clients", b"_accuracy_clients", "_mean_accuracy", b"_mean_accuracy", "_next_client", b"_next_client", "accuracy_clients", b"accuracy_clients", "health", b"health", "mean_accuracy", b"mean_accuracy", "next_client", b"next_client", "time_left", b"time_left"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accuracy_clients", b"_accuracy_clients", "_mean_accuracy", b"_mean_accuracy", "_next_client", b"_next_client", "accuracy_clients", b"accuracy_clients", "blocked", b"blocked", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "clients", b"clients", "health", b"health", "held_phase", b"held_phase", "incidents", b"incidents", "mean_accuracy", b"mean_accuracy", "method", b"method", "min_clients", b"min_clients", "missing", b"missing", "never_joined", b"never_joined", "next_client", b"next_client", "phase", b"phase", "privacy", b"privacy", "reason", b"reason", "refusals", b"refusals", "round", b"round", "rounds", b"rounds", "run_id", b"run_id", "software_version", b"software_version", "time_left", b"time_left", "total_clients", b"total_clients", "training_alone", b"training_alone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accuracy_clients", b"_accuracy_clients", "_mean_accuracy", b"_mean_accuracy", "_next_client", b"_next_client", "accuracy_clients", b"accuracy_clients", "blocked", b"blocked", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "clients", b"clients", "health", b"health", "held_phase", b"held_phase", "incidents", b"incidents", "mean_accuracy", b"mean_accuracy", "method", b"method", "min_clients", b"min_clients", "missing", b"missing", "never_joined", b"never_joined", "next_client", b"next_client", "phase", b"phase", "privacy", b"privacy", "reason", b"reason", "refusals", b"refusals", "round", b"round", "rounds", b"rounds", "run_id", b"run_id", "software_version", b"software_version", "time_left", b"time_left", "total_clients", b"total_clients", "training_alone", b"training_alone", "unchanged", b"unchanged"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__accuracy_clients: _TypeAlias = _typing.Literal["accuracy_clients"]  # noqa: Y015
     _WhichOneofArgType__accuracy_clients: _TypeAlias = _typing.Literal["_accuracy_clients", b"_accuracy_clients"]  # noqa: Y015

@@ -76,18 +76,15 @@ class ControlService(pb_grpc.ControlServicer):
 
     async def DropClient(self, request: pb.DropClientRequest, context: Context) -> pb.RunStatus:
         self._identity.check_operator(context)
-        await self._coordinator.drop(request.client_id, request.reason)
-        return self._status()
+        return self._answer(changed=await self._coordinator.drop(request.client_id, request.reason))
 
     async def BlockClient(self, request: pb.BlockClientRequest, context: Context) -> pb.RunStatus:
         self._identity.check_operator(context)
-        await self._coordinator.block(request.client_id, request.reason)
-        return self._status()
+        return self._answer(changed=await self._coordinator.block(request.client_id, request.reason))
 
     async def AllowClient(self, request: pb.AllowClientRequest, context: Context) -> pb.RunStatus:
         self._identity.check_operator(context)
-        await self._coordinator.allow(request.client_id)
-        return self._status()
+        return self._answer(changed=await self._coordinator.allow(request.client_id))
 
     async def WatchRun(self, request: pb.WatchRunRequest, context: Context) -> AsyncIterator[pb.RunEvents]:
         self._identity.check_operator(context)
@@ -115,6 +112,11 @@ class ControlService(pb_grpc.ControlServicer):
             await asyncio.sleep(0)  # other calls are answered between two pages
             page = self._status(page.next_client)
             yield page
+
+    def _answer(self, *, changed: bool) -> pb.RunStatus:
+        status = self._status()
+        status.unchanged = not changed
+        return status
 
     def _status(self, clients_from: int = 0) -> pb.RunStatus:
         return status_of(self._coordinator.view, clients_from=clients_from)

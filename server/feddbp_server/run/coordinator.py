@@ -324,15 +324,25 @@ class Coordinator:
         shown = printable(reason, self._limits.text_characters)
         await self._operate(StopRequested(shown or "stopped by an operator"))
 
-    async def drop(self, client_id: int, reason: str) -> None:
+    # each returns whether anything had to be done
+
+    async def drop(self, client_id: int, reason: str) -> bool:
         """Removes a client from the run; it may join again, and takes part from the next round."""
         self._check_client_of_running(client_id)
+        session = self.sessions.get(client_id)
+        is_in_session = session is not None and self.sessions.is_current(session)
+        if client_id not in self._engine.state.members and not is_in_session:
+            return False
         await self._engine.run_shielded(self._remove(client_id, Left(client_id), "dropped", reason))
+        return True
 
-    async def block(self, client_id: int, reason: str) -> None:
+    async def block(self, client_id: int, reason: str) -> bool:
         """Removes a client from the run, with its upload of the open round, and refuses all its calls."""
         self._check_client_of_running(client_id)
+        if client_id in self.blocked:
+            return False
         await self._engine.run_shielded(self._block(client_id, reason))
+        return True
 
     async def _block(self, client_id: int, reason: str) -> None:
         state = self._engine.state
@@ -341,11 +351,14 @@ class Coordinator:
             await self._engine.store.run(lambda store: store.forget_upload(client_id, state.round))
         await self._remove(client_id, Blocked(client_id), "blocked", reason)
 
-    async def allow(self, client_id: int) -> None:
+    async def allow(self, client_id: int) -> bool:
         """Ends a block."""
         self._check_client_of_running(client_id)
+        if client_id not in self.blocked:
+            return False
         await self._operate(Allowed(client_id))
         self._engine.event_log.operated("allowed", client_id)
+        return True
 
     async def _remove(self, client_id: int, event: Event, what: str, reason: str) -> None:
         engine = self._engine

@@ -43,7 +43,8 @@ async def test_a_round_goes_on_without_a_dropped_client_which_may_join_again(sto
         assert (await next_event(events)).HasField("round_opened")
         await first.work(0)
         await second.work(0)
-        await server.coordinator.drop(2, "stuck")
+        assert await server.coordinator.drop(2, "stuck")
+        assert not await server.coordinator.drop(2, "stuck")
         await server.until_round(1)
         with pytest.raises(StopAsyncIteration):
             await anext(events)
@@ -52,13 +53,15 @@ async def test_a_round_goes_on_without_a_dropped_client_which_may_join_again(sto
         ).reason == pb.REFUSAL_REASON_STALE_SESSION
         await Daemon.join(server, 2)
         assert 2 in server.engine.state.members
+        assert await server.coordinator.drop(2, "stuck again")
 
 
 async def test_a_blocked_client_is_shut_out_until_it_is_allowed_again(tmp_path: Path) -> None:
     async with Server(SqliteStore(tmp_path), tmp_path, **TWO_OF_THREE) as server:
         first, second, third = await join_all(server)
         await third.work(0)
-        await server.coordinator.block(2, "certificate stolen")
+        assert await server.coordinator.block(2, "certificate stolen")
+        assert not await server.coordinator.block(2, "certificate stolen")
         assert server.engine.state.uploaded == ids()
         assert activities(server)[2] == pb.CLIENT_ACTIVITY_BLOCKED
         assert list(status_of(server.view).blocked) == [2]
@@ -70,7 +73,8 @@ async def test_a_blocked_client_is_shut_out_until_it_is_allowed_again(tmp_path: 
         await second.moved_to(restarted).work(0)
         await restarted.until_round(1)
         assert not await restarted.thread.run(lambda store: store.upload(2, 0))
-        await restarted.coordinator.allow(2)
+        assert await restarted.coordinator.allow(2)
+        assert not await restarted.coordinator.allow(2)
         await Daemon.join(restarted, 2)
         assert restarted.engine.state.members == ids(0, 1, 2)
     entries = [json.loads(line) for line in (tmp_path / AUDIT_NAME).read_text().splitlines()]
