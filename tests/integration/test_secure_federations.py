@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,29 @@ async def test_a_round_with_one_client_too_few_keeps_the_old_prototypes_and_says
     ended_with = await finished(running_federation, access, *SECURE, *LOSSES, lost={4: step, 5: step})
     assert ended_with == plain  # the next round sums what all clients have in it
     assert reason in running_federation.commands[-1].log
+
+
+async def test_a_round_that_too_many_have_left_is_given_up_without_a_deadline(
+    running_federation: Federation, access: ClientCredentials, plain: str
+) -> None:
+    server = await start_server(
+        running_federation, *RUN, "--certs", access.certs, *SECURE, "--round-deadline", "0", "--sum-wait", "1h"
+    )
+    leaving = {4, 5}
+
+    async def leave(number: int, event: pb.RoundEvent) -> None:
+        if event.round_opened.round == LOST_IN and number in leaving:
+            leaving.remove(number)
+            # it joins again when its session is refused, and is not in this round
+            await crowd.connections[number].leave(crowd.clients[number].session, "")
+
+    on_event = {number: partial(leave, number) for number in leaving}
+    crowd = Crowd(running_federation.address, range(CLIENTS), access=access, on_event=on_event)
+    async with crowd:
+        await crowd.ended()
+    await exits(server, 0)
+    assert "a sum needs 5 clients, and 4 are left in the round" in server.log
+    assert running_federation.summary()["prototypes_sha256"] == plain  # the next round sums what all have in it
 
 
 # --- what the server holds ---

@@ -34,7 +34,7 @@ Advance: TypeAlias = Callable[[pb.AdvanceSumRequest], Awaitable[pb.AdvanceSumRes
 
 
 class ExcludedError(FedDBPError):
-    """The sum continues without this client."""
+    """This client has no part in the sum."""
 
 
 class SumOverError(FedDBPError):
@@ -124,7 +124,7 @@ class SecureRound:
             if kind == expected:
                 return answer
             if kind == "excluded":
-                raise ExcludedError(f"the sum continues without this client: {printable(answer.excluded.reason)}")
+                raise ExcludedError(f"it has no part in the sum: {printable(answer.excluded.reason)}")
             if kind == "over":
                 raise SumOverError("the round is closed")
             if kind != "pending":

@@ -278,6 +278,8 @@ class RunEngine:
             self.event_log.waiting(lambda: Waiting.of(state, self.policy, self.clock()))
         if (state.phase, state.members) != (before.phase, before.members):
             self.event_log.alone(sole_participant(state, self.policy))
+        if self.secure_sums is not None and (state.selected, state.skipped) != (before.selected, before.skipped):
+            self.secure_sums.wake()
         if state.client_facing != before.client_facing:
             self.run_changed.publish()
         self.status_changed.publish()

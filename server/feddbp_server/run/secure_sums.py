@@ -135,7 +135,7 @@ class SecureSums:
         while True:
             changed = self._changed.upcoming()
             await self._decide(current, candidates)
-            answer = self._answer(current, step, client_id)
+            answer = self._answer(current, step, client_id) or self._hopeless(current, candidates)
             left = give_up - self._clock()
             if answer is not None or left <= 0:
                 return answer or pb.AdvanceSumResponse(pending=pb.SumPending())
@@ -168,7 +168,7 @@ class SecureSums:
                 )
 
     def wake(self) -> None:
-        """Lets a sum that is being opened notice that the server stops, or the run is over."""
+        """Lets a sum notice that the server stops, the run is over, or other clients are left in the round."""
         self._changed.publish()
 
     def close(self, round_number: int) -> None:
@@ -309,6 +309,22 @@ class SecureSums:
             case SumStep.REVEAL:
                 return pb.AdvanceSumResponse(over=pb.SumOver())
         return None
+
+    def _hopeless(self, current: _Sum, candidates: Candidates) -> pb.AdvanceSumResponse | None:
+        """Excludes a client that waits for a roster or shares which those left in the round can no longer give.
+
+        Who has left or skipped a round does not come back into it, also not after a restart. Clients that are only
+        disconnected may: for them a step waits.
+        """
+        if SumStep.SHARES in current.decided:
+            return None
+        left, needed = candidates.admitted(), self._least
+        if SumStep.KEYS in current.decided:
+            left, needed = left & current.decided[SumStep.KEYS], current.roster(self._verifier).threshold
+        if len(left) >= needed:
+            return None
+        reason = f"a sum needs {needed} clients, and {len(left)} are left in the round"
+        return pb.AdvanceSumResponse(excluded=pb.SumExcluded(reason=reason))
 
 
 _BASIS: Final[Mapping[SumStep, SumStep]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -252,6 +252,60 @@ async def test_a_client_that_an_operator_blocks_is_not_in_the_roster(certs: Path
     answer = await give(4)
     assert [keys.client_id for keys in answer.roster.keys] == sorted(EVERYONE)
     await asyncio.gather(*waiting)
+
+
+async def test_clients_that_wait_for_a_roster_learn_that_too_few_are_left(members: Members) -> None:
+    left = EVERYONE
+    candidates = Candidates(admitted=lambda: left, awaited=lambda: left)
+
+    async def give(number: int) -> pb.AdvanceSumResponse:
+        request = pb.AdvanceSumRequest(round=1, keys=members.keys(number))
+        return await members.sums.advance(number, request, CONTEXT, candidates)
+
+    waiting = [asyncio.create_task(give(number)) for number in range(4)]
+    while not await has_keys_of(members, range(4)):
+        pass
+    assert not any(task.done() for task in waiting)  # client 4 may be back
+    left = EVERYONE - {4}
+    members.sums.wake()
+    for answer in await asyncio.gather(*waiting):
+        assert answer.excluded.reason == "a sum needs 5 clients, and 4 are left in the round"
+    members.sums = members.restarted()
+    assert (await give(0)).HasField("excluded")
+
+
+async def has_keys_of(members: Members, clients: Iterable[int]) -> bool:
+    records = await members.store.run(lambda store: store.sum_records(CONTEXT.round))
+    return {record.client_id for record in records} >= set(clients)
+
+
+@pytest.mark.parametrize(("gone", "goes_on"), [({4}, True), ({3, 4}, False)])
+async def test_shares_are_exchanged_down_to_the_threshold_and_no_further(
+    members: Members, gone: set[int], goes_on: bool
+) -> None:
+    answers = await members.give_all({number: {"keys": members.keys(number)} for number in EVERYONE})
+    roster = members.clients[0].roster(map(keys_from_proto, answers[0].roster.keys), members.verifier)
+    left = among(EVERYONE - gone)
+
+    async def give(number: int) -> pb.AdvanceSumResponse:
+        shares = pb.SumShares(by_client=members.clients[number].shares(roster))
+        return await members.sums.advance(number, pb.AdvanceSumRequest(round=1, shares=shares), CONTEXT, left)
+
+    answers_of_left = await asyncio.gather(*map(give, sorted(EVERYONE - gone)))
+    for answer in answers_of_left:
+        if goes_on:
+            assert set(answer.shares.by_client) < EVERYONE - gone
+        else:
+            assert answer.excluded.reason == "a sum needs 4 clients, and 3 are left in the round"
+
+
+async def test_a_sum_that_is_shared_goes_on_whoever_leaves(members: Members) -> None:
+    await members.agreed()
+    opening = asyncio.create_task(members.sums.open(CONTEXT, EVERYONE))
+    request = pb.AdvanceSumRequest(round=1, uploaded=pb.SumUploaded())
+    answer = await members.sums.advance(0, request, CONTEXT, among(frozenset({0})))
+    assert set(answer.survivors.client_ids) == EVERYONE
+    opening.cancel()
 
 
 async def test_a_sum_is_not_given_up_because_the_server_stops(members: Members) -> None:
