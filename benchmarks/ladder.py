@@ -41,7 +41,7 @@ from feddbp_server.process import prepare_process, settle_heap
 from feddbp_server.rpc.upload import ADMITTED
 from feddbp_server.store import SqliteStore, Store, StoreWriter, UploadRecord
 
-SETTING = Setting(clients=20, rounds=40)
+SETTING = Setting(clients=20, rounds=15)
 RUN_ID = "ladder"
 
 
