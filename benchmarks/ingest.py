@@ -25,12 +25,13 @@ ROUNDS = 12
 
 
 class _BareService(pb_grpc.FederationServicer):
-    """Reads the stream and discards it."""
+    """Reads the stream and discards it; its receipt is what our client expects."""
 
     async def Upload(self, request_iterator: AsyncIterator[pb.UploadPart], context: object) -> pb.UploadReceipt:
+        header = (await anext(request_iterator)).header
         async for _ in request_iterator:
             pass
-        return pb.UploadReceipt()
+        return pb.UploadReceipt(round=header.round, sha256=header.manifest.sha256)
 
 
 async def _serve_bare() -> None:

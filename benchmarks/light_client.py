@@ -278,3 +278,16 @@ class LightClient:
     def _joined(self) -> RunConfig:
         assert self._config is not None, "join first"
         return self._config
+
+
+class SteadyClient(LightClient):
+    """Uploads the same payload in every round: to make one takes longer than to send it."""
+
+    def __init__(self, client_id: int, connection: Connection) -> None:
+        super().__init__(client_id, connection)
+        self._payload: Encoded | None = None
+
+    def encoded_upload(self, round_number: int) -> Encoded:
+        if self._payload is None:
+            self._payload = super().encoded_upload(0)
+        return self._payload

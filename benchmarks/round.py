@@ -20,7 +20,7 @@ from statistics import median
 from typing import TypeAlias
 
 from benchmarks.bare import BareClient
-from benchmarks.light_client import LightClient
+from benchmarks.light_client import SteadyClient
 from benchmarks.measurement import Measurement
 from benchmarks.servers import cpu_seconds, peak_bytes, running_server
 from feddbp_client.daemon.connection import Connection, ServerUnavailableError
@@ -99,19 +99,13 @@ class Comparison:
 # --- clients ---
 
 
-class RoundClient(LightClient):
-    """Does one round at a time, with the same payload in each."""
+class RoundClient(SteadyClient):
+    """Does one round at a time."""
 
     def __init__(self, client_id: int, connection: Connection) -> None:
         super().__init__(client_id, connection)
         self._events = connection.follow("")
-        self._payload: Encoded | None = None
         self._bytes_down = 0
-
-    def encoded_upload(self, round_number: int) -> Encoded:
-        if self._payload is None:
-            self._payload = super().encoded_upload(0)
-        return self._payload
 
     async def begin(self) -> Encoded:
         """Joins, when the server wants it to, and takes the first round's state; returns what it will upload."""

@@ -1,4 +1,7 @@
-"""Time between rounds: from the last receipt of a round until every client has the next assignment."""
+"""Time between rounds: from the last receipt of a round until every client has the next assignment, with its state.
+
+No client begins its next upload before all have theirs: the clients share a process, which would be busy with it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import time
 from collections import defaultdict
 from statistics import median
 
-from benchmarks.light_client import LightClient
+from benchmarks.light_client import SteadyClient
 from benchmarks.measurement import Measurement
 from benchmarks.servers import running_server
 from feddbp.v1 import federation_pb2 as pb
@@ -18,7 +21,7 @@ CLIENTS = 20
 ROUNDS = 40
 
 
-class _TimedClient(LightClient):
+class _TimedClient(SteadyClient):
     def __init__(self, client_id: int, connection: Connection, receipts: dict[int, list[float]]) -> None:
         super().__init__(client_id, connection)
         self._receipts = receipts
@@ -34,10 +37,16 @@ class _TimedClient(LightClient):
 async def _gaps(address: str) -> list[float]:
     receipts: dict[int, list[float]] = defaultdict(list)
     assignments: dict[int, list[float]] = defaultdict(list)
+    all_have_theirs: dict[int, asyncio.Event] = defaultdict(asyncio.Event)
 
     async def note(event: pb.RoundEvent) -> None:
-        if event.HasField("round_opened"):
-            assignments[event.round_opened.round].append(time.perf_counter())
+        if not event.HasField("round_opened"):
+            return
+        number = event.round_opened.round
+        assignments[number].append(time.perf_counter())
+        if len(assignments[number]) == CLIENTS:
+            all_have_theirs[number].set()
+        await all_have_theirs[number].wait()
 
     connection = Connection(address)
     clients = [_TimedClient(number, connection, receipts) for number in range(CLIENTS)]

@@ -24,7 +24,7 @@ from typing import Any
 import grpc
 from rich.console import Console
 
-from benchmarks.light_client import LightClient
+from benchmarks.light_client import SteadyClient
 from benchmarks.measurement import Measurement, table_of
 from benchmarks.servers import RunningServer, running_server
 from feddbp.v1 import federation_pb2 as pb
@@ -33,7 +33,6 @@ from feddbp_common.artifacts import AUDIT_NAME, DATABASE_NAME
 from feddbp_common.config.data import DataConfig
 from feddbp_common.config.run import RunConfig
 from feddbp_common.rpc.credentials import ClientCredentials
-from feddbp_common.wire import Encoded
 
 WORKERS = 2
 """Number of processes that run the clients."""
@@ -108,19 +107,6 @@ class OwnConnection(ClientCredentials):
         return super().channel(address, subject, [*options, ("grpc.use_local_subchannel_pool", 1)])
 
 
-class _SoakClient(LightClient):
-    """Uploads the same payload in every round, because generating one takes time."""
-
-    def __init__(self, client_id: int, connection: Connection) -> None:
-        super().__init__(client_id, connection)
-        self._payload: Encoded | None = None
-
-    def encoded_upload(self, round_number: int) -> Encoded:
-        if self._payload is None:
-            self._payload = super().encoded_upload(0)
-        return self._payload
-
-
 class _Sampler:
     """Samples memory and disk usage of the server every 50 ms and keeps one sample per round."""
 
@@ -156,7 +142,7 @@ async def _run_clients(address: str, ids: range, server: RunningServer) -> dict[
     sampler = _Sampler(server)
     sampling = asyncio.create_task(sampler.run())
     clients = [
-        _SoakClient(number, Connection(address, client_id=number, credentials=OwnConnection())) for number in ids
+        SteadyClient(number, Connection(address, client_id=number, credentials=OwnConnection())) for number in ids
     ]
     # a server that too many clients join at once tells each when to come back
     running = (client.run_reconnecting(sampler.on_event if client is clients[0] else None) for client in clients)

@@ -103,6 +103,7 @@ class Samples:
 
     status_seconds: list[float] = field(default_factory=list)
     memory: list[int] = field(default_factory=list)
+    """In rounds: not while clients join, nor in the final evaluation, which is unlike a round."""
     peak: int = 0
     cpu: float = 0.0
 
@@ -112,14 +113,15 @@ class Samples:
         stub: pb_grpc.ControlAsyncStub = pb_grpc.ControlStub(channel)
         while True:
             started = time.perf_counter()
-            await stub.GetStatus(pb.GetStatusRequest())
+            status = await stub.GetStatus(pb.GetStatusRequest())
             self.status_seconds.append(time.perf_counter() - started)
-            self.memory.append(resident_bytes(server.pid))
+            if status.phase in (pb.PHASE_COLLECTING, pb.PHASE_AGGREGATING):
+                self.memory.append(resident_bytes(server.pid))
             self.peak, self.cpu = peak_bytes(server.pid), cpu_seconds(server.pid)
             await asyncio.sleep(1.0)
 
     def growth(self) -> float:
-        """The largest memory of the last third of the run against that of the middle: within a round it swings."""
+        """The largest memory of the last third of the rounds against that of the middle: within a round it swings."""
         third = len(self.memory) // 3
         return max(self.memory[-third:]) / max(self.memory[third:-third])
 
@@ -163,7 +165,7 @@ async def _measure(clients: int, rounds: int, classes: int) -> list[Measurement]
             detail=f"in {PROCESSES} processes, {PER_CONNECTION} clients a connection; {cpu_text}",
         ),
         Measurement(
-            question=f"{clients} clients: memory at the end against the middle of the run",
+            question=f"{clients} clients: memory in the last third of the rounds against the middle",
             value=samples.growth(),
             bar=1.05,
             detail=f"peak {samples.peak / 1e6:.0f} MB; status call {status_text}",
