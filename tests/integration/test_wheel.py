@@ -75,7 +75,9 @@ def test_a_demo_runs_from_any_directory(with_everything: Installation, tmp_path:
     rows = [line.split() for line in done.stdout.splitlines()]
     clients = [row[:2] for row in rows if len(row) > 1 and row[1].startswith("mini_")]
     assert clients == [["0", "mini_plain"], ["1", "mini_residual"]]
-    assert [row[0] for row in rows[-6:]] == ["accuracy", "best", "traffic", "time", "sha256", "files"]
+    assert [row[0] for row in rows[-10:-3]] == ["accuracy", "best", "traffic", "time", "sha256", "files", "next"]
+    report, *_ = (row[1:] for row in rows[-4:])
+    assert with_everything.run(*report[: report.index("#")], cwd=tmp_path).returncode == 0
     results = tmp_path / "runs" / "demo-feddbp-digits"
     assert json.loads((results / "summary.json").read_text())["outcome"] == "finished"
     assert {json.loads(line)["client"] for line in (results / "metrics.jsonl").read_text().splitlines()} == {0, 1}

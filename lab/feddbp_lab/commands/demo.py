@@ -32,6 +32,7 @@ from feddbp_lab.results.run_results import MetricsTail, RunResults
 from feddbp_lab.terminal.format import terminal
 from feddbp_lab.terminal.lines import PlainDisplay, SilentDisplay
 from feddbp_lab.terminal.live import LiveDisplay
+from feddbp_lab.terminal.next_steps import next_steps
 from feddbp_lab.terminal.run_table import run_table
 from feddbp_lab.trackers.sinks import sink_for
 
@@ -127,6 +128,9 @@ async def _run(options: FederationOptions, here: LocalConfig, stack: AsyncExitSt
         print(json.dumps(summary, indent=2))
     else:
         console.print(run_table(results, options.directory))
+        if summary["outcome"] == "finished":
+            # not by the console, which would wrap what is to be copied
+            print(next_steps(options.directory, method=options.run.method), flush=True)
         if seen := server_view(options.run):
             console.print(Text(f"\n{seen}"))
     if page is not None and console.is_terminal:

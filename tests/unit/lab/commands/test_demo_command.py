@@ -19,6 +19,8 @@ from processes import processes_naming
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
+from feddbp_client.cli import main as client_main
+from feddbp_server.cli import main as server_main
 
 PATIENCE = 60.0
 
@@ -78,6 +80,11 @@ def test_a_demo_prints_every_round_and_writes_its_results(start: Callable[..., D
     rounds = [line for line in output.splitlines() if line.startswith("round ")]
     assert [line.split()[1] for line in rounds] == ["1/3", "2/3", "3/3"]
     assert "3 clients have joined" in output
+    *_, report, repeat, server, clients = (line.partition("#")[0].split() for line in output.splitlines())
+    assert report == ["next", "feddbp", "report", str(demo.out)]
+    assert repeat == ["feddbp", "demo", "--method", "local"]
+    assert server_main([*server[1:], "--dry-run"]) == 0
+    assert client_main([*clients[1:], "--dry-run"]) == 0
     summary = json.loads((demo.out / "summary.json").read_text())
     assert summary["outcome"] == "finished"
     assert summary["config"]["method_settings"]["tau"] == 0.1
