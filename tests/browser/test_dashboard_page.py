@@ -116,7 +116,7 @@ def write_run(directory: Path, *, clients: int, rounds: int, method: str = "fedd
             "inference": "prototype",
             "accuracies": {"prototype": 0.5},
             "test_samples": 10,
-            "losses": {"total": 1.0 / (number + 1)} if number < rounds else {},
+            "losses": {"total": 1.0 / (number + 1), "l_s": 0.1, "constructor": 1.0} if number < rounds else {},
             "seconds": {"evaluate": 0.1, "train": 1.0, "collect": 0.1},
             "bytes_up": 1000,
             "bytes_down": 1000,
@@ -172,6 +172,7 @@ async def test_a_folder_of_runs_is_browsed_and_a_thousand_clients_scroll(tmp_pat
             await watched.shows("#clients-note", "19 of 1,000 clients")
             await watched.shows("#gain-legend", "of 1,000 clients better")
             await watched.shows("#prototypes", "No prototypes were kept")
+            await watched.shows("#loss-legend", "weighted totalprototype distance, shared branchconstructor")
             assert watched.problems == []
 
 

@@ -36,6 +36,8 @@ def test_a_method_runs_and_improves_accuracy(method: str, running_federation: Fe
     first = 0 if method == "frozen" else 1  # whose prototypes are those of the first round ever after
     assert by_round[3] > by_round[first], by_round
     assert by_round[3] > 0.5, by_round
+    named = METHODS[method].all_loss_terms.keys()
+    assert all(line["losses"].keys() <= named for line in running_federation.metrics())
     assert all(line["bytes_up"] > 0 for line in running_federation.metrics() if line["round"] < 3)
 
 

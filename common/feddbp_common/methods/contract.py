@@ -53,6 +53,8 @@ class ExchangeShape:
     """Clients fuse their own prototypes with the global ones themselves, so that Fisher scores are not sent."""
 
 
+_COMMON_LOSS_TERMS: Final = {"total": "weighted total", "ce": "cross-entropy"}
+
 Rules = Callable[[Any, ExchangeShape], PayloadRules]
 
 CLIPPING_RULES: Final = ("mean", "clipped")
@@ -141,6 +143,16 @@ class Method:
     """None if uploads are averaged as they are."""
     presets: Mapping[str, Preset] = field(default_factory=dict)
     """By name; a run's method may be given as `NAME:PRESET`."""
+    loss_terms: Mapping[str, str] = field(default_factory=dict)
+    """Names for people of the terms of its local loss, by those under which they are reported."""
+
+    @property
+    def all_loss_terms(self) -> dict[str, str]:
+        return {**_COMMON_LOSS_TERMS, **self.loss_terms}
+
+    def loss_term(self, name: str) -> str:
+        """What a term of the local loss is called in pictures; not checked, since a client may report any name."""
+        return self.all_loss_terms.get(name, name.replace("_", " "))
 
     def load_strategy(self) -> Any:
         return _load(self.strategy)

@@ -51,6 +51,7 @@ FD = Method(
     download_rules=_download_rules,
     strategy="feddbp_server.strategies.fd:FDStrategy",
     trainer="feddbp_client.methods.fd:FD",
+    loss_terms={"distillation": "cross-entropy with class averages"},
     aggregation_rules=lambda settings: ("mean",) if settings.leave_one_out else ALL_RULES,
     sum_weights=lambda settings: None if settings.leave_one_out else SumWeights(),
     up=PayloadSize(content="mean logits", formula="4mC", size=_logit_bytes),

@@ -165,6 +165,14 @@ FEDDBP = Method(
     download_rules=_download_rules,
     strategy="feddbp_server.strategies.feddbp:FedDBPStrategy",
     trainer="feddbp_client.methods.guided_feddbp:feddbp",
+    loss_terms={
+        "ce_shared": "cross-entropy, shared branch",
+        "ce_decision": "cross-entropy, decision branch",
+        "l_s": "prototype distance, shared branch",
+        "l_d": "prototype contrast, decision branch",
+        "ce_guide": "cross-entropy, guide",
+        "distillation": "divergence from the guide",
+    },
     aggregation_rules=all_rules,
     up=PayloadSize(
         content="prototypes and Fisher scores", formula="8md; 4md + 2m k_top as top channels", size=_upload_bytes

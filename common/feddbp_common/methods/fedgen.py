@@ -127,6 +127,7 @@ FEDGEN = Method(
     download_rules=_download_rules,
     strategy="feddbp_server.strategies.fedgen:FedGenStrategy",
     trainer="feddbp_client.methods.fedgen:FedGen",
+    loss_terms={"generated": "cross-entropy, generated features", "latent": "divergence from generated features"},
     aggregation_rules=lambda settings: CLIPPING_RULES if settings.full else ALL_RULES,
     has_history=lambda _: True,
     up=HEAD_PAYLOAD_SIZE,

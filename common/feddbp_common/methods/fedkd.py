@@ -99,6 +99,12 @@ FEDKD = Method(
     download_rules=_download_rules,
     strategy="feddbp_server.strategies.fedkd:FedKDStrategy",
     trainer="feddbp_client.methods.fedkd:FedKD",
+    loss_terms={
+        "ce_mentor": "cross-entropy, own network",
+        "ce_mentee": "cross-entropy, common network",
+        "kl": "divergence of the two networks",
+        "features": "distance of their features",
+    },
     aggregation_rules=all_rules,
     sum_weights=lambda settings: SumWeights() if settings.target == "params" else None,
     expansion=Expansion(expanded, _expanded_rules),

@@ -72,6 +72,11 @@ FEDLFP = Method(
     download_rules=_download_rules,
     strategy="feddbp_server.strategies.fedlfp:FedLFPStrategy",
     trainer="feddbp_client.methods.fedlfp:FedLFP",
+    loss_terms={
+        "contrast": "sample contrast",
+        "pull_samples": "prototype distance, by samples",
+        "pull_classes": "prototype distance, by classes",
+    },
     up=PayloadSize(
         content="unlabelled prototypes, confidences, counts",
         formula="m(4d + 8)",

@@ -58,6 +58,7 @@ FEDMRL = Method(
     download_rules=_download_rules,
     strategy="feddbp_server.strategies.fedmrl:FedMRLStrategy",
     trainer="feddbp_client.methods.fedmrl:FedMRL",
+    loss_terms={"ce": "cross-entropy, all channels", "ce_small": "cross-entropy, first channels"},
     aggregation_rules=all_rules,
     sum_weights=lambda settings: SumWeights(tensors_by_samples=settings.weighted),
     up=_PAYLOAD_SIZE,

@@ -40,6 +40,7 @@ FEDPROC = Method(
     download_rules=prototypes_down,
     strategy="feddbp_server.strategies.fedproc:FedProcStrategy",
     trainer="feddbp_client.methods.fedproc:FedProc",
+    loss_terms={"gpc": "prototype contrast"},
     aggregation_rules=all_rules,
     sum_weights=lambda settings: SumWeights(prototypes_by_samples=settings.weighted),
     up=PayloadSize(

@@ -56,6 +56,7 @@ FEDPROTO = Method(
     download_rules=prototypes_down,
     strategy="feddbp_server.strategies.fedproto:FedProtoStrategy",
     trainer="feddbp_client.methods.fedproto:FedProto",
+    loss_terms={"proto": "prototype distance"},
     aggregation_rules=all_rules,
     sum_weights=lambda _: SumWeights(),
     up=LOCAL_PROTOTYPES,

@@ -31,6 +31,7 @@ FEDTGP = Method(
     download_rules=prototypes_down,
     strategy="feddbp_server.strategies.fedtgp:FedTGPStrategy",
     trainer="feddbp_client.methods.fedtgp:FedTGP",
+    loss_terms={"proto": "prototype distance"},
     has_history=lambda _: True,
     up=LOCAL_PROTOTYPES,
     down=GLOBAL_PROTOTYPES,

@@ -69,6 +69,7 @@ FPL = Method(
     download_rules=_download_rules,
     strategy="feddbp_server.strategies.fpl:FPLStrategy",
     trainer="feddbp_client.methods.fpl:FPL",
+    loss_terms={"cpcl": "cluster prototype contrast", "upcr": "mean prototype distance"},
     up=LOCAL_PROTOTYPES,
     down=PayloadSize(
         content="cluster prototypes", formula="J(4d + 4), J from C to CK/2 clusters", size=_download_bytes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -55,17 +54,16 @@ PRINT_STYLE: Final[dict[Any, Any]] = {
 }
 _NAMED_CLIENTS: Final = 10
 """With more clients, all are drawn in grey: twenty colours cannot be distinguished."""
+_TERMS_IN_A_COLUMN: Final = 8
+"""Of a loss: their names are long, but more of them leave the picture no room."""
 _LONGEST_LABEL: Final = 80
-_SYMBOL: Final = re.compile("[A-Za-z0-9]{1,8}")
-"""Index of a loss, which is drawn as a formula."""
-_FORMULA: Final = re.compile(r"\$L_\{\\mathrm\{[A-Za-z0-9]{1,8}\}\}\$")
 _MARKED_ROUNDS: Final = 25
 """With more rounds, the points are not marked."""
 
 
-def plot_text(text: str) -> str:
+def plot_text(text: str, limit: int = _LONGEST_LABEL) -> str:
     """Text for a picture; a label that begins with an underscore would be left out of the legend."""
-    return printable(text, _LONGEST_LABEL).removeprefix("_")
+    return printable(text, limit).removeprefix("_")
 
 
 def draw_curves(results: RunResults, path: Path) -> None:
@@ -79,8 +77,8 @@ def draw_curves(results: RunResults, path: Path) -> None:
         accuracy, loss = figure.subplots(1, 2)
         _draw_accuracy(accuracy, results)
         _draw_losses(loss, results)
-        for axes in (accuracy, loss):
-            _finish(axes)
+        _finish(accuracy, legend_columns=3)
+        _finish(loss, legend_columns=1 if len(loss.lines) <= _TERMS_IN_A_COLUMN else 3)
         figure.savefig(path, dpi=220)
 
 
@@ -119,7 +117,7 @@ def _client_style(number: int, client: dict[str, Any], clients: list[dict[str, A
 
 
 def _draw_losses(axes: Axes, results: RunResults) -> None:
-    losses = results.mean_losses()
+    losses, method = results.mean_losses(), method_named(results.summary["method"])
     for number, (name, values) in enumerate(losses.items()):
         total = name == "total"
         axes.plot(
@@ -129,34 +127,27 @@ def _draw_losses(axes: Axes, results: RunResults) -> None:
             linewidth=2.0 if total else 1.2,
             marker=_marker(values),
             markersize=3 if total else 2.5,
-            label="weighted total" if total else _term_label(name),
+            label=plot_text(method.loss_term(name)),
         )
-    # the terms differ by orders of magnitude
-    if losses and all(value > 0 for values in losses.values() for value in values.values()):
-        axes.set_yscale("log")
+    scale_losses(axes, losses)
     axes.set(title="Local loss, mean over clients", xlabel="round", ylabel="loss")
 
 
-def _term_label(name: str) -> str:
-    """l_s as the symbol L_s, ce_shared as a cross-entropy."""
-    kind, _, of = name.partition("_")
-    if kind == "l" and _SYMBOL.fullmatch(of):
-        return rf"$L_{{\mathrm{{{of}}}}}$"
-    if kind == "ce":
-        return plot_text(f"CE, {of}" if of else "CE")
-    return plot_text(name.replace("_", " "))
+def scale_losses(axes: Axes, losses: dict[str, dict[int, float]]) -> None:
+    """Logarithmic where it can be: the terms differ by orders of magnitude."""
+    if losses and all(value > 0 for values in losses.values() for value in values.values()):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")  # powers of ten would be formulas
 
 
 def _marker(points: dict[int, float]) -> str:
     return "o" if len(points) <= _MARKED_ROUNDS else ""
 
 
-def _finish(axes: Axes) -> None:
+def _finish(axes: Axes, *, legend_columns: int) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     if axes.get_legend_handles_labels()[0]:
         # below the axes, where no curve runs through it
-        legend = axes.legend(loc="upper center", bbox_to_anchor=(0.47, -0.15), ncols=3)
-        for text in legend.get_texts():
-            text.set_parse_math(_FORMULA.fullmatch(text.get_text()) is not None)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.47, -0.15), ncols=legend_columns)

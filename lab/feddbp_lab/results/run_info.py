@@ -28,6 +28,7 @@ def run_info(config: RunConfig, *, run_id: str, version: str = "", shares_protot
         "class_names": class_names(config),
         "version": version,
         "shares_prototypes": shares_prototypes,
+        "loss_terms": config.method_spec.all_loss_terms,
         "k_top": getattr(config.settings, "k_top", 0),
     }
 

@@ -58,7 +58,12 @@ export class AccuracyPanel {
     if (names.join() !== this.names.join()) this.losses.shape = "";
     this.names = names;
     this.losses.draw([rounds, ...positive], "No losses yet", "They arrive with the report on the first trained round.");
-    legend($("loss-legend"), names.map((name, index) => [index ? TERMS[index % TERMS.length] : "ink", termName(name)]));
+    legend($("loss-legend"), names.map((name, index) => [index ? TERMS[index % TERMS.length] : "ink", this.termName(name)]));
+  }
+
+  termName(name) {
+    const names = this.state.run.loss_terms;
+    return Object.hasOwn(names, name) ? names[name] : name.replaceAll("_", " ");
   }
 
   drawClients(u) {
@@ -146,12 +151,6 @@ export class AccuracyPanel {
 }
 
 /** l_s as L_s, ce_shared as CE shared. */
-function termName(name) {
-  if (name === "total") return "weighted total";
-  if (/^l_\w$/.test(name)) return `L_${name.slice(2)}`;
-  return name.startsWith("ce") ? `CE${name.slice(2).replaceAll("_", " ")}` : name.replaceAll("_", " ");
-}
-
 function drawPairs(wrap, pairs, state) {
   const { canvas, context, width, height } = canvasIn(wrap, wrap.clientHeight, "Accuracy of every client in this run and in local training");
   const low = Math.floor(10 * Math.min(...pairs.map((pair) => Math.min(pair.local, pair.now)))) / 10;

@@ -10,9 +10,11 @@ import numpy as np
 
 from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import ConfigurationError
+from feddbp_common.methods import method_named
+from feddbp_common.methods.contract import Method
 from feddbp_common.printable import printable
 from feddbp_lab.results.class_map import class_map, similarities
-from feddbp_lab.results.curves import INK
+from feddbp_lab.results.curves import INK, plot_text, scale_losses
 from feddbp_lab.results.pictures.figure import BLUE, GREY, ORANGE, PALE, Picture, clipped
 from feddbp_lab.results.run_files import RunFiles, last_accuracies
 from feddbp_lab.results.run_info import class_names
@@ -29,6 +31,8 @@ _TERM_STYLES: Final = ((BLUE, "-"), (ORANGE, "--"), (GREY, "-."), (BLUE, ":"), (
 _STEP_COLOURS: Final = {"download": "#9dbbe0", "train": BLUE, "upload": "#04152b", "wait": "#ececec"}
 _TIMELINE_ROUNDS: Final = 5
 _TIMELINE_CLIENTS: Final = 40
+_WIDE: Final = 4.0
+"""Inches from which on a legend of long names has two columns."""
 _NAMED: Final = 30
 """Classes up to which each is named on an axis."""
 
@@ -92,24 +96,26 @@ def _losses(results: RunResults) -> Picture | None:
     if not losses:
         return None
     caption = "Unweighted terms of the local loss and their weighted total, mean over clients."
-    return Picture(name="losses", title="Local loss", caption=caption, draw=partial(_draw_losses, losses=losses))
+    draw = partial(_draw_losses, losses=losses, method=method_named(results.summary["method"]))
+    return Picture(name="losses", title="Local loss", caption=caption, draw=draw, aspect=0.75)
 
 
-def _draw_losses(axes: Axes, *, losses: dict[str, dict[int, float]]) -> None:
+def _draw_losses(axes: Axes, *, losses: dict[str, dict[int, float]], method: Method) -> None:
     from matplotlib.ticker import MaxNLocator
 
     terms = [name for name in losses if name != "total"]
     for name, values in losses.items():
         colour, dash = (INK, "-") if name == "total" else _TERM_STYLES[terms.index(name) % len(_TERM_STYLES)]
-        label = "weighted total" if name == "total" else printable(name, 30)
+        label = plot_text(method.loss_term(name), 50)
         width = 1.8 if name == "total" else 1.2
         axes.plot(list(values), list(values.values()), color=colour, linestyle=dash, linewidth=width, label=label)
-    if all(value > 0 for values in losses.values() for value in values.values()):
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    scale_losses(axes, losses)
     axes.set(xlabel="round", ylabel="loss")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.figure.legend(loc="outside lower center", ncols=3)
+    # the names of terms are long
+    axes.figure.legend(
+        loc="outside lower center", ncols=2 if axes.get_window_extent().width > _WIDE * axes.figure.dpi else 1
+    )
 
 
 def _gain(results: RunResults, baseline: Mapping[int, float]) -> Picture | None:

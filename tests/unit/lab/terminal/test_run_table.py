@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 from lab_samples import printed, results
+from matplotlib.figure import Figure
 
 from feddbp_lab.results.curves import draw_curves
+from feddbp_lab.results.pictures.run_pictures import pictures_of
+from feddbp_lab.results.run_files import RunFiles
 from feddbp_lab.results.run_results import MetricsTail
 from feddbp_lab.terminal.run_table import run_table
 
@@ -84,6 +87,21 @@ def test_a_loss_that_is_not_finite_is_left_out_of_the_mean(tmp_path: Path) -> No
     assert losses["ce_shared"] == {1: 2.0, 2: 1.0, 3: pytest.approx(2 / 3)}
     assert "l_d" not in losses
     draw_curves(diverged, tmp_path / "curves.png")
+
+
+def test_terms_of_the_loss_are_drawn_by_names_for_people(tmp_path: Path) -> None:
+    sample = results()
+    for line in sample.metrics:
+        line["losses"] |= {"total": 1.0, "of_another_version": 1.0}
+    losses = next(picture for picture in pictures_of(RunFiles(tmp_path), sample, {}) if picture.name == "losses")
+    axes = Figure().subplots()
+    losses.draw(axes)
+    assert axes.get_legend_handles_labels()[1] == [
+        "cross-entropy, shared branch",
+        "weighted total",
+        "of another version",
+        "prototype distance, shared branch",
+    ]
 
 
 def test_a_growing_metrics_file_is_read_in_complete_lines(tmp_path: Path) -> None:
