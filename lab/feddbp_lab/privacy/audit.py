@@ -22,7 +22,7 @@ from feddbp_common.config.run import RunConfig, run_from_proto
 from feddbp_common.differential_privacy.mechanism import Release
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.seeding import derive_seed
-from feddbp_lab.privacy.attacks import Mean, Reference, Rows, auc
+from feddbp_lab.privacy.attacks import Mean, Reference, Rows
 from feddbp_lab.privacy.seen import (
     ClientSamples,
     Seen,
@@ -34,10 +34,9 @@ from feddbp_lab.privacy.seen import (
     sums_of,
     uploads_of,
 )
+from feddbp_lab.privacy.tally import Tally
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from feddbp_client.data import ClientData
     from feddbp_client.methods.base import LocalMethod
 
@@ -51,27 +50,6 @@ _REFERENCE_SAMPLES: Final = 4000
 _BATCH: Final = 256
 _REDRAWS: Final = 19
 """Of a release with noise, besides the one that was sent."""
-
-
-@dataclass
-class Tally:
-    """Attacks on prototypes of one kind; each counts by its pairs of a member and a non-member."""
-
-    prototypes: int = 0
-    pairs: int = 0
-    _won: float = 0.0
-
-    def add(self, members: npt.NDArray[np.float64], others: npt.NDArray[np.float64], *, counts: bool = True) -> None:
-        """`counts` unless the prototype was attacked before, with other noise."""
-        if len(members) and len(others):
-            pairs = len(members) * len(others)
-            self.prototypes += counts
-            self.pairs += pairs
-            self._won += pairs * auc(members, others)
-
-    @property
-    def auc(self) -> float:
-        return self._won / self.pairs
 
 
 @dataclass
@@ -145,7 +123,7 @@ def audit(
     for number, client in enumerate(clients):
         attack = _Attack(client, _reference_splits(client, clients), result)
         for draw, of_draw in zip(draws, sums, strict=True):
-            attack.on(draw[number], of_draw[number], counts=draw is samples)
+            attack.on(draw[number], of_draw[number])
         progress(number + 1, len(clients))
     result.labels = label_distances(samples, config)
     return result
@@ -196,25 +174,25 @@ class _Attack:
     """An attacker that knows a client's network and other samples."""
 
     def __init__(self, client: _Client, reference_splits: Sequence[Split], result: Audit) -> None:
-        self._config = client.config
+        self._config, self._client_id = client.config, client.client_id
         self._labels, self._held_out = client.data.test.labels.numpy(), client.features(client.data.test)
         self._reference = _reference(client, reference_splits)
         self._random = np.random.default_rng(derive_seed(client.config.seed, "audit", client.client_id))
         self._result = result
 
-    def on(self, samples: ClientSamples, sums: Mapping[int, Seen], *, counts: bool) -> None:
-        """Attacks what is seen of the client; `counts` if its prototypes are not counted yet."""
+    def on(self, samples: ClientSamples, sums: Mapping[int, Seen]) -> None:
+        """Attacks what is seen of the client, once for every draw of its noise."""
         result = self._result
         for label, upload in uploads_of(samples, self._config).items():
             members, others = samples.features[samples.labels == label], self._held_out[self._labels == label]
-            scored = partial(_scored, self._reference, label)
-            result.tally(UPLOAD, len(members)).add(*scored(upload, members, others), counts=counts)
+            scored, prototype = partial(_scored, self._reference, label), (self._client_id, label)
+            result.tally(UPLOAD, len(members)).add(prototype, *scored(upload, members, others))
             if label in sums:
-                result.tally(SUM, len(members)).add(*scored(sums[label], members, others), counts=counts)
+                result.tally(SUM, len(members)).add(prototype, *scored(sums[label], members, others))
             if len(others) > 1:
                 halves = np.array_split(self._random.permutation(others), 2)
-                result.baseline(NOTHING).add(*scored(upload, *halves), counts=counts)
-                result.baseline(ALONE).add(*scored(Seen(others[0], 1.0), others[:1], others[1:]), counts=counts)
+                result.baseline(NOTHING).add(prototype, *scored(upload, *halves))
+                result.baseline(ALONE).add(prototype, *scored(Seen(others[0], 1.0), others[:1], others[1:]))
 
 
 def _scored(reference: Reference, label: int, seen: Seen, inside: Rows, outside: Rows) -> tuple[Mean, Mean]:

@@ -18,11 +18,27 @@ def draw_audit(found: Audit, path: Path) -> None:
         figure = Figure(figsize=(3.6, 2.8), layout="constrained")
         axes = figure.subplots()
         sizes = [size for size in SIZES if any(size in tallies for tallies in found.membership.values())]
+        lowest = 0.4
         for colour, marker, attacked in zip(COLOURS, "os", (UPLOAD, SUM), strict=False):
             tallies = found.membership.get(attacked, {})
-            attacks = [(place, tallies[size]) for place, size in enumerate(sizes) if size in tallies]
-            points = [(place, tally.auc) for place, tally in attacks if tally.pairs]
-            axes.plot(*zip(*points, strict=True), color=colour, marker=marker, markersize=4, label=attacked)
+            attacks = [
+                (place, tallies[size]) for place, size in enumerate(sizes) if size in tallies and tallies[size].pairs
+            ]
+            aucs = [tally.auc for _, tally in attacks]
+            below = [tally.auc - tally.interval.low for _, tally in attacks]
+            above = [tally.interval.high - tally.auc for _, tally in attacks]
+            lowest = min([lowest, *(tally.interval.low - 0.02 for _, tally in attacks)])
+            axes.errorbar(
+                [place for place, _ in attacks],
+                aucs,
+                yerr=(below, above),
+                color=colour,
+                marker=marker,
+                markersize=4,
+                elinewidth=0.8,
+                capsize=2,
+                label=attacked,
+            )
         axes.axhline(0.5, color="0.5", linewidth=0.8, linestyle="--", label="guessing")
         if found.bound is not None:
             axes.axhline(found.bound, color="0.5", linewidth=0.8, linestyle=":", label="bound by epsilon")
@@ -31,7 +47,7 @@ def draw_audit(found: Audit, path: Path) -> None:
             title=f"{found.method} on {found.dataset}: membership",
             xlabel="samples of the class",
             ylabel="AUC",
-            ylim=(0.4, 1.02),
+            ylim=(lowest, 1.02),
         )
         axes.legend(loc="best")
         figure.savefig(path, dpi=220)

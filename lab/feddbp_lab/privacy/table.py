@@ -9,7 +9,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from feddbp_common.humanize import NO_VALUE
-from feddbp_lab.privacy.audit import SIZES, SUM, UPLOAD, Audit, Tally
+from feddbp_lab.privacy.audit import SIZES, SUM, UPLOAD, Audit
+from feddbp_lab.privacy.tally import Tally
 from feddbp_lab.terminal.format import plain_table
 
 
@@ -41,7 +42,7 @@ def audit_tables(found: Audit) -> RenderableType:
 
 
 def _notes(found: Audit) -> Iterator[str]:
-    yield "AUC 0.5 is guessing, 1 is certainty; distance 0 is exact knowledge."
+    yield "AUC 0.5 is guessing, 1 is certainty, with its 95 % interval; distance 0 is exact knowledge."
     if found.hides_uploads:
         yield "The server of this run sees sums over clients alone, not a client's upload."
     if found.bound is not None:
@@ -52,7 +53,10 @@ def _notes(found: Audit) -> Iterator[str]:
 
 def as_json(found: Audit) -> dict[str, Any]:
     def tally_json(tally: Tally) -> dict[str, Any]:
-        return {"prototypes": tally.prototypes, "pairs": tally.pairs, "auc": tally.auc if tally.pairs else None}
+        counted = {"prototypes": tally.prototypes, "pairs": tally.pairs}
+        if not tally.pairs:
+            return {**counted, "auc": None, "auc_low": None, "auc_high": None}
+        return {**counted, "auc": tally.auc, "auc_low": tally.interval.low, "auc_high": tally.interval.high}
 
     return {
         "method": found.method,
@@ -72,4 +76,7 @@ def as_json(found: Audit) -> dict[str, Any]:
 
 
 def _auc(tally: Tally | None) -> str:
-    return NO_VALUE if tally is None or not tally.pairs else f"{tally.auc:.2f}"
+    if tally is None or not tally.pairs:
+        return NO_VALUE
+    low, high = tally.interval
+    return f"{tally.auc:.2f} ({low:.2f}–{high:.2f})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +64,7 @@ def test_a_run_is_audited_from_its_checkpoints(trained: Path, capsys: pytest.Cap
     assert {row["attacked"] for row in found["membership"]} == {UPLOAD, SUM}
     assert found["baselines"][ALONE]["auc"] == 1
     assert 0.35 < found["baselines"][NOTHING]["auc"] < 0.65
+    assert all(row["auc_low"] <= row["auc"] <= row["auc_high"] for row in found["membership"])
     assert found["labels"][EXACT] == 0
     assert found["labels"][CLASSES] > found["labels"][BUCKETS] > 0
     assert found["labels_told"] == EXACT
@@ -72,6 +74,7 @@ def test_the_table_and_the_picture_of_an_audit(trained: Path, capsys: pytest.Cap
     assert command(["audit", str(trained)]) == 0
     printed = capsys.readouterr().out
     assert "FedDBP on digits, 3 clients" in printed
+    assert re.search(r"no member: must be 0.5 +\d+ +0\.\d\d \(0\.\d\d–0\.\d\d\)", printed)
     assert (trained / "privacy.png").read_bytes().startswith(b"\x89PNG")
 
 
