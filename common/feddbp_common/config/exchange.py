@@ -91,7 +91,9 @@ class PrivacyConfig(FrozenModel):
         description="who fuses a client's own prototypes with the global ones; clients that do send no Fisher scores",
     )
     secure_sums: bool = Field(
-        False, description="the server sees nothing of uploads but their sum over clients; needs certificates"
+        False,
+        description="the server sees nothing of uploads but their sum over clients; needs certificates, which a demo "
+        "makes itself",
     )
     noise_multiplier: float = Field(
         0.0,
