@@ -36,7 +36,9 @@ COMMANDS: Final = MappingProxyType(
     {
         "demo": Command(summary="run a whole federation on this machine", module="feddbp_lab.commands.demo"),
         "experiment": Command(
-            summary="run grids of federations and report on them", module="feddbp_lab.commands.experiment"
+            summary="run grids of federations and report on them",
+            module="feddbp_lab.commands.experiment",
+            subcommands=("run", "plan", "cell", "status", "report", "pack", "list"),
         ),
         "report": Command(summary="print the results of a run so far", module="feddbp_lab.commands.report"),
         "compare": Command(summary="print several runs side by side", module="feddbp_lab.commands.compare"),

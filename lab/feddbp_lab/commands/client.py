@@ -13,9 +13,9 @@ from pydantic import Field
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.command_line import settings_from, settings_parser
-from feddbp_common.config.diagnostics import did_you_mean
 from feddbp_common.config.types import FrozenModel
 from feddbp_common.errors import ConfigurationError, ExitCode
+from feddbp_lab.commands.actions import chosen_action
 from feddbp_lab.commands.operate import RequestConfig
 from feddbp_lab.commands.status import as_dict, console
 from feddbp_lab.control_client import Request, call_control
@@ -69,13 +69,8 @@ _ACTIONS: Final = MappingProxyType(
 
 
 def command(argv: Sequence[str]) -> int:
-    name, *rest = argv or ("--help",)
-    if name in ("--help", "-h"):
-        print(_help())
-        raise SystemExit(ExitCode.OK)  # as argparse does
-    if name not in _ACTIONS:
-        hint = did_you_mean(name, _ACTIONS) or f"; see {PROG} --help"
-        raise ConfigurationError(f"no command is called {PROG} {name!r}{hint}")
+    summaries = {name: action.purpose.partition(":")[0] for name, action in _ACTIONS.items()}
+    name, rest = chosen_action(PROG, argv, summaries, operand="ID")
     action = _ACTIONS[name]
     parser = settings_parser(f"{PROG} {name}", action.purpose, ClientCommandConfig)
     parser.usage = f"{PROG} {name} ID [options]"
@@ -96,10 +91,3 @@ def _client_id(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or int(text) > _LARGEST_ID:
         raise ConfigurationError(f"{text!r} is not a client id")
     return int(text)
-
-
-def _help() -> str:
-    actions = "\n".join(f"  {name:<6} {action.purpose.partition(':')[0]}" for name, action in _ACTIONS.items())
-    return (
-        f"usage: {PROG} COMMAND ID [options]\n\ncommands:\n{actions}\n\n{PROG} COMMAND --help describes each of them."
-    )

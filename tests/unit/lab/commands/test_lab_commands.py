@@ -40,6 +40,26 @@ def test_every_command_has_a_help_text(name: str, capsys: pytest.CaptureFixture[
     assert f"feddbp {name}" in capsys.readouterr().out
 
 
+def test_the_actions_of_experiments_are_listed_without_importing_what_they_need() -> None:
+    code = (
+        "import sys\nfrom feddbp_lab.cli import main\n"
+        "try: main(['experiment', '--help'])\n"
+        "finally: print(*sorted(sys.modules.keys() & {'grpc', 'numpy', 'rich', 'torch'}), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "\n"
+    listed = done.stdout.partition("commands:")[2].partition("\n\n")[0].split("\n")
+    assert tuple(line.split()[0] for line in listed if line) == COMMANDS["experiment"].subcommands
+
+
+@pytest.mark.parametrize("name", COMMANDS["experiment"].subcommands)
+def test_every_action_of_experiments_has_a_help_text(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["experiment", name, "--help"])
+    assert left.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: feddbp experiment {name}")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -56,6 +76,7 @@ def test_every_command_has_a_help_text(name: str, capsys: pytest.CaptureFixture[
         (["status", "--server", "10.1.2.3:50051"], "10.1.2.3 is not this machine"),
         (["status", "--server", "0.0.0.0:5001"], "an address to listen on, not to connect to; give 127.0.0.1:5001"),
         (["methods", "nothing"], "no method is called 'nothing'"),
+        (["experiment", "reprot", "out"], "no command is called feddbp experiment 'reprot'; did you mean 'report'?"),
     ],
 )
 def test_a_usage_error_is_one_line_and_exit_code_2(
