@@ -37,6 +37,7 @@ from feddbp_server.rpc.upload import Uploads
 from feddbp_server.run.coordinator import Coordinator
 from feddbp_server.run.engine import RunEngine
 from feddbp_server.run.limits import DEFAULT_LIMITS, Limits
+from feddbp_server.run.pushed_states import EventWithState
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.sessions import Session
 from feddbp_server.run.state_machine import Phase
@@ -284,8 +285,13 @@ def metrics_of(directory: Path) -> list[dict[str, Any]]:
     return sorted(lines, key=lambda line: (line["round"], line["client"]))
 
 
-async def next_event(events: AsyncIterator[pb.RoundEvent]) -> pb.RoundEvent:
-    return await asyncio.wait_for(anext(events), timeout=PATIENCE)
+async def next_event(events: AsyncIterator[pb.RoundEvent | EventWithState]) -> pb.RoundEvent:
+    return as_sent(await asyncio.wait_for(anext(events), timeout=PATIENCE))
+
+
+def as_sent(event: pb.RoundEvent | EventWithState) -> pb.RoundEvent:
+    """An event as its client receives it."""
+    return pb.RoundEvent.FromString(event.SerializeToString())
 
 
 async def refusal_of(call: Awaitable[object]) -> pb.Refusal:

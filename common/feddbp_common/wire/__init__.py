@@ -1,6 +1,6 @@
 """Payloads: their content, their encoding and the rules that check them. Independent of rounds and methods."""
 
-from feddbp_common.wire.chunks import CHUNK_BYTES, BodyAssembler, chunked
+from feddbp_common.wire.chunks import CHUNK_BYTES, BodyAssembler, chunk_in, chunked
 from feddbp_common.wire.codec import (
     Encoded,
     WireType,
@@ -26,6 +26,7 @@ __all__ = [
     "WireType",
     "check_manifest",
     "check_values",
+    "chunk_in",
     "chunked",
     "decode",
     "digest_of",

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.errors import refuse
 
 CHUNK_BYTES: Final = 256 * 1024
+_CHUNK_FIELDS: Final = (pb.UploadPart.CHUNK_FIELD_NUMBER, pb.Chunk.DATA_FIELD_NUMBER)
+_WITH_LENGTH: Final = 2
+"""The kind of a protobuf field that begins with its length."""
 _SMALL_PIECE: Final = 4096
 """Chunks up to this size are merged, because an object for each would take many times the memory of its bytes."""
 
@@ -32,15 +36,41 @@ def chunked(segments: Iterable[memoryview], size: int = CHUNK_BYTES) -> Iterator
         yield bytes(pending)
 
 
+def chunk_in(part: bytes) -> memoryview | None:
+    """The bytes of the chunk in a serialised `UploadPart`, which protobuf would copy twice; None if there is no chunk.
+
+    None also for a chunk that is written in another way than protobuf's libraries do, and is left to them.
+    """
+    rest = memoryview(part)
+    for number in _CHUNK_FIELDS:
+        if not rest or rest[0] != number << 3 | _WITH_LENGTH:
+            return None
+        length, start = _length_in(rest)
+        rest = rest[start:]
+        if length != len(rest):
+            return None
+    return rest
+
+
+def _length_in(field: memoryview) -> tuple[int, int]:
+    """The length after a field's first byte, seven bits a byte, and where its content begins."""
+    length = 0
+    for index, byte in enumerate(field[1:6]):
+        length |= (byte & 0x7F) << 7 * index
+        if byte < 0x80:
+            return length, index + 2
+    return -1, 0
+
+
 class BodyAssembler:
     """Assembles a body from chunks; memory grows with the bytes received, up to the declared size."""
 
     def __init__(self, total_bytes: int) -> None:
         self._total = total_bytes
         self._received = 0
-        self._pieces: list[bytes | bytearray] = []
+        self._pieces: list[bytes | bytearray | memoryview] = []
 
-    def add(self, piece: bytes) -> None:
+    def add(self, piece: bytes | memoryview) -> None:
         if not piece:
             refuse("chunk", "is empty")
         self._received += len(piece)

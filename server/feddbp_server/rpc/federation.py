@@ -18,6 +18,7 @@ from feddbp_server.rpc.auth import Context, Identity
 from feddbp_server.rpc.upload import ADMITTED, Uploads
 from feddbp_server.run.coordinator import Coordinator
 from feddbp_server.run.limits import Limits
+from feddbp_server.run.pushed_states import EventWithState
 from feddbp_server.run.refusals import RefusedError, as_refusal
 from feddbp_server.run.sessions import Session
 from feddbp_server.store import StoreError
@@ -70,7 +71,9 @@ class FederationService(pb_grpc.FederationServicer):
             response.lease.FromTimedelta(self._coordinator.sessions.lease)
             return response
 
-    async def Follow(self, request: pb.FollowRequest, context: Context) -> AsyncIterator[pb.RoundEvent]:
+    async def Follow(  # type: ignore[override]  # an event with its state serialises itself
+        self, request: pb.FollowRequest, context: Context
+    ) -> AsyncIterator[pb.RoundEvent | EventWithState]:
         with self._caller(request.session, context) as session:
             events = self._coordinator.follow(session, peer=context.peer(), wants_state=request.wants_state)
             async for event in events:

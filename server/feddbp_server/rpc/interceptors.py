@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.errors import PayloadError
 from feddbp_common.rpc.failures import REFUSAL_METADATA_KEY
+from feddbp_common.wire import chunk_in
 from feddbp_server.reporting.event_log import EventLog
 from feddbp_server.rpc.auth import Context, Identity
 from feddbp_server.rpc.status_codes import STATUS_OF
@@ -71,13 +72,14 @@ class CallGuard(grpc.aio.ServerInterceptor):
     def _guard(self, handler: Handler, method: str) -> Handler:
         call = method.rpartition("/")[2]
         most = self._most_bytes(call, is_upload=handler.stream_unary is not None)
-        decode, encode = _decoder(handler.request_deserializer, most), handler.response_serializer
+        decode = _decoder(handler.request_deserializer, most)
         if handler.unary_unary is not None:
-            return grpc.stream_unary_rpc_method_handler(self._unary(call, handler.unary_unary), decode, encode)
+            return grpc.stream_unary_rpc_method_handler(self._unary(call, handler.unary_unary), decode, _encoded)
         if handler.unary_stream is not None:
-            return grpc.stream_stream_rpc_method_handler(self._stream(call, handler.unary_stream), decode, encode)
+            return grpc.stream_stream_rpc_method_handler(self._stream(call, handler.unary_stream), decode, _encoded)
         if handler.stream_unary is not None:
-            return grpc.stream_unary_rpc_method_handler(self._upload(call, handler.stream_unary), decode, encode)
+            guarded = self._upload(call, handler.stream_unary)
+            return grpc.stream_unary_rpc_method_handler(guarded, _part_decoder(decode), _encoded)
         return handler
 
     def _most_bytes(self, call: str, *, is_upload: bool) -> int | None:
@@ -203,6 +205,22 @@ def _decoder(decode: Any, most: int | None) -> Any:
         return message
 
     return decoded
+
+
+def _part_decoder(decode: Any) -> Any:
+    """Of the parts of an upload: chunks as their bytes, headers as messages."""
+
+    def decoded(data: bytes) -> Any:
+        chunk = chunk_in(data)
+        return decode(data) if chunk is None else chunk
+
+    return decoded
+
+
+def _encoded(response: Any) -> bytes:
+    """A message, or what serialises itself as one."""
+    encoded: bytes = response.SerializeToString()
+    return encoded
 
 
 class _Decoded:

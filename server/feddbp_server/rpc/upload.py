@@ -7,7 +7,7 @@ import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import timedelta
-from typing import Final
+from typing import Final, TypeAlias
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.errors import PayloadError
@@ -33,20 +33,26 @@ _LOSS_SECONDS: Final = 0.02
 """A lost connection ends a stream, too; this long after, gRPC cancels the call and the client is not to blame."""
 
 
+Part: TypeAlias = pb.UploadPart | memoryview
+"""Of an upload: its header, or the bytes of a chunk."""
+
+
 class PartStream:
     """The parts of one upload, and whether its client may still be sending some."""
 
-    def __init__(self, parts: AsyncIterator[pb.UploadPart]) -> None:
+    def __init__(self, parts: AsyncIterator[Part]) -> None:
         self._parts = parts
         self._sending = True
         self._begun = False
 
-    async def next(self) -> pb.UploadPart | None:
+    async def next(self) -> Part | None:
         """Returns None after the last part."""
         part = await anext(self._parts, None)
         if part is None:
             self._sending = False
-        elif not self._begun and part.header.awaits_admission:
+        elif isinstance(part, pb.UploadPart) and part.HasField("chunk"):
+            part = memoryview(part.chunk.data)
+        elif not self._begun and isinstance(part, pb.UploadPart) and part.header.awaits_admission:
             self._sending = False  # until it is admitted; a header further on is an error, and more may follow it
         self._begun = True
         return part
@@ -74,7 +80,7 @@ class PartStream:
             part = await self.next()
         except RefusedError:
             return limits.message_bytes
-        return 0 if part is None else len(part.chunk.data)
+        return len(part) if isinstance(part, memoryview) else 0
 
 
 class _Incoming:
@@ -91,7 +97,7 @@ class _Incoming:
         if self._patience is not None:
             self._patience.reschedule(asyncio.get_running_loop().time())
 
-    async def read(self, parts: PartStream, add: Callable[[bytes], None], wait: timedelta) -> None:
+    async def read(self, parts: PartStream, add: Callable[[memoryview], None], wait: timedelta) -> None:
         """Reads the rest of the parts, each within its time.
 
         There is one timer for all of them, which a part sets again once a tenth of it has passed.
@@ -101,9 +107,9 @@ class _Incoming:
         try:
             async with asyncio.timeout(0 if self._superseded else seconds) as self._patience:
                 while (part := await parts.next()) is not None:
-                    if part.WhichOneof("part") != "chunk":
+                    if not isinstance(part, memoryview):
                         raise PayloadError("chunk", "only chunks may follow the header")
-                    add(part.chunk.data)
+                    add(part)
                     fault_point("server.upload.receiving")
                     now = loop.time()
                     if now > set_at + seconds / 10 and not self._superseded:
@@ -128,7 +134,7 @@ class Uploads:
         self._incoming: dict[int, _Incoming] = {}
 
     @asynccontextmanager
-    async def reading(self, parts: AsyncIterator[pb.UploadPart]) -> AsyncIterator[PartStream]:
+    async def reading(self, parts: AsyncIterator[Part]) -> AsyncIterator[PartStream]:
         """Reads an upload to its end before the call ends, so that the client receives its receipt or refusal."""
         stream = PartStream(parts)
         try:
@@ -145,7 +151,7 @@ class Uploads:
                 first = await parts.next()
         except TimeoutError:
             raise _stalled(self._limits.header_wait) from None
-        if first is None or first.WhichOneof("part") != "header":
+        if not isinstance(first, pb.UploadPart) or not first.HasField("header"):
             raise RefusedError(
                 pb.REFUSAL_REASON_INVALID_REQUEST, "an upload has to begin with its header", field="header"
             )

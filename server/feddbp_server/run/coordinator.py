@@ -22,7 +22,7 @@ from feddbp_server.run.fairness import CallsPerClient, FairSlots
 from feddbp_server.run.join_queue import JoinQueue
 from feddbp_server.run.limits import Limits
 from feddbp_server.run.participants import Candidates
-from feddbp_server.run.pushed_states import PushedStates, announced_round
+from feddbp_server.run.pushed_states import EventWithState, PushedStates, announced_round
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.reports import commit_report, report_record
 from feddbp_server.run.sessions import Session
@@ -143,7 +143,7 @@ class Coordinator:
 
     async def follow(
         self, session: Session, *, peer: str = "", wants_state: bool = False
-    ) -> AsyncGenerator[pb.RoundEvent, None]:
+    ) -> AsyncGenerator[pb.RoundEvent | EventWithState, None]:
         """The run as this client sees it, and then every change of that; ends when the client leaves.
 
         With `wants_state` the first event of a round has the client's state in it, if it is small.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.fault_injection import fault_point
@@ -30,7 +31,7 @@ class PushedStates:
         self._slots = MovingSlots(limits.pushed_states, limits.pushed_state_wait)
 
     @asynccontextmanager
-    async def with_state(self, session: Session, event: pb.RoundEvent) -> AsyncIterator[pb.RoundEvent]:
+    async def with_state(self, session: Session, event: pb.RoundEvent) -> AsyncIterator[pb.RoundEvent | EventWithState]:
         """The event with the state that belongs to it, if there is one to be sent; in memory until the context ends."""
         number = announced_round(event)
         if number is None or session.client_id in self._engine.state.uploaded:
@@ -44,7 +45,7 @@ class PushedStates:
                 yield event
             else:
                 with self._engine.history.downloading(session.client_id, number):
-                    yield _joined(event, state)
+                    yield EventWithState(event, state)
         finally:
             if has_slot:
                 self._slots.give_back()
@@ -70,9 +71,28 @@ def announced_round(event: pb.RoundEvent) -> int | None:
     return event.final_evaluation.round if event.HasField("final_evaluation") else None
 
 
-def _joined(event: pb.RoundEvent, state: Encoded) -> pb.RoundEvent:
-    joined = pb.RoundEvent()
-    joined.CopyFrom(event)
-    joined.state.manifest.CopyFrom(state.manifest)
-    joined.state.body = state.body()  # the one copy of it here
-    return joined
+@dataclass(frozen=True)
+class EventWithState:
+    """An event of a round and the client's state, sent as one `RoundEvent`.
+
+    It is serialised here: protobuf would copy the state's bytes into its message first, and then out of it.
+    """
+
+    event: pb.RoundEvent
+    state: Encoded
+
+    def SerializeToString(self) -> bytes:
+        body_bytes = self.state.manifest.total_bytes
+        manifest = pb.PushedState(manifest=self.state.manifest).SerializeToString()
+        body = _field(pb.PushedState.BODY_FIELD_NUMBER, body_bytes)
+        state = _field(pb.RoundEvent.STATE_FIELD_NUMBER, len(manifest) + len(body) + body_bytes)
+        return b"".join((self.event.SerializeToString(), state, manifest, body, *self.state.segments))
+
+
+def _field(number: int, length: int) -> bytes:
+    """The beginning of a protobuf field of so many bytes: its number, and the length, seven bits a byte."""
+    begun = bytearray([number << 3 | 2])
+    while length > 0x7F:
+        begun.append(length & 0x7F | 0x80)
+        length >>= 7
+    return bytes((*begun, length))

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.errors import PayloadError
-from feddbp_common.wire import CHUNK_BYTES, BodyAssembler, chunked
+from feddbp_common.wire import CHUNK_BYTES, BodyAssembler, chunk_in, chunked
 
 
 def segments_of(lengths: list[int]) -> list[memoryview]:
@@ -127,3 +128,43 @@ def test_a_large_declared_size_allocates_nothing() -> None:
     assembler = BodyAssembler(1 << 62)
     assembler.add(b"x")
     assert not assembler.complete
+
+
+# --- the chunk in a message ---
+
+
+@pytest.mark.parametrize("size", [1, 100, 122, 123, 127, 128, 16_000, 16_383, 16_384, 2_097_152])
+def test_the_chunk_in_a_message_is_found_without_decoding_it(size: int) -> None:
+    data = bytes(range(256)) * (size // 256 + 1)
+    part = pb.UploadPart(chunk=pb.Chunk(data=data[:size]))
+    assert bytes(chunk_in(part.SerializeToString()) or b"") == data[:size]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        b"",
+        pb.UploadPart(header=pb.UploadHeader(session="s", round=2)).SerializeToString(),
+        pb.UploadPart(chunk=pb.Chunk()).SerializeToString(),
+        # two chunks, of which protobuf takes the last; a field that is unknown, in the message and in the chunk
+        pb.UploadPart(chunk=pb.Chunk(data=b"one")).SerializeToString() * 2,
+        pb.UploadPart(chunk=pb.Chunk(data=b"one")).SerializeToString() + b"\x7a\x01x",
+        b"\x12\x08\x0a\x03one\x7a\x01x",
+        # lengths that are too short, too long, unfinished, or of more bytes than any
+        b"\x12\x05\x0a\x02one",
+        b"\x12\x05\x0a\x04one",
+        b"\x12\x06\x0a\x03one",
+        b"\x12\x85",
+        b"\x12\x85\x80\x80\x80\x80\x80\x00\x0a\x03one",
+        b"\x12",
+    ],
+)
+def test_what_is_no_chunk_in_the_usual_form_is_left_to_protobuf(part: bytes) -> None:
+    assert chunk_in(part) is None
+
+
+@given(st.binary(max_size=64) | st.binary(max_size=64).map(lambda data: b"\x12" + data))
+def test_a_chunk_that_is_found_is_the_one_that_protobuf_decodes(part: bytes) -> None:
+    found = chunk_in(part)
+    if found is not None:
+        assert pb.UploadPart.FromString(part).chunk.data == found

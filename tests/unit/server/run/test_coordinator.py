@@ -19,6 +19,7 @@ from coordinator_runs import (
     Server,
     accept,
     activities,
+    as_sent,
     join_all,
     join_request,
     metrics,
@@ -35,6 +36,7 @@ from feddbp_common.wire import Payload
 from feddbp_server.rpc.status_reply import status_of
 from feddbp_server.run.engine import Broadcast
 from feddbp_server.run.limits import DEFAULT_LIMITS
+from feddbp_server.run.pushed_states import EventWithState
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.state_machine import Phase
 from feddbp_server.store import MemoryStore
@@ -42,7 +44,7 @@ from feddbp_server.store import MemoryStore
 AT_ONCE = replace(DEFAULT_LIMITS, disconnection_wait=timedelta(0))
 
 
-async def silent(events: AsyncIterator[pb.RoundEvent]) -> bool:
+async def silent(events: AsyncIterator[pb.RoundEvent | EventWithState]) -> bool:
     """Whether nothing is pushed for a while; the stream is of no use afterwards."""
     try:
         await asyncio.wait_for(anext(events), timeout=0.05)
@@ -288,7 +290,7 @@ async def test_the_server_waits_until_every_member_has_received_the_end(server: 
         await asyncio.sleep(0)
         assert not ended.done()
         async for event in server.coordinator.follow(daemon.session):
-            assert event.run_ended.reason == "enough"
+            assert as_sent(event).run_ended.reason == "enough"
     await asyncio.wait_for(ended, timeout=PATIENCE)
 
 

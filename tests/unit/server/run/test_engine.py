@@ -16,6 +16,7 @@ from coordinator_runs import (
     ROUNDS,
     Daemon,
     Server,
+    as_sent,
     join_all,
     metrics_of,
     next_event,
@@ -39,7 +40,8 @@ async def test_a_run_goes_from_first_join_to_end_on_pushed_events_alone(server: 
 
     async def live(client_id: int) -> None:
         daemon = await Daemon.join(server, client_id)
-        async for event in server.coordinator.follow(daemon.session):
+        async for sent in server.coordinator.follow(daemon.session):
+            event = as_sent(sent)
             kind = event.WhichOneof("event")
             assert kind is not None
             received[client_id].append(kind)

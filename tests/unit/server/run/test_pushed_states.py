@@ -9,15 +9,18 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
+import numpy as np
+import pytest
 from coordinator_runs import ROUNDS, Daemon, Server, join_all, next_event
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_common.wire import decode, digest_of
+from feddbp_common.wire import Payload, decode, digest_of, encode
 from feddbp_server.run.limits import DEFAULT_LIMITS, Limits
+from feddbp_server.run.pushed_states import EventWithState
 from feddbp_server.store import MemoryStore
 
 
-def following(daemon: Daemon, *, wants_state: bool = True) -> AsyncIterator[pb.RoundEvent]:
+def following(daemon: Daemon, *, wants_state: bool = True) -> AsyncIterator[pb.RoundEvent | EventWithState]:
     return daemon.server.coordinator.follow(daemon.session, wants_state=wants_state)
 
 
@@ -46,6 +49,19 @@ async def test_the_event_of_a_round_has_what_download_would_send(server: Server)
         event = await next_event(events)
         assert event.HasField("final_evaluation")
         assert decode(event.state.manifest, event.state.body).prototypes is not None
+
+
+@pytest.mark.parametrize("size", [0, 1, 31, 32, 4096, 100_000])
+def test_an_event_with_a_state_has_the_bytes_of_the_message(size: int) -> None:
+    """Of every length: how long a field is decides how many bytes its length takes."""
+    state = encode(Payload(tensors={"guide": np.arange(size, dtype=np.float32)}))
+    event = pb.RoundEvent(round_opened=pb.RoundOpened(round=3, selected=True))
+    message = pb.RoundEvent(round_opened=event.round_opened)
+    message.state.manifest.CopyFrom(state.manifest)
+    message.state.body = state.body()
+    sent = EventWithState(event, state).SerializeToString()
+    assert pb.RoundEvent.FromString(sent) == message
+    assert sent == message.SerializeToString() or size == 0  # protobuf leaves an empty body out
 
 
 async def test_a_client_that_does_not_ask_for_states_gets_none(server: Server) -> None:

@@ -12,6 +12,7 @@ from coordinator_runs import (
     ROUNDS,
     Daemon,
     Server,
+    as_sent,
     join_all,
     metrics_of,
     summary_of,
@@ -128,7 +129,7 @@ async def test_a_finished_run_stays_finished_and_its_summary_is_written_again(
         assert second.phase is Phase.FINISHED
         daemon = second.engine.sessions.get(0)
         assert daemon is not None
-        events = [event async for event in second.coordinator.follow(daemon)]
+        events = [as_sent(event) async for event in second.coordinator.follow(daemon)]
     assert [event.run_ended.outcome for event in events] == [pb.RUN_OUTCOME_FINISHED]
     assert summary_of(tmp_path)["prototypes_sha256"] == uninterrupted[0]["prototypes_sha256"]
 
