@@ -176,6 +176,40 @@ async def test_a_folder_of_runs_is_browsed_and_a_thousand_clients_scroll(tmp_pat
             assert watched.problems == []
 
 
+LOSSES_OF = """async (reporting) => {
+  const { RunState } = await import("/static/run_state.js");
+  const state = new RunState();
+  const clients = [0, 1, ...reporting], ones = clients.map(() => 1);
+  const rounds = [0, 0, ...reporting.map(() => 1)];
+  state.apply({ reports: [clients, rounds, ...Array(7).fill(ones)], losses: { 0: { total: 2 }, 1: { total: 1 } } });
+  state.apply({ status: { phase: "collecting", round: 1 } });
+  return state.lossCurves().rounds;
+}"""
+
+
+REBUILT = """async () => {
+  const { LineChart, line } = await import("/static/charts.js");
+  const chart = new LineChart(document.getElementById("traffic-chart"), { label: "", series: () => [line("--s1")] });
+  const rebuilt = [1, 2, 3, 4].map((points) => {
+    const before = chart.plot, numbers = [...Array(points).keys()];
+    chart.draw([numbers, numbers], "", "");
+    return chart.plot !== before;
+  });
+  return rebuilt;
+}"""
+
+
+async def test_the_loss_of_an_open_round_is_drawn_once_its_clients_have_reported(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", clients=2, rounds=1)
+    with federation(tmp_path) as running:
+        url = await start_dashboard(running, tmp_path / "run")
+        async with browser_page(url) as watched:
+            assert await watched.page.evaluate(LOSSES_OF, [1]) == [1]
+            assert await watched.page.evaluate(LOSSES_OF, [0, 1]) == [1, 2]
+            # once for the first points, and once without the markers that few points have
+            assert await watched.page.evaluate(REBUILT) == [True, False, True, False]
+
+
 async def test_foreign_text_of_a_stored_run_is_shown_as_text(tmp_path: Path) -> None:
     results_with(*FOREIGN, directory=tmp_path / "runs" / "hostile")
     with federation(tmp_path) as running:

@@ -1,6 +1,6 @@
 // Accuracy of every client and their mean, losses by term, and the gain over local training.
 import { $, css, canvasIn, empty, hideTip, legend, onResize, percent, plural, replace, showTip } from "./dom.js";
-import { LineChart, line } from "./charts.js";
+import { FEW, LineChart, line } from "./charts.js";
 
 const TERMS = ["c5", "c1", "c2", "c3", "c4", "c6"];
 
@@ -36,7 +36,7 @@ export class AccuracyPanel {
     onResize($("gain-chart"), () => this.drawGain());
   }
 
-  points() { return this.state.meanCurve().rounds.length < 3; }
+  points() { return this.state.meanCurve().rounds.length < FEW; }
 
   draw() {
     const { rounds, mean, low, high } = this.state.meanCurve();
@@ -54,7 +54,7 @@ export class AccuracyPanel {
   drawLosses() {
     const { rounds, names, values } = this.state.lossCurves();
     const positive = values.map((row) => row.map((value) => (value > 0 ? value : null)));
-    this.few = rounds.length < 3;
+    this.few = rounds.length < FEW;
     if (names.join() !== this.names.join()) this.losses.shape = "";
     this.names = names;
     this.losses.draw([rounds, ...positive], "No losses yet", "They arrive with the report on the first trained round.");

@@ -7,6 +7,8 @@ const axis = (extra) => ({
   ticks: { show: false }, gap: 6, ...extra,
 });
 
+/** Points of a curve below which each has a marker. */
+export const FEW = 3;
 export const wholeRounds = (u, splits) => splits.map((value) => (Number.isInteger(value) ? value : ""));
 
 /** Keeps one uPlot in `target`; `build(data)` returns its options, and it is rebuilt when its shape or the theme changes. */
@@ -27,10 +29,12 @@ export class LineChart {
       replace(this.target, empty(emptyTitle, emptyText));
       return;
     }
-    const shape = `${data.length}:${this.target.clientWidth}`;
-    if (!this.plot || shape !== this.shape) this.rebuild();
+    if (!this.plot || this.shapeNow() !== this.shape) this.rebuild();
     else this.plot.setData(data);
   }
+
+  /** What a plot is built for; a curve of few points has markers. */
+  shapeNow() { return `${this.data.length}:${this.data[0].length < FEW}:${this.target.clientWidth}`; }
 
   destroy() {
     this.plot?.destroy();
@@ -41,7 +45,7 @@ export class LineChart {
     if (!this.data || !this.data[0].length || !this.target.clientWidth) return;
     this.destroy();
     this.target.replaceChildren();
-    this.shape = `${this.data.length}:${this.target.clientWidth}`;
+    this.shape = this.shapeNow();
     const series = typeof this.series === "function" ? this.series() : this.series;
     this.plot = new uPlot({
       width: this.target.clientWidth,

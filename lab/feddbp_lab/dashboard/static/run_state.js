@@ -75,15 +75,20 @@ export class RunState {
 
   className(id) { return this.run?.class_names?.[id] ?? `class ${id}`; }
 
+  /** Whether a round is open, and fewer clients have reported on it than on the one before. */
+  isPartial(round) {
+    const [before, tally] = [this.perRound[round - 1], this.perRound[round]];
+    const isOpen = !this.isOver && !!this.status && round >= this.status.round;
+    return isOpen && !!before && !!tally && tally.values.length < before.values.length;
+  }
+
   /** Completed rounds with a mean worth drawing: the open one joins when its clients have reported. */
   meanCurve() {
     const rounds = [], mean = [], low = [], high = [];
     for (let round = 1; round < this.perRound.length; round++) {
       const tally = this.perRound[round];
       if (!tally || !tally.samples) continue;
-      const before = this.perRound[round - 1];
-      const isOpen = !this.isOver && this.status && round >= this.status.round;
-      if (isOpen && before && tally.values.length < before.values.length) continue;
+      if (this.isPartial(round)) continue;
       const values = [...tally.values].sort((a, b) => a - b);
       rounds.push(round);
       mean.push(100 * tally.correct / tally.samples);
@@ -93,9 +98,9 @@ export class RunState {
     return { rounds, mean, low, high };
   }
 
-  /** Means of every loss term over rounds, the total first. */
+  /** Means of every loss term over rounds, the total first; of the open round once its clients have reported. */
   lossCurves() {
-    const rounds = [...this.losses.keys()].sort((a, b) => a - b);
+    const rounds = [...this.losses.keys()].filter((round) => !this.isPartial(round)).sort((a, b) => a - b);
     const names = [...new Set(rounds.flatMap((round) => Object.keys(this.losses.get(round))))];
     names.sort((a, b) => (b === "total") - (a === "total"));
     const values = names.map((name) => rounds.map((round) => this.losses.get(round)[name] ?? null));
