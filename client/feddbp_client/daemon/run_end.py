@@ -18,8 +18,8 @@ from feddbp_common.rpc.enum_words import enum_word
 
 log = logging.getLogger("feddbp.client")
 
-_STARTUP_SECONDS: Final = 3.0
-"""In which a server that is started together with its clients answers."""
+_STARTUP_SECONDS: Final = 15.0
+"""In which a server that is started together with its clients answers, on a slow machine, too."""
 _RETRY_SECONDS: Final = 0.3
 
 
@@ -32,6 +32,7 @@ class RunEnd:
         self._next_run = next_run
         self._startup_seconds = min(_STARTUP_SECONDS, patience.total_seconds())
         self._began = time.monotonic()
+        self._has_told_of_wait = False
         self.completed_rounds: int | None = None
         """As the newest event says; None before the first."""
 
@@ -79,6 +80,10 @@ class RunEnd:
         """Whether a server of another run would have answered by now: a script may start it with its clients."""
         if time.monotonic() - self._began >= self._startup_seconds:
             return True
+        if not self._has_told_of_wait:
+            self._has_told_of_wait = True
+            wait = f"waiting {self._startup_seconds:g}s for that of another"
+            log.info("client %d: its last run has ended and its server does not answer; %s", self._client_id, wait)
         await asyncio.sleep(_RETRY_SECONDS)
         return False
 
