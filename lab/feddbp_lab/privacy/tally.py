@@ -95,7 +95,8 @@ class Tally:
 
 
 def _mean(attacked: Sequence[Attacked]) -> float:
-    return float(sum(share * each.auc for share, each in zip(_shares(attacked), attacked, strict=True)))
+    # of sums, not of shares: what is right in all pairs is exactly 1
+    return math.fsum(each.pairs * each.auc for each in attacked) / sum(each.pairs for each in attacked)
 
 
 def _shares(attacked: Sequence[Attacked]) -> list[float]:
