@@ -227,6 +227,7 @@ class Server:
         if self._monitor is not None:
             await self._monitor.close()
         await self._store.close()
+        self.engine.metrics_log.close()
         self._audit.close()
 
     def _exit_code(self) -> ExitCode:

@@ -137,6 +137,7 @@ class Server:
     async def crash(self) -> None:
         """Ends without draining, as a crash does."""
         await self.thread.close()
+        self.engine.metrics_log.close()
         self._audit.close()
 
     @property
