@@ -1,4 +1,4 @@
-"""The end of a run for one client: told by the server, concluded when that is gone, or known from an earlier start."""
+"""The end of a run for one client: announced by the server, concluded without it, or known from an earlier start."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class RunEnd:
         self._next_run = next_run
         self._startup_seconds = min(_STARTUP_SECONDS, patience.total_seconds())
         self._began = time.monotonic()
-        self._has_told_of_wait = False
+        self._has_logged_wait = False
         self.completed_rounds: int | None = None
         """As the newest event says; None before the first."""
 
-    def told(self, ended: pb.RunEnded, directory: ClientDirectory, *, rounds: int) -> ExitCode:
+    def announced(self, ended: pb.RunEnded, directory: ClientDirectory, *, rounds: int) -> ExitCode:
         """The server says that the run has ended."""
         finished = ended.outcome == pb.RUN_OUTCOME_FINISHED
         completed, after = self.completed_rounds, ""
@@ -72,7 +72,7 @@ class RunEnd:
             reopened.close()
 
     def known(self, server: str) -> Ending | None:
-        """How the last run of this client with a server ended; None if it goes on, or another one is waited for."""
+        """How the last run of this client with a server ended; None if it continues, or another one is waited for."""
         path = self._last(server)
         return None if path is None else read_session(path).ending
 
@@ -80,8 +80,8 @@ class RunEnd:
         """Whether a server of another run would have answered by now: a script may start it with its clients."""
         if time.monotonic() - self._began >= self._startup_seconds:
             return True
-        if not self._has_told_of_wait:
-            self._has_told_of_wait = True
+        if not self._has_logged_wait:
+            self._has_logged_wait = True
             wait = f"waiting {self._startup_seconds:g}s for that of another"
             log.info("client %d: its last run has ended and its server does not answer; %s", self._client_id, wait)
         await asyncio.sleep(_RETRY_SECONDS)

@@ -240,7 +240,7 @@ class ClientDaemon:
                 raise ServerUnavailableError("the server is shutting down")
             case "run_ended":
                 fault_point("client.end.told")
-                return self._end.told(event.run_ended, worker.directory, rounds=worker.client.config.rounds)
+                return self._end.announced(event.run_ended, worker.directory, rounds=worker.client.config.rounds)
         return None
 
     def _ended_while_away(self, reason: str) -> ExitCode:

@@ -86,7 +86,7 @@ def _held_back(run: RunConfig) -> list[str]:
     elif run.method_spec.fuses:
         found.append("of Fisher scores only the indices of top channels are sent")
     if run.privacy.declares_counts:
-        found.append("samples per class are told as powers of two")
+        found.append("samples per class are declared as powers of two")
     return found
 
 

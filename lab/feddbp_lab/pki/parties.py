@@ -54,7 +54,7 @@ def make_parties(
 def make_local_parties(directory: Path, parties: Mapping[str, Sequence[str]]) -> None:
     """Creates a directory for each party on this machine, with the certificates of its subjects, unless DIR exists.
 
-    Nobody keeps the authority's key: whoever has it can make up clients.
+    The authority's key is not kept: with it, certificates of further clients could be made.
     """
     if directory.exists():
         return

@@ -88,7 +88,7 @@ class FederationOptions:
             ),
             # processes share the cores, and results do not depend on how many there are
             compute=ComputeConfig(**self._devices(), threads=self.threads),
-            # whoever starts the run here is the operator of its clients, too
+            # the user who starts the run here also operates its clients
             source=SourceConfig(
                 data_dir=self.data_dir,
                 allow_import=self.run.imports,

@@ -26,7 +26,7 @@ def test_a_run_that_promises_nothing_says_nothing(privacy: dict[str, Any]) -> No
 
 CAREFUL = {"preset": "careful"}
 FEW_STAY = "careful: prototypes of fewer than 5 samples stay with their client"
-BUCKETS = "and samples per class are told as powers of two; the server sees all other prototypes"
+BUCKETS = "and samples per class are declared as powers of two; the server sees all other prototypes"
 
 
 @pytest.mark.parametrize(
