@@ -19,7 +19,7 @@ class DivergedError(TrainingError):
     """Training gave values that are not finite or out of bounds."""
 
     def __init__(self, cause: str) -> None:
-        super().__init__(f"training diverged: {cause}; try a smaller --learning-rate")
+        super().__init__(f"training diverged: {cause}; try a smaller --learning-rate or --clip-norm 10")
         self.cause = cause
 
 
