@@ -40,7 +40,7 @@ from feddbp_server.rpc.run_events import RunEventStreams
 from feddbp_server.rpc.upload import Uploads
 from feddbp_server.run.coordinator import Coordinator
 from feddbp_server.run.engine import RunEngine
-from feddbp_server.run.state_machine import Phase
+from feddbp_server.run.state_machine.state import Phase
 from feddbp_server.store import SqliteStore, StoreError, StoreWriter
 from feddbp_server.stored_options import options_json
 

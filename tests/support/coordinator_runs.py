@@ -40,7 +40,7 @@ from feddbp_server.run.limits import DEFAULT_LIMITS, Limits
 from feddbp_server.run.pushed_states import EventWithState
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.sessions import Session
-from feddbp_server.run.state_machine import Phase
+from feddbp_server.run.state_machine.state import Phase
 from feddbp_server.store import Store, StoreWriter
 
 CLIENTS, ROUNDS, CLASSES, WIDTH = 3, 2, 4, 6

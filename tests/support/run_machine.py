@@ -5,18 +5,9 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from feddbp_server.run.state_machine import (
-    Aggregated,
-    Effect,
-    Event,
-    Joined,
-    Phase,
-    RoundPolicy,
-    RunState,
-    Tick,
-    Uploaded,
-    step,
-)
+from feddbp_server.run.state_machine.events import Aggregated, Effect, Event, Joined, Tick, Uploaded
+from feddbp_server.run.state_machine.state import Phase, RoundPolicy, RunState
+from feddbp_server.run.state_machine.transitions import step
 
 
 def ids(*clients: int) -> frozenset[int]:

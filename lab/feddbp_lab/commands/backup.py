@@ -27,7 +27,7 @@ from feddbp_common.file_lock import is_locked
 from feddbp_common.humanize import human_bytes
 from feddbp_server.reporting.prototype_snapshots import snapshot_files
 from feddbp_server.reporting.unfinished import stored_metrics, summarise_unfinished
-from feddbp_server.run.state_machine import Phase
+from feddbp_server.run.state_machine.state import Phase
 from feddbp_server.store.backup import write_backup
 from feddbp_server.store.stored_run import read_run_id
 

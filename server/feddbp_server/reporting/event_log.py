@@ -21,19 +21,19 @@ from feddbp_server.run.limits import Limits
 from feddbp_server.run.participants import Waiting
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.sessions import Session
-from feddbp_server.run.state_machine import (
+from feddbp_server.run.state_machine.events import (
     ClientsSetAside,
     CloseRound,
     DeadlineExtended,
     Effect,
     FinalEvaluationOpened,
     MembersDropped,
-    Phase,
     RoundAbandoned,
     RoundOpened,
     RunBegan,
     RunEnded,
 )
+from feddbp_server.run.state_machine.state import Phase
 
 log = logging.getLogger("feddbp.server")
 

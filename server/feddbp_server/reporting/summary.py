@@ -16,7 +16,7 @@ from feddbp_common.fault_injection import fault_point
 from feddbp_common.humanize import client_names
 from feddbp_server.reporting.metrics_log import MetricsLog, Report, reports_in
 from feddbp_server.run.sessions import Session
-from feddbp_server.run.state_machine import Phase
+from feddbp_server.run.state_machine.state import Phase
 from feddbp_server.store import Jobs
 
 log = logging.getLogger("feddbp.server")

@@ -18,7 +18,7 @@ from feddbp_server.reporting.metrics_log import Report
 from feddbp_server.reporting.summary import RunOutcome, summarise
 from feddbp_server.run.sessions import Sessions
 from feddbp_server.run.snapshot import RunSnapshot
-from feddbp_server.run.state_machine import RunState
+from feddbp_server.run.state_machine.state import RunState
 from feddbp_server.store import ClientRecord, ReportRecord, StoreError
 from feddbp_server.store.stored_run import open_read_only
 

@@ -10,7 +10,7 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.version import VERSION
 from feddbp_server.reporting.history import resident_bytes
 from feddbp_server.run.sessions import Session
-from feddbp_server.run.state_machine import Phase
+from feddbp_server.run.state_machine.state import Phase
 from feddbp_server.run.view import RunView
 
 _PHASES: Final = {

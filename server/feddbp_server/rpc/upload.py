@@ -20,7 +20,8 @@ from feddbp_server.run.limits import Limits
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.reports import commit_report, count_report, report_record
 from feddbp_server.run.sessions import Session
-from feddbp_server.run.state_machine import Phase, RunState, Uploaded
+from feddbp_server.run.state_machine.events import Uploaded
+from feddbp_server.run.state_machine.state import Phase, RunState
 from feddbp_server.run.validation import check_report, wrong_round
 from feddbp_server.store import Announcement, ReportRecord, Store, UploadRecord
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_server.run.participants import when_the_run_begins
-from feddbp_server.run.state_machine import Phase, RoundPolicy, RunState
+from feddbp_server.run.state_machine.state import Phase, RoundPolicy, RunState
 
 _OUTCOMES: Final = {
     Phase.FINISHED: pb.RUN_OUTCOME_FINISHED,

@@ -26,7 +26,7 @@ from feddbp_server.run.pushed_states import EventWithState, PushedStates, announ
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.reports import commit_report, report_record
 from feddbp_server.run.sessions import Session
-from feddbp_server.run.state_machine import (
+from feddbp_server.run.state_machine.events import (
     Allowed,
     Blocked,
     Connected,
@@ -35,11 +35,11 @@ from feddbp_server.run.state_machine import (
     Joined,
     Left,
     PauseRequested,
-    Phase,
     ResumeRequested,
     Skipped,
     StopRequested,
 )
+from feddbp_server.run.state_machine.state import Phase
 from feddbp_server.run.validation import (
     check_client_id,
     check_download,

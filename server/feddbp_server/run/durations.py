@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Final
 
-from feddbp_server.run.state_machine import Phase
+from feddbp_server.run.state_machine.state import Phase
 
 PHASE_BOUNDS: Final = (0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 30.0, 60.0, 300.0, 900.0, 1800.0, 3600.0, 14400.0, 86400.0)
 """A phase lasts from milliseconds of aggregation to a day of a forgotten pause."""

@@ -36,21 +36,19 @@ from feddbp_server.run.limits import Limits
 from feddbp_server.run.participants import Waiting, sole_participant
 from feddbp_server.run.sessions import Sessions
 from feddbp_server.run.snapshot import RunSnapshot
-from feddbp_server.run.state_machine import (
+from feddbp_server.run.state_machine.events import (
     Aggregated,
     CloseRound,
     Effect,
     Event,
     Joined,
-    Phase,
     RoundOpened,
-    RoundPolicy,
     RunEnded,
     RunFailed,
-    RunState,
     Tick,
-    step,
 )
+from feddbp_server.run.state_machine.state import Phase, RoundPolicy, RunState
+from feddbp_server.run.state_machine.transitions import step
 from feddbp_server.store import AggregateRecord, MonitoredStore, Store, StoreError, StoreWriter
 
 if TYPE_CHECKING:

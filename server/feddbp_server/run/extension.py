@@ -10,7 +10,7 @@ from typing import Final
 from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import ConfigurationError
 from feddbp_server.run.snapshot import RunSnapshot
-from feddbp_server.run.state_machine import Phase, RunState
+from feddbp_server.run.state_machine.state import Phase, RunState
 from feddbp_server.store import Store
 
 log = logging.getLogger("feddbp.server")

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Final
 
 from feddbp_common.humanize import human_seconds, id_ranges
-from feddbp_server.run.state_machine import Phase, RoundPolicy, RunState
+from feddbp_server.run.state_machine.state import Phase, RoundPolicy, RunState
 
 _LISTED: Final = 200
 """Characters of ids in a line; the status has all of them."""

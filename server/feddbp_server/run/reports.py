@@ -7,7 +7,7 @@ from feddbp_common.fault_injection import fault_point
 from feddbp_server.reporting.metrics_log import Report
 from feddbp_server.run.engine import RunEngine
 from feddbp_server.run.sessions import Session
-from feddbp_server.run.state_machine import Reported
+from feddbp_server.run.state_machine.events import Reported
 from feddbp_server.store import ReportRecord
 
 

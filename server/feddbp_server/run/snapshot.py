@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from feddbp_server.run.state_machine import Best, Phase, RunState
+from feddbp_server.run.state_machine.state import Best, Phase, RunState
 
 
 @dataclass(frozen=True, kw_only=True)

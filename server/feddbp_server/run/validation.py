@@ -12,7 +12,7 @@ from feddbp_common.version import VERSION
 from feddbp_server.run.limits import Limits
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.sessions import Session
-from feddbp_server.run.state_machine import Phase, RunState
+from feddbp_server.run.state_machine.state import Phase, RunState
 
 
 def check_join(request: pb.JoinRequest, run_id: str, config: RunConfig, state: RunState, limits: Limits) -> None:

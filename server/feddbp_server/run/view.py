@@ -15,7 +15,7 @@ from feddbp_server.run.durations import Durations, PhaseTimes
 from feddbp_server.run.engine import RunEngine
 from feddbp_server.run.participants import never_joined, sole_participant
 from feddbp_server.run.sessions import Session
-from feddbp_server.run.state_machine import Phase, RoundPolicy, RunState
+from feddbp_server.run.state_machine.state import Phase, RoundPolicy, RunState
 
 
 class RunView:

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import pytest
 from pages import DOCS
 
-from feddbp_server.run.state_machine import Phase
+from feddbp_server.run.state_machine.state import Phase
 
 ROOT: Final = DOCS.parent
 PAGE: Final = (DOCS / "architecture.md").read_text()

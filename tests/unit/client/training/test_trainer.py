@@ -475,7 +475,9 @@ def test_short_steps_end_with_their_round() -> None:
 def test_a_loss_that_is_finite_but_huge_counts_as_diverged() -> None:
     tally = _LossTally()
     tally.add({"total": torch.tensor(2e6)})
-    with pytest.raises(DivergedError, match=r"loss term 'total' is 2e\+06; try a smaller --learning-rate or --clip-norm 10"):
+    with pytest.raises(
+        DivergedError, match=r"loss term 'total' is 2e\+06; try a smaller --learning-rate or --clip-norm 10"
+    ):
         tally.means()
 
 

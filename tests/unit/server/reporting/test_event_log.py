@@ -18,7 +18,8 @@ from feddbp_server.reporting.round_lines import RoundLines
 from feddbp_server.run.limits import DEFAULT_LIMITS
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.sessions import Session
-from feddbp_server.run.state_machine import CloseRound, MembersDropped, Phase
+from feddbp_server.run.state_machine.events import CloseRound, MembersDropped
+from feddbp_server.run.state_machine.state import Phase
 
 REFUSAL = RefusedError(pb.REFUSAL_REASON_WRONG_ROUND, "the run is in round 3", field="round")
 

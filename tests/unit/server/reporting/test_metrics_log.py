@@ -15,7 +15,7 @@ from feddbp_common.evaluation import CurrentAccuracy, RoundAccuracy
 from feddbp_server.reporting.metrics_log import MetricsLog, Report, Traffic
 from feddbp_server.reporting.summary import RunOutcome, Tally, summarise
 from feddbp_server.run.sessions import Session
-from feddbp_server.run.state_machine import Phase
+from feddbp_server.run.state_machine.state import Phase
 from feddbp_server.store import ReportRecord
 
 

@@ -13,7 +13,7 @@ from coordinator_runs import PATIENCE, Daemon, Server, join_all, metrics_of, nex
 from run_machine import ids
 from slow_disk import SlowDisk
 
-from feddbp_server.run.state_machine import Phase
+from feddbp_server.run.state_machine.state import Phase
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ from feddbp_server.run.engine import Broadcast
 from feddbp_server.run.limits import DEFAULT_LIMITS
 from feddbp_server.run.pushed_states import EventWithState
 from feddbp_server.run.refusals import RefusedError
-from feddbp_server.run.state_machine import Phase
+from feddbp_server.run.state_machine.state import Phase
 from feddbp_server.store import MemoryStore
 
 AT_ONCE = replace(DEFAULT_LIMITS, disconnection_wait=timedelta(0))

@@ -6,7 +6,7 @@ import pytest
 
 from feddbp_server.metrics.calls import BOUNDS
 from feddbp_server.run.durations import AGGREGATION_BOUNDS, PHASE_BOUNDS, Durations, PhaseTimes
-from feddbp_server.run.state_machine import Phase
+from feddbp_server.run.state_machine.state import Phase
 
 
 class Clock:

@@ -13,7 +13,8 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import ConfigurationError
 from feddbp_server.run.snapshot import RunSnapshot
-from feddbp_server.run.state_machine import Aggregated, Best, FinalEvaluationOpened, Phase, Reported, Uploaded
+from feddbp_server.run.state_machine.events import Aggregated, FinalEvaluationOpened, Reported, Uploaded
+from feddbp_server.run.state_machine.state import Best, Phase
 from feddbp_server.store import SqliteStore
 
 

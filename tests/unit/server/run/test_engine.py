@@ -29,7 +29,7 @@ from wire_samples import prototypes_of
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.wire import Payload
 from feddbp_server.rpc.status_reply import status_of
-from feddbp_server.run.state_machine import Phase
+from feddbp_server.run.state_machine.state import Phase
 from feddbp_server.store import MemoryStore
 
 # --- from the first join to the end ---

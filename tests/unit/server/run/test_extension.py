@@ -10,7 +10,7 @@ from coordinator_runs import CONFIG, ROUNDS, Daemon, Server, join_all, metrics_o
 
 from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import ConfigurationError
-from feddbp_server.run.state_machine import Phase
+from feddbp_server.run.state_machine.state import Phase
 from feddbp_server.store import MemoryStore, RunMismatchError, SqliteStore, Store
 
 

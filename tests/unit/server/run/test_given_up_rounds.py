@@ -7,7 +7,8 @@ from datetime import timedelta
 from run_machine import Run, ids
 
 from feddbp_server.run.snapshot import RunSnapshot
-from feddbp_server.run.state_machine import Aggregated, CloseRound, Connected, Joined, Phase, Skipped, Tick, Uploaded
+from feddbp_server.run.state_machine.events import Aggregated, CloseRound, Connected, Joined, Skipped, Tick, Uploaded
+from feddbp_server.run.state_machine.state import Phase
 
 CLIENTS = 3
 

@@ -8,7 +8,7 @@ from typing import Any
 from run_machine import Run, ids
 
 from feddbp_server.run.snapshot import RunSnapshot
-from feddbp_server.run.state_machine import (
+from feddbp_server.run.state_machine.events import (
     Aggregated,
     Allowed,
     Blocked,
@@ -17,12 +17,12 @@ from feddbp_server.run.state_machine import (
     Joined,
     Left,
     PauseRequested,
-    Phase,
     ResumeRequested,
     RoundOpened,
     RunBegan,
     Uploaded,
 )
+from feddbp_server.run.state_machine.state import Phase
 
 
 def windowed(seconds: float | None = 30, **changed: Any) -> Run:

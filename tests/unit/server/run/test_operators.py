@@ -20,7 +20,7 @@ from coordinator_runs import (
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.wire import Payload
 from feddbp_server.run.engine import RunEngine
-from feddbp_server.run.state_machine import Phase
+from feddbp_server.run.state_machine.state import Phase
 from feddbp_server.store import MemoryStore
 
 

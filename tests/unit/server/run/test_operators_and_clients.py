@@ -25,7 +25,7 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.artifacts import AUDIT_NAME
 from feddbp_common.wire import Payload
 from feddbp_server.rpc.status_reply import status_of
-from feddbp_server.run.state_machine import Phase
+from feddbp_server.run.state_machine.state import Phase
 from feddbp_server.store import MemoryStore, SqliteStore, Store
 
 TWO_OF_THREE: dict[str, Any] = {"min_clients": 2, "clients": CLIENTS, "join_window": timedelta(days=1)}

@@ -21,7 +21,7 @@ from coordinator_runs import (
 from run_machine import ids
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_server.run.state_machine import Phase
+from feddbp_server.run.state_machine.state import Phase
 from feddbp_server.store import MemoryStore, RunMismatchError, SqliteStore
 
 Result = tuple[dict[str, Any], list[dict[str, Any]]]

@@ -11,7 +11,7 @@ from run_machine import ids, policy
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_server.rpc.status_reply import status_of
 from feddbp_server.run.snapshot import RunSnapshot
-from feddbp_server.run.state_machine import (
+from feddbp_server.run.state_machine.events import (
     Aggregated,
     ClientsSetAside,
     CloseRound,
@@ -20,15 +20,13 @@ from feddbp_server.run.state_machine import (
     Effect,
     Event,
     Joined,
-    Phase,
     Reported,
-    RoundPolicy,
-    RunState,
     Skipped,
     Tick,
     Uploaded,
-    step,
 )
+from feddbp_server.run.state_machine.state import Phase, RoundPolicy, RunState
+from feddbp_server.run.state_machine.transitions import step
 from feddbp_server.store import MemoryStore
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_machine import Run, ids, policy
 
-from feddbp_server.run.state_machine import (
+from feddbp_server.run.state_machine.events import (
     Aggregated,
     CloseRound,
     Connected,
@@ -23,20 +23,18 @@ from feddbp_server.run.state_machine import (
     Left,
     MembersDropped,
     PauseRequested,
-    Phase,
     Reported,
     ResumeRequested,
     RoundAbandoned,
     RoundOpened,
     RunEnded,
     RunFailed,
-    RunState,
     StopRequested,
     Tick,
     Uploaded,
-    select,
-    step,
 )
+from feddbp_server.run.state_machine.state import Phase, RunState
+from feddbp_server.run.state_machine.transitions import select, step
 
 # --- WAITING -> COLLECTING ---
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from run_machine import Run
 
-from feddbp_server.run.state_machine import (
+from feddbp_server.run.state_machine.events import (
     Aggregated,
     CloseRound,
     Connected,
@@ -23,19 +23,18 @@ from feddbp_server.run.state_machine import (
     Joined,
     Left,
     PauseRequested,
-    Phase,
     Reported,
     ResumeRequested,
     RoundOpened,
     RunEnded,
     RunFailed,
-    RunState,
     Skipped,
     StopRequested,
     Tick,
     Uploaded,
-    step,
 )
+from feddbp_server.run.state_machine.state import Phase, RunState
+from feddbp_server.run.state_machine.transitions import step
 
 CLIENTS = st.integers(0, 4)
 policies = st.fixed_dictionaries(

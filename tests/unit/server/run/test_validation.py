@@ -25,7 +25,7 @@ from feddbp_server.run.client_events import event_for
 from feddbp_server.run.limits import DEFAULT_LIMITS
 from feddbp_server.run.refusals import REASON_NAMES, RefusedError, as_refusal
 from feddbp_server.run.snapshot import RunSnapshot
-from feddbp_server.run.state_machine import Phase, RunState
+from feddbp_server.run.state_machine.state import Phase, RunState
 from feddbp_server.run.validation import (
     check_download,
     check_join,
