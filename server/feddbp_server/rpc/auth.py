@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hmac
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import grpc
 
@@ -16,6 +17,9 @@ from feddbp_common.rpc.credentials import AUTHORIZATION_KEY, BEARER, OPERATOR, c
 from feddbp_server.run.refusals import RefusedError
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+_COMMENT: Final = re.compile(r"(?:^|\s)#.*")
+"""A comment in a token file: a token may have a # in it, but does not begin with one."""
 
 
 class Identity(Protocol):
@@ -103,14 +107,17 @@ class TokenAuth(_SubjectAuth):
 
     @classmethod
     def from_file(cls, path: Path) -> TokenAuth:
-        """Reads lines of `NAME TOKEN`, e.g. `client-3 6f1c...`; empty lines and # comments are ignored."""
+        """Reads lines of `NAME TOKEN`, e.g. `client-3 6f1c...`; empty lines are ignored.
+
+        So is what follows a # at the beginning of a line or after a space.
+        """
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"--token-file {path}: {getattr(error, 'strerror', None) or error}") from None
         tokens: dict[str, str] = {}
         for number, line in enumerate(lines, start=1):
-            words = line.split("#")[0].split()
+            words = _COMMENT.sub("", line).split()
             if words and (len(words) != 2 or words[0] in tokens):
                 raise ConfigurationError(
                     f"--token-file {path}: line {number} is not a NAME, new in this file, and its TOKEN"
