@@ -93,8 +93,8 @@ class Strategy(ABC, Generic[SettingsT]):
     def layout(self, shapes: Shapes) -> Shapes:
         """The shapes in which all clients of a run must agree, though no rule fixes them.
 
-        An upload that differs from earlier ones is refused on its header, and so is one for which this raises
-        PayloadError.
+        The majority of the first round decides them: uploads of other shapes are left out of its average, and refused
+        on their headers from then on. An upload for which this raises PayloadError is refused in any round.
         """
         return {}
 
