@@ -14,7 +14,7 @@ import numpy as np
 from feddbp_client.data.dataset_cache import clear_dataset_cache
 from feddbp_client.data.images import DataError, ImageParts
 from feddbp_client.data.private import load_private_data
-from feddbp_client.data.readers.image_folder import class_folders
+from feddbp_client.data.readers.image_folder import LISTS_SKIPPED, class_folders
 from feddbp_client.data.readers.npz import class_names_in
 from feddbp_client.data.shard import ClientData, Split, private_shard
 
@@ -81,7 +81,7 @@ def check_data(path: Path, options: CheckOptions) -> DataReport:
             path, classes=classes, class_names=names, image_size=options.image_size, skip_unreadable=True
         )
         data = private_shard(parts, seed=options.seed, client_id=options.client_id, validation=options.validation)
-    return _report(parts, data, [note for note in notes if "goes on without" not in note])
+    return _report(parts, data, notes)
 
 
 def _names_in(path: Path) -> list[str]:
@@ -124,12 +124,13 @@ def _counts(split: Split | None, classes: int) -> npt.NDArray[np.int64]:
 
 @contextmanager
 def _logged_by_readers() -> Iterator[list[str]]:
-    """Collects what the readers log instead of printing it."""
+    """Collects what the readers log instead of printing it, but for the skipped files, which a report lists itself."""
     lines: list[str] = []
 
     class Collector(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            lines.append(record.getMessage())
+            if not hasattr(record, LISTS_SKIPPED):
+                lines.append(record.getMessage())
 
     logger: Any = logging.getLogger("feddbp_client.data")
     collector, before = Collector(), (logger.level, logger.propagate)

@@ -34,6 +34,8 @@ LARGEST_IN_MEMORY: Final = 256_000_000
 
 _SHOWN: Final = 20
 """Unreadable files that a message names."""
+LISTS_SKIPPED: Final = "lists_skipped"
+"""Attribute of the log record that names the files in `ImageParts.skipped`."""
 
 
 def read_folder(
@@ -71,7 +73,8 @@ def read_folder(
     if unreadable and not skip_unreadable:
         raise _unreadable_error(path, unreadable, sum(len(part.files) for part in listed))
     if unreadable:
-        _log.warning("%s: goes on without %d files: %s", path, len(unreadable), _some(unreadable))
+        said = (path, len(unreadable), _some(unreadable))
+        _log.warning("%s: goes on without %d files: %s", *said, extra={LISTS_SKIPPED: True})
     read = [
         LabelledImages(rows, part.without(bad).labels(numbers), tuple(numbers))
         for rows, part, bad in zip(images, parts, damaged, strict=True)

@@ -46,6 +46,7 @@ def test_every_unreadable_file_is_listed_and_the_exit_code_says_that_a_client_re
     found = json.loads(capsys.readouterr().out)
     assert [line.partition(" ")[0] for line in found["unreadable"]] == ["cat/3.png", "dog/5.png"]
     assert sum(counts["train"] + counts["test"] for counts in found["classes"]) == 18
+    assert len(found["notes"]) == 1  # how images are scaled: the skipped files are not listed twice
     assert main(["data", "check", str(folder)]) == ExitCode.USAGE
     assert "unreadable  cat/3.png (not an image)" in capsys.readouterr().out
 
