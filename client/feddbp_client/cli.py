@@ -17,6 +17,7 @@ from feddbp_common.cpu_cores import let_waiting_threads_sleep
 from feddbp_common.errors import ExitCode
 from feddbp_common.logs import configure_logging
 from feddbp_common.optional_deps import CHECKPOINT_MODULES, require
+from feddbp_common.rpc.credentials import connection_warning
 
 log = logging.getLogger("feddbp.client")
 
@@ -56,6 +57,8 @@ async def _run(config: ClientConfig) -> int:
     from feddbp_client.training.setup import LocalOptions
 
     identity = config.identity
+    if warning := connection_warning(identity.server, identity.credentials):
+        log.warning("%s", warning)
     set_mode(config.compute.mode)
     plan = plan_compute(config.compute, identity.client_ids)
     torch.set_num_threads(plan.threads)

@@ -24,7 +24,7 @@ from feddbp_common.artifacts import ENDPOINT_NAME
 from feddbp_common.atomic_files import replace_text
 from feddbp_common.config.privacy_text import privacy_sentences
 from feddbp_common.errors import ConfigurationError, ExitCode
-from feddbp_common.rpc.credentials import CA, CertificateDirectory, is_loopback
+from feddbp_common.rpc.credentials import CA, CertificateDirectory, is_loopback, listening_warning
 from feddbp_server.config import ListenConfig, ServerConfig
 from feddbp_server.process import settle_heap, tighten
 from feddbp_server.reporting.audit import Audit
@@ -147,8 +147,14 @@ class Server:
         )
         for sentence in privacy_sentences(run):
             log.info("%s", sentence)
+        self._log_address()
+
+    def _log_address(self) -> None:
+        listen = self._config.listen
         tls = "without" if listen.certs is None else "with"
         log.info("listening on %s %s TLS", _address(listen.host, self.port), tls)
+        if warning := listening_warning(listen.host, certs=listen.certs, token_file=listen.token_file):
+            log.warning("%s", warning)
 
     def _snapshots(self) -> PrototypeSnapshots | None:
         listen = self._config.listen

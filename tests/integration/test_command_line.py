@@ -91,6 +91,15 @@ def test_a_mistake_in_the_clients_flags(
     expect_one_line(running_federation.start("feddbp_client.cli", *arguments, name="client"), code, *fragments)
 
 
+def test_a_client_without_tls_beyond_this_machine_is_warned(running_federation: Federation, tmp_path: Path) -> None:
+    token = tmp_path / "client-0.token"
+    token.write_text("abc")
+    far = ("--server", "nowhere.invalid:50051", "--insecure", "--token-file", token, "--patience", "0s")
+    client = running_federation.start("feddbp_client.cli", "--id", "0", *far, name="client")
+    client.expect_exit(3)
+    assert "WARNING the connection to nowhere.invalid:50051 is unencrypted" in client.log
+
+
 @pytest.mark.parametrize(
     ("content", "fragment"),
     [(None, "images.npz"), (b"PK\x03\x04 this is no archive", "images.npz")],

@@ -184,6 +184,25 @@ def check_listening(host: str, *, certs: Path | None, insecure: bool) -> None:
         )
 
 
+def listening_warning(host: str, *, certs: Path | None, token_file: Path | None) -> str:
+    """What a server risks that listens without TLS beyond loopback; empty if it does not."""
+    if certs is not None or is_loopback(host):
+        return ""
+    if token_file is None:
+        risk = " and without authentication: anyone who reaches the port can join and stop the run"
+    else:
+        risk = ": anyone who reads the traffic learns the tokens and what clients send"
+    return f"connections to {host} are unencrypted{risk}; use --certs"
+
+
+def connection_warning(address: str, credentials: ClientCredentials) -> str:
+    """What a client risks that connects without TLS beyond loopback; empty if it does not."""
+    if credentials.certs is not None or is_loopback(split_address(address)[0]):
+        return ""
+    learns = "what is sent" if credentials.token_file is None else "this client's token and what is sent"
+    return f"the connection to {address} is unencrypted: anyone who reads the traffic learns {learns}; use --certs"
+
+
 def _is_unspecified(host: str) -> bool:
     """Whether it stands for all interfaces: 0.0.0.0 or ::."""
     try:
