@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from feddbp_common.artifacts import CELL_CONFIG_NAME, CELL_COST_NAME, DATA_CACHE_NAME
+from feddbp_lab.experiments.run.cell_dir import STATE_DIRS
 from feddbp_lab.experiments.run.lease import Lease, cell_key
 from feddbp_lab.experiments.run.store import Store
 
-_CONTENT: Final = ("server", "clients", "logs", CELL_CONFIG_NAME, CELL_COST_NAME)
+_CONTENT: Final = (*STATE_DIRS, "logs", CELL_CONFIG_NAME, CELL_COST_NAME)
 _MANIFEST: Final = re.compile(r"copy-(\d+)\.json")
 _FILE: Final = re.compile(r"copy-(\d+)(-\d+\.tar|\.json)")
 _DIGEST: Final = "sha256"

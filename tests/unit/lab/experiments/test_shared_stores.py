@@ -164,6 +164,8 @@ def state(directory: Path, content: str) -> Path:
     secret.parent.mkdir(parents=True, exist_ok=True)
     secret.touch(mode=0o600)
     secret.write_text("secret")
+    (directory / "certs").mkdir(exist_ok=True)
+    (directory / "certs" / "ca.key").write_text("authority")
     (directory / "server" / "run.sqlite3-shm").write_text("of this machine")
     return directory
 
@@ -183,6 +185,7 @@ def test_the_newest_whole_copy_is_restored(store: Store, tmp_path: Path) -> None
     assert not (tmp_path / "b" / "server" / "run.sqlite3-shm").exists()
     session = tmp_path / "b" / "clients" / "run" / "client-0" / "session.json"
     assert session.stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "b" / "certs" / "ca.key").read_text() == "authority"
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("copy-")] == []
 
 
