@@ -19,9 +19,9 @@ Accuracy = Callable[[Cell, int], float]
 """The accuracy of a cell after a number of rounds, between 0 and 1."""
 
 SAMPLES = (10, 30)
+"""Test samples of the two clients."""
 DONE_AT = 1_800_000_000
 """When a cell was done, on the report's page."""
-"""Test samples of the two clients."""
 
 SMALL: dict[str, Any] = {
     "name": "small",
@@ -50,11 +50,13 @@ def finish(
     *,
     validation: Accuracy | None = None,
     core_seconds: float | None = None,
+    missed: Iterable[tuple[int, int]] = (),
 ) -> None:
     """Writes the results of a run with two clients, the second with three times the test samples of the first.
 
     A run with validation samples has as many of them as test samples, with the accuracy `validation`. A quarter of the
-    test samples are of rare classes, on which the accuracy is half of the client's.
+    test samples are of rare classes, on which the accuracy is half of the client's. `missed` are pairs of a client and
+    a round on which it did not report.
     """
     directory = output_dir.cell_dir(cell.id)
     directory.path.mkdir(parents=True, exist_ok=True)
@@ -65,12 +67,19 @@ def finish(
     lines = []
     for number in rounds:
         for client, samples in enumerate(SAMPLES):
+            if (client, number) in missed:
+                continue
             line = {
                 "client": client,
                 "round": number,
                 "inference": rules[0],
+                "accuracy": shares[number][client],
                 "accuracies": _by_rule(rules, shares[number][client]),
                 "test_samples": samples,
+                "losses": {"total": 1 / (number + 1)} if number < cell.run.rounds else {},
+                "seconds": {"evaluate": 0.1, "train": 1.0, "collect": 0.1},
+                "bytes_up": 1000,
+                "bytes_down": 500,
                 "rare_test_samples": samples // 4,
                 "rare_accuracy": shares[number][client] / 2,
             }

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from feddbp_common.artifacts import CURVES_NAME, DATABASE_NAME, METRICS_NAME, SUMMARY_NAME
+from feddbp_common.artifacts import CURVES_NAME, DATABASE_NAME, METRICS_NAME, PACKED_METRICS_NAME, SUMMARY_NAME
 from feddbp_common.config.command_line import Parser
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.optional_deps import install_command, missing_modules
@@ -15,7 +15,7 @@ from feddbp_lab.results.curves import draw_curves
 from feddbp_lab.results.damage import damage_as_error
 from feddbp_lab.results.pictures.report import write_run_pictures
 from feddbp_lab.results.run_files import last_accuracies
-from feddbp_lab.results.run_results import RunResults
+from feddbp_lab.results.run_results import RunResults, has_metrics
 from feddbp_lab.terminal.format import terminal
 from feddbp_lab.terminal.run_table import run_table
 
@@ -52,7 +52,7 @@ def command(argv: Sequence[str]) -> int:
     missing = missing_modules(("matplotlib", "jinja2"))
     with damage_as_error(str(directory)):
         results = read_results(directory)
-        files = [name for name in (SUMMARY_NAME, METRICS_NAME) if (directory / name).exists()]
+        files = [name for name in (SUMMARY_NAME, METRICS_NAME, PACKED_METRICS_NAME) if (directory / name).exists()]
         table = run_table(results, directory, files if missing else [*files, CURVES_NAME])
         baseline = last_accuracies(read_results(flags.baseline).metrics) if flags.baseline else None
         if not missing:
@@ -71,7 +71,7 @@ def read_results(directory: Path) -> RunResults:
     if not directory.is_dir():
         raise ConfigurationError(f"{directory}: no such directory")
     if (directory / SUMMARY_NAME).exists():
-        if not (directory / METRICS_NAME).exists():
+        if not has_metrics(directory):
             raise ConfigurationError(f"{directory} has a {SUMMARY_NAME}, but no {METRICS_NAME} beside it")
         return RunResults.read(directory)
     unfinished = RunResults.read_unfinished(directory)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from feddbp_common.config.run import RunConfig
 from feddbp_common.wire import PrototypeSet
@@ -15,6 +15,9 @@ from feddbp_lab.results.run_info import run_info
 from feddbp_lab.results.run_results import RunResults
 from feddbp_server.reporting.history import RoundRecord
 from feddbp_server.reporting.prototype_snapshots import snapshot_files
+
+_NOT_MEASURED: Final = {"train": 0.0, "evaluate": 0.0, "collect": 0.0}
+"""Of a packed cell, which has no times; the page shows none."""
 
 
 class StoredRun(RunSource):
@@ -64,7 +67,7 @@ def _clients(summary: dict[str, Any], joined: dict[int, Json]) -> Iterator[Json]
 
 
 def _row(line: dict[str, Any]) -> ReportRow:
-    seconds = line["seconds"]
+    seconds = line["seconds"] or _NOT_MEASURED
     return ReportRow(
         client=line["client"],
         round=line["round"],

@@ -20,7 +20,6 @@ from feddbp_common.artifacts import (
     CLIENT_PROTOTYPES_NAME,
     CLIENTS_NAME,
     DATABASE_NAME,
-    METRICS_NAME,
     PROTOTYPES_DIR_NAME,
     ROUNDS_NAME,
     SUMMARY_NAME,
@@ -29,7 +28,7 @@ from feddbp_common.errors import ConfigurationError
 from feddbp_common.printable import printable_values
 from feddbp_common.wire import PrototypeSet
 from feddbp_lab.results.damage import DAMAGE
-from feddbp_lab.results.run_results import RunResults
+from feddbp_lab.results.run_results import RunResults, has_metrics
 from feddbp_server.reporting.history import RoundRecord, read_rounds
 from feddbp_server.reporting.prototype_snapshots import read_snapshot, snapshot_files
 
@@ -52,7 +51,7 @@ class RunFiles:
 
     def results(self) -> RunResults:
         for directory in dict.fromkeys((self.path, self.state)):
-            if (directory / SUMMARY_NAME).exists() and (directory / METRICS_NAME).exists():
+            if (directory / SUMMARY_NAME).exists() and has_metrics(directory):
                 return RunResults.read(directory)
         found = RunResults.read_unfinished(self.state)
         if found is None:

@@ -38,12 +38,12 @@ class RunResults:
     def accuracies(self, client: int) -> dict[int, float]:
         """A client's accuracy by the number of completed rounds, since its first training."""
         lines = self._lines_of(client)
-        first = next((line["round"] for line in lines if line["losses"]), 0)
+        first = next((line["round"] for line in lines if has_trained(line)), 0)
         return {line["round"]: line["accuracy"] for line in lines if line["test_samples"] and line["round"] > first}
 
     def trained_rounds(self, client: int) -> list[int]:
         """The rounds in which a client trained, counted from 1."""
-        return [line["round"] + 1 for line in self._lines_of(client) if line["losses"]]
+        return [line["round"] + 1 for line in self._lines_of(client) if has_trained(line)]
 
     def mean_losses(self) -> dict[str, dict[int, float]]:
         """The mean over clients of every loss term, by the round in which it was minimised, counted from 1."""
@@ -66,6 +66,16 @@ def read_summary(directory: Path) -> dict[str, Any]:
     return _parsed((directory / SUMMARY_NAME).read_bytes(), SUMMARY_NAME)
 
 
+def has_metrics(directory: Path) -> bool:
+    """Whether `RunResults.read` finds metrics beside the summary."""
+    return any((directory / name).exists() for name in (METRICS_NAME, PACKED_METRICS_NAME))
+
+
+def has_trained(line: Mapping[str, Any]) -> bool:
+    """Whether the client trained in the round of a line; packed lines have no losses, and say so instead."""
+    return bool(line.get("trained", line.get("losses")))
+
+
 @dataclass(frozen=True)
 class EvaluationLine:
     """A line of `metrics.jsonl`, as an evaluation of `feddbp_common.evaluation`."""
@@ -86,7 +96,7 @@ class EvaluationLine:
 
     @property
     def has_trained(self) -> bool:
-        return bool(self.line.get("losses"))
+        return has_trained(self.line)
 
 
 class MetricsTail:

@@ -12,9 +12,10 @@ from feddbp_common.atomic_files import commit_file, replace_text
 from feddbp_common.errors import ConfigurationError
 from feddbp_lab.experiments.run.cell_dir import CellDir, CellState
 from feddbp_lab.experiments.run.output_dir import OutputDir
+from feddbp_lab.results.run_results import has_trained
 
 _LEFT_OUT: Final = ("losses", "seconds")
-"""Of a line of metrics: no table or figure shows them."""
+"""Of a line of metrics: no table or figure of a report shows them."""
 
 
 def pack(source: OutputDir, target: OutputDir) -> list[str]:
@@ -54,4 +55,6 @@ def _pack_cell(source: CellDir, target: Path) -> None:
 
 def _packed_line(line: dict[str, Any]) -> str:
     kept = {name: {} if name in _LEFT_OUT else value for name, value in line.items()}
+    # which evaluations count depends on it
+    kept["trained"] = has_trained(line)
     return json.dumps(kept, separators=(",", ":")) + "\n"

@@ -5,23 +5,29 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from experiment_samples import fail, finish, planned
+from experiment_samples import SAMPLES, fail, finish, planned
 
 from feddbp_common.artifacts import METRICS_NAME, PACKED_METRICS_NAME
 from feddbp_common.errors import ConfigurationError
 from feddbp_lab.commands import experiment
+from feddbp_lab.experiments.cell import Cell
 from feddbp_lab.experiments.report.build import write_report
+from feddbp_lab.experiments.report.outcomes import CellResult
 from feddbp_lab.experiments.run.cell_dir import CellState, DamagedCellError, Failure
 from feddbp_lab.experiments.run.output_dir import OutputDir
 from feddbp_lab.experiments.run.packing import pack
 
 
+def accuracy(cell: Cell, rounds: int) -> float:
+    return 0.1 * rounds + 0.05 * len(cell.run.method)
+
+
 def grid(directory: Path, *, done: int) -> tuple[OutputDir, list[str]]:
-    """An experiment of six cells, of which the first are done."""
+    """An experiment of six cells, of which the first are done; in each, a client misses the last evaluation."""
     output, expanded = planned(directory)
     cells = list(expanded.cells.values())
     for cell in cells[:done]:
-        finish(output, cell, lambda cell, rounds: 0.1 * rounds + 0.05 * len(cell.run.method), core_seconds=60)
+        finish(output, cell, accuracy, core_seconds=60, missed=[(1, 2)])
         output.cell_dir(cell.id).prepare(cell.run)
     return output, [cell.id for cell in cells]
 
@@ -34,6 +40,20 @@ def test_a_report_of_packed_cells_is_the_report_of_the_cells(tmp_path: Path) -> 
     for name in ("small.md", "small.csv", "small-clients.csv"):
         texts = [page.with_name(name).read_text() for page in pages]
         assert texts[0] == texts[1], name
+
+
+def test_a_client_that_missed_a_round_counts_in_a_packed_cell_too(tmp_path: Path) -> None:
+    source, (cell_id, *_) = grid(tmp_path / "source", done=1)
+    packed, again = OutputDir(tmp_path / "packed"), OutputDir(tmp_path / "again")
+    pack(source, packed)
+    pack(packed, again)
+    for output in (source, packed, again):
+        results = output.cell_dir(cell_id).results()
+        last = CellResult.read(output.cell_dir(cell_id)).rules["head"].last
+        # of `local`: 0.45 after two rounds and 0.35 after one, by client 0.03 less and 0.01 more
+        assert last.test.correct == {0: pytest.approx(SAMPLES[0] * 0.42), 1: pytest.approx(SAMPLES[1] * 0.36)}
+        assert [results.trained_rounds(client) for client in (0, 1)] == [[1, 2], [1, 2]]
+        assert list(results.accuracies(1)) == [1]
 
 
 def test_only_finished_cells_are_packed_and_only_once(tmp_path: Path) -> None:
