@@ -32,6 +32,7 @@ from feddbp_server.reporting.event_command import EventCommand, command_words
 from feddbp_server.reporting.history import RunHistory
 from feddbp_server.reporting.metrics_log import MetricsLog
 from feddbp_server.reporting.prototype_snapshots import PrototypeSnapshots
+from feddbp_server.reporting.records import RunRecords
 from feddbp_server.rpc.auth import CertificateAuth, Identity, NoAuth, TokenAuth
 from feddbp_server.rpc.control import ControlService
 from feddbp_server.rpc.federation import FederationService, server_options
@@ -63,20 +64,16 @@ class Server:
         self._stopping = asyncio.Event()
         tighten(config.listen.state_dir)
         self._store = StoreWriter(SqliteStore(config.listen.state_dir))
-        self._audit = Audit(config.listen.state_dir, limits=self._limits)
+        self._records = self._open_records()
         self.engine = RunEngine(
             config=config.run,
             policy=config.policy,
             store=self._store,
-            metrics_log=MetricsLog(config.listen.state_dir),
-            audit=self._audit,
+            records=self._records,
             lease=config.rounds.lease_in_force,
             limits=self._limits,
-            history=RunHistory(config.listen.state_dir),
-            snapshots=self._snapshots(),
             authority=_authority(config),
         )
-        self.engine.event_log.command = EventCommand(command_words(config.operations.on_event))
         self.coordinator = Coordinator(self.engine, self._limits)
         self._health = health_aio.HealthServicer()
         self._monitor = self._make_monitor()
@@ -156,9 +153,15 @@ class Server:
         if warning := listening_warning(listen.host, certs=listen.certs, token_file=listen.token_file):
             log.warning("%s", warning)
 
-    def _snapshots(self) -> PrototypeSnapshots | None:
+    def _open_records(self) -> RunRecords:
         listen = self._config.listen
-        return PrototypeSnapshots(listen.state_dir) if listen.share_prototypes_with_operators else None
+        return RunRecords(
+            audit=Audit(listen.state_dir, limits=self._limits),
+            metrics_log=MetricsLog(listen.state_dir),
+            history=RunHistory(listen.state_dir),
+            snapshots=PrototypeSnapshots(listen.state_dir) if listen.share_prototypes_with_operators else None,
+            command=EventCommand(command_words(self._config.operations.on_event)),
+        )
 
     def _make_monitor(self) -> Monitor | None:
         if self._config.listen.metrics_port is None:
@@ -229,12 +232,11 @@ class Server:
         await self.engine.drain()
         await self._grpc.stop(_GRACE.total_seconds())
         await self.engine.drain()  # streams that ended in the grace period have applied events
-        await self.engine.event_log.command.close()
+        await self._records.command.close()
         if self._monitor is not None:
             await self._monitor.close()
         await self._store.close()
-        self.engine.metrics_log.close()
-        self._audit.close()
+        self._records.close()
 
     def _exit_code(self) -> ExitCode:
         if self.engine.state.phase is Phase.FINISHED:

@@ -28,6 +28,7 @@ from feddbp_server.reporting.audit import Audit
 from feddbp_server.reporting.history import RunHistory
 from feddbp_server.reporting.metrics_log import MetricsLog
 from feddbp_server.reporting.prototype_snapshots import PrototypeSnapshots
+from feddbp_server.reporting.records import RunRecords
 from feddbp_server.rpc.auth import NoAuth
 from feddbp_server.rpc.federation import FederationService
 from feddbp_server.rpc.interceptors import CallGuard
@@ -102,19 +103,21 @@ class Server:
     ) -> None:
         lease = rules.pop("lease", timedelta(seconds=30))
         limits = rules.pop("limits", DEFAULT_LIMITS)
-        self._audit = Audit(directory)
+        self.records = RunRecords(
+            audit=Audit(directory),
+            metrics_log=MetricsLog(directory),
+            history=RunHistory(directory),
+            snapshots=PrototypeSnapshots(directory) if shares_prototypes else None,
+        )
         self.thread = StoreWriter(store)
         usual = {"rounds": config.rounds, "min_clients": config.clients, "deadline": None}
         self.engine = RunEngine(
             config=config,
             policy=policy(**{**usual, **rules}),
             store=self.thread,
-            metrics_log=MetricsLog(directory),
-            audit=self._audit,
+            records=self.records,
             lease=lease,
             limits=limits,
-            history=RunHistory(directory),
-            snapshots=PrototypeSnapshots(directory) if shares_prototypes else None,
         )
         self.events = RunEventStreams(self.engine, limits)
         self.coordinator = Coordinator(self.engine, limits)
@@ -137,8 +140,7 @@ class Server:
     async def crash(self) -> None:
         """Ends without draining, as a crash does."""
         await self.thread.close()
-        self.engine.metrics_log.close()
-        self._audit.close()
+        self.records.close()
 
     @property
     def phase(self) -> Phase:
@@ -169,7 +171,7 @@ class Server:
 
     async def settled(self) -> None:
         async with asyncio.timeout(PATIENCE):
-            await self.engine.settled()
+            await self.engine.tasks.settled()
 
 
 class _Context:

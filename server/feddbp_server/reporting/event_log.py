@@ -68,12 +68,13 @@ class EventLog:
         limits: Limits,
         changed: Callable[[], None],
         names: Callable[[int], str] = lambda _: "",
+        command: EventCommand | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.audit = audit
         self.rounds = rounds
-        self.command = EventCommand()
-        """Told of what needs an operator; does nothing unless it is replaced."""
+        self._command = command or EventCommand()
+        """Started for what needs an operator; by default there is none."""
         self._names = names
         """The name of a client, if it has one."""
         self._waiting_lines = RateLimit(_WAITING_LINES, per_second=1.0, clock=clock)
@@ -128,7 +129,7 @@ class EventLog:
         """A client has been disconnected for so long that an operator should know."""
         name = session.capabilities.name
         log.warning("%s has been disconnected for %s", self.shown(session.client_id), human_seconds(seconds))
-        self.command.notify("client_lost", client=session.client_id, name=name, seconds=round(seconds))
+        self._command.notify("client_lost", client=session.client_id, name=name, seconds=round(seconds))
 
     def waiting(self, waiting: Callable[[], Waiting]) -> None:
         """A client has joined a run that waits for others; of many joins at once only some are told."""
@@ -191,10 +192,10 @@ class EventLog:
         if trouble:
             log.error("%s; nothing is accepted until it can be written", trouble)
             self.incident(None, trouble)
-            self.command.notify("storage_trouble", reason=trouble)
+            self._command.notify("storage_trouble", reason=trouble)
         else:
             log.warning("the state directory can be used again")
-            self.command.notify("storage_recovered")
+            self._command.notify("storage_recovered")
 
     def operated(self, what: str, client: int, reason: str = "") -> None:
         """An operator has dropped, blocked or allowed a client."""
@@ -283,4 +284,4 @@ class EventLog:
                 self.audit.record("ended", phase=phase.value, reason=reason)
                 level = logging.INFO if phase is Phase.FINISHED else logging.ERROR
                 log.log(level, "the run %s: %s", phase.value, reason)
-                self.command.notify(f"run_{phase.value}", reason=reason)
+                self._command.notify(f"run_{phase.value}", reason=reason)

@@ -90,7 +90,7 @@ class RunEventStreams:
     # --- prototypes ---
 
     async def prototypes(self, request: pb.GetPrototypesRequest) -> AsyncIterator[pb.PrototypesPart]:
-        snapshots = self._engine.snapshots
+        snapshots = self._engine.records.snapshots
         if snapshots is None:
             raise _not_shared()
         for number in await asyncio.to_thread(snapshots.rounds):
@@ -103,7 +103,7 @@ class RunEventStreams:
                 yield pb.PrototypesPart(chunk=pb.Chunk(data=piece))
 
     async def client_prototypes(self, request: pb.GetClientPrototypesRequest) -> AsyncIterator[pb.ClientPrototype]:
-        if self._engine.snapshots is None:
+        if self._engine.records.snapshots is None:
             raise _not_shared()
         if self._engine.sessions.get(request.client_id) is None:
             raise RefusedError(
@@ -158,7 +158,7 @@ def _started(engine: RunEngine) -> pb.RunEvent:
         run_id=engine.run_id,
         config=run_to_proto(engine.config),
         software_version=VERSION,
-        shares_prototypes=engine.snapshots is not None,
+        shares_prototypes=engine.records.snapshots is not None,
     )
     return pb.RunEvent(run_started=started)
 

@@ -190,7 +190,7 @@ class Uploads:
         if header.HasField("metrics"):
             self._check_report(session, header)
             record = report_record(session, header.round, header.metrics)
-            await self._engine.run_shielded(commit_report(self._engine, record))
+            await self._engine.tasks.run_shielded(commit_report(self._engine, record))
 
     # --- admit ---
 
@@ -288,7 +288,7 @@ class Uploads:
         if not self._engine.sessions.is_current(session):
             raise _superseded()
         self._check_open(session, header)
-        return await self._engine.run_shielded(self._commit(session, header, body, payload, announced))
+        return await self._engine.tasks.run_shielded(self._commit(session, header, body, payload, announced))
 
     async def _commit(
         self,

@@ -94,12 +94,12 @@ class Coordinator:
             self._confirm_end(request.client_id)  # the refusal below says so
         check_join(request, self.run_id, self.config, state, self._limits)
         caller = asyncio.Event()
-        joining = self._engine.begin(self._commit_join(request, peer, gone=caller))
+        joining = self._engine.tasks.begin(self._commit_join(request, peer, gone=caller))
         try:
             return await asyncio.shield(joining)
         except asyncio.CancelledError:
             caller.set()
-            self._engine.begin(self._release(joining))
+            self._engine.tasks.begin(self._release(joining))
             raise
 
     async def _commit_join(self, request: pb.JoinRequest, peer: str, *, gone: asyncio.Event) -> tuple[Session, str]:
@@ -156,7 +156,7 @@ class Coordinator:
         sent: pb.RoundEvent | None = None
         pushed: int | None = None
         try:
-            await engine.run_shielded(engine.apply(Connected(session.client_id)))
+            await engine.tasks.run_shielded(engine.apply(Connected(session.client_id)))
             while True:
                 changed = engine.run_changed.upcoming()
                 if self.sessions.has_left(session):
@@ -254,7 +254,7 @@ class Coordinator:
         exact = self.config.privacy.has_exact_counts
         check_report(round_number, metrics, session.data, self._engine.state, self._limits, exact_counts=exact)
         record = report_record(session, round_number, metrics)
-        await self._engine.run_shielded(commit_report(self._engine, record))
+        await self._engine.tasks.run_shielded(commit_report(self._engine, record))
 
     async def report_failure(self, session: Session, round_number: int, failure: pb.Failure) -> None:
         engine = self._engine
@@ -263,12 +263,12 @@ class Coordinator:
             engine.event_log.failed(session, round_number, failure.cause)
             return
         is_expected = round_number == engine.state.round and session.client_id in engine.state.silent
-        await engine.run_shielded(engine.apply(Skipped(session.client_id, round_number)))
+        await engine.tasks.run_shielded(engine.apply(Skipped(session.client_id, round_number)))
         if is_expected:
             engine.event_log.skipped(session, round_number, failure.cause)
 
     async def leave(self, session: Session, reason: str) -> None:
-        await self._engine.run_shielded(self._commit_leave(session, reason))
+        await self._engine.tasks.run_shielded(self._commit_leave(session, reason))
 
     async def _commit_leave(self, session: Session, reason: str) -> None:
         engine = self._engine
@@ -333,7 +333,7 @@ class Coordinator:
         is_in_session = session is not None and self.sessions.is_current(session)
         if client_id not in self._engine.state.members and not is_in_session:
             return False
-        await self._engine.run_shielded(self._remove(client_id, Left(client_id), "dropped", reason))
+        await self._engine.tasks.run_shielded(self._remove(client_id, Left(client_id), "dropped", reason))
         return True
 
     async def block(self, client_id: int, reason: str) -> bool:
@@ -341,7 +341,7 @@ class Coordinator:
         self._check_client_of_running(client_id)
         if client_id in self.blocked:
             return False
-        await self._engine.run_shielded(self._block(client_id, reason))
+        await self._engine.tasks.run_shielded(self._block(client_id, reason))
         return True
 
     async def _block(self, client_id: int, reason: str) -> None:
@@ -387,7 +387,7 @@ class Coordinator:
             raise RefusedError(pb.REFUSAL_REASON_RUN_ENDED, f"the run is over: {self._engine.state.reason}")
 
     async def _operate(self, event: Event) -> None:
-        await self._engine.run_shielded(self._engine.apply(event))
+        await self._engine.tasks.run_shielded(self._engine.apply(event))
 
 
 def _save_join(store: Store, record: ClientRecord) -> None:

@@ -10,11 +10,11 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.run import RunConfig
@@ -22,22 +22,22 @@ from feddbp_common.fault_injection import fault_point
 from feddbp_common.secure_sums.digests import SumContext
 from feddbp_server.aggregation.aggregator import Aggregator, GlobalState
 from feddbp_server.aggregation.sums import Opening, SumAbortedError, open_plain_sum
-from feddbp_server.reporting.audit import Audit
 from feddbp_server.reporting.event_log import EventLog
 from feddbp_server.reporting.history import RunHistory
 from feddbp_server.reporting.metrics_log import MetricsLog, reports_in
-from feddbp_server.reporting.prototype_snapshots import PrototypeSnapshots
-from feddbp_server.reporting.round_lines import ClosedRound, RoundLines
+from feddbp_server.reporting.records import RunRecords
+from feddbp_server.reporting.round_lines import RoundLines
 from feddbp_server.reporting.summary import RunOutcome, write_summary
 from feddbp_server.run.client_events import run_ended
-from feddbp_server.run.durations import AGGREGATION_BOUNDS, Durations, PhaseTimes
+from feddbp_server.run.concurrency import BackgroundTasks, Broadcast
+from feddbp_server.run.durations import PhaseTimes
 from feddbp_server.run.extension import open_run
 from feddbp_server.run.limits import Limits
 from feddbp_server.run.participants import Waiting, sole_participant
+from feddbp_server.run.round_closing import RoundCloser
 from feddbp_server.run.sessions import Sessions
-from feddbp_server.run.snapshot import RunSnapshot
+from feddbp_server.run.snapshot import StoredState
 from feddbp_server.run.state_machine.events import (
-    Aggregated,
     CloseRound,
     Effect,
     Event,
@@ -49,33 +49,12 @@ from feddbp_server.run.state_machine.events import (
 )
 from feddbp_server.run.state_machine.state import Phase, RoundPolicy, RunState
 from feddbp_server.run.state_machine.transitions import step
-from feddbp_server.store import AggregateRecord, MonitoredStore, Store, StoreError, StoreWriter
+from feddbp_server.store import MonitoredStore, Store, StoreError, StoreWriter
 
 if TYPE_CHECKING:
     from feddbp_server.run.secure_sums import SecureSums
 
 log = logging.getLogger("feddbp.server")
-T = TypeVar("T")
-
-_READ_ATTEMPTS: Final = 3
-"""Times a round's uploads are read before the run fails because they cannot be."""
-
-
-class Broadcast:
-    """Wakes every task that waits for the next change.
-
-    Take `upcoming()` before reading the state and wait for it after: no change in between is missed.
-    """
-
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-
-    def publish(self) -> None:
-        self._event.set()
-        self._event = asyncio.Event()
-
-    def upcoming(self) -> asyncio.Event:
-        return self._event
 
 
 class RunEngine:
@@ -87,66 +66,76 @@ class RunEngine:
         config: RunConfig,
         policy: RoundPolicy,
         store: StoreWriter,
-        metrics_log: MetricsLog,
-        audit: Audit,
+        records: RunRecords,
         lease: timedelta,
         limits: Limits,
-        history: RunHistory | None = None,
-        snapshots: PrototypeSnapshots | None = None,
         authority: bytes = b"",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`authority` is the certificate of the clients' certificate authority, for a run with secure sums."""
         self.config = config
         self.run_id = ""
         """Set by `start`: the configuration's fingerprint and a suffix that tells two runs of it apart."""
         self.policy = policy
+        self.clock = clock
         self.state = RunState()
+        self.draining = False
+        self.tasks = BackgroundTasks()
+        self.run_changed = Broadcast()
+        """Something a client receives over its event stream."""
+        self.status_changed = Broadcast()
+        """Anything the status shows."""
+        self.records = records
         self.sessions = Sessions(lease=lease)
         self.store = MonitoredStore(store, changed=self._storage_changed)
-        self.secure_sums: SecureSums | None = None
-        """None unless the run has secure sums, for which `authority` has to be the certificate of the clients' one."""
-        if config.privacy.secure_sums:
-            from feddbp_server.run.secure_sums import SecureSums  # cryptography is slow to import
-
-            self.secure_sums = SecureSums(
-                self.store,
-                authority=authority,
-                least=config.least_summed,
-                limits=limits,
-                clock=clock,
-                stopping=lambda: self.draining or self.state.phase.is_final,
-            )
+        self.secure_sums = self._make_secure_sums(authority, limits) if config.privacy.secure_sums else None
         self.aggregator = Aggregator(
             config,
             self.store,
             cache_bytes=limits.cached_upload_bytes,
             open_sum=open_plain_sum if self.secure_sums is None else self._open_secure_sum,
         )
-        self.metrics_log = metrics_log
-        self.history = history or RunHistory(None, clock=clock)
-        self.snapshots = snapshots
-        """None unless the run shares prototypes with operators."""
-        self.run_changed = Broadcast()
-        """Something a client receives over its event stream."""
-        self.status_changed = Broadcast()
-        """Anything the status shows."""
         self.event_log = EventLog(
-            audit,
+            records.audit,
             rounds=RoundLines(rounds=policy.rounds, clients=config.clients, clock=clock),
             names=self.sessions.name,
             limits=limits,
             changed=self.status_changed.publish,
+            command=records.command,
             clock=clock,
         )
-        self.draining = False
+        self.closer = RoundCloser(
+            self.aggregator,
+            self.store,
+            sessions=self.sessions,
+            records=records,
+            event_log=self.event_log,
+            gives_up=self.secure_sums is not None,
+        )
         self.phase_times = PhaseTimes(clock)
-        self.aggregation_times = Durations(AGGREGATION_BOUNDS)
-        self.clock = clock
+        self._stored = StoredState(self.store, clock)
         self._lock = asyncio.Lock()
-        self._started_at = clock()
-        """Moved back by the time for which earlier servers ran this run."""
         self._timer: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def _make_secure_sums(self, authority: bytes, limits: Limits) -> SecureSums:
+        from feddbp_server.run.secure_sums import SecureSums  # cryptography is slow to import
+
+        return SecureSums(
+            self.store,
+            authority=authority,
+            least=self.config.least_summed,
+            limits=limits,
+            clock=self.clock,
+            stopping=lambda: self.draining or self.state.phase.is_final,
+        )
+
+    @property
+    def metrics_log(self) -> MetricsLog:
+        return self.records.metrics_log
+
+    @property
+    def history(self) -> RunHistory:
+        return self.records.history
 
     # --- start ---
 
@@ -160,13 +149,10 @@ class RunEngine:
             return run_id
 
         self.run_id = await self.store.run(open_in_store)
-        self.event_log.command.run_id = self.run_id
+        self.records.command.run_id = self.run_id
         fault_point("server.start.opened")
         if self.run_id == proposed:
-            self.metrics_log.restore([])
-            self.history.forget()
-            if self.snapshots is not None:
-                self.snapshots.forget()
+            self.records.forget()
         else:
             await self._restore()
         if not self.state.phase.is_final:
@@ -179,24 +165,17 @@ class RunEngine:
 
     async def _restore(self) -> None:
         await self.store.run(lambda store: self.metrics_log.restore(reports_in(store)))
-        text, clients = await self.store.run(lambda store: (store.snapshot(), store.clients()))
+        clients = await self.store.run(lambda store: store.clients())
         self.sessions.restore(clients, self.clock())
         await self.aggregator.restore()
-        new_members = await self.store.run(lambda store: store.new_members())
-        if text is None and not new_members:
+        state = await self._stored.load()
+        if state is None:
             return
-        snapshot = RunSnapshot(state=RunState(), seconds=0.0) if text is None else RunSnapshot.from_json(text)
-        self._started_at = self.clock() - snapshot.seconds
-        number = snapshot.state.round
-        joined = frozenset(record.client_id for record in clients)
-        uploads = await self.store.run(lambda store: store.uploads(number))
         self.state = replace(
-            snapshot.state,
-            members=snapshot.state.members | new_members,
-            uploaded=frozenset(record.client_id for record in uploads),
-            reported=self.metrics_log.reporters_of(number),
-            deadline=snapshot.state.new_deadline(self.policy, self.clock()),
-            joined=joined,
+            state,
+            reported=self.metrics_log.reporters_of(state.round),
+            deadline=state.new_deadline(self.policy, self.clock()),
+            joined=frozenset(record.client_id for record in clients),
             last_join=self.clock(),
         )
         if self.state.phase.is_final:
@@ -209,8 +188,8 @@ class RunEngine:
             )
         else:
             self.event_log.rounds.resumed(self.state.selected)
-            self.history.opened(number)
-            log.info("resuming the run: %s, %s", self.state.phase.value, self.event_log.rounds.name(number))
+            self.history.opened(state.round)
+            log.info("resuming the run: %s, %s", state.phase.value, self.event_log.rounds.name(state.round))
 
     # --- events ---
 
@@ -238,7 +217,7 @@ class RunEngine:
 
     def apply_in_background(self, event: Event) -> None:
         """Applies an event without a caller to fail: errors are logged."""
-        self.begin(self._apply_or_log(event))
+        self.tasks.begin(self._apply_or_log(event))
 
     async def _apply_or_log(self, event: Event) -> None:
         try:
@@ -249,20 +228,13 @@ class RunEngine:
             log.exception("could not apply %s", event)
 
     async def _make_durable(self, before: RunState, state: RunState, aggregate: GlobalState | None) -> None:
-        decided = before.members | state.members
         if aggregate is not None and not before.phase.is_final:  # a run stopped during aggregation keeps its state
-            record = aggregate.record(completed_rounds=state.round)
-            snapshot = self._snapshot(state)
             fault_point("server.close.aggregated")
-            await self.store.tidy(lambda store: _close_in_store(store, record, snapshot, decided))
+            await self._stored.close_round(before, state, aggregate.record(completed_rounds=state.round))
             fault_point("server.close.committed")
             self.aggregator.adopt(aggregate)
         elif state.durable != before.durable:
-            snapshot = self._snapshot(state)
-            await self.store.run(lambda store: _save_snapshot(store, snapshot, decided))
-
-    def _snapshot(self, state: RunState) -> str:
-        return RunSnapshot(state=state, seconds=self.clock() - self._started_at).to_json()
+            await self._stored.save(before, state)
 
     def _publish(self, before: RunState, state: RunState, effects: Sequence[Effect]) -> None:
         if state.phase is not before.phase:
@@ -289,12 +261,12 @@ class RunEngine:
                 for session in self.sessions.all():
                     session.progress = pb.Progress()
             case CloseRound(number):
-                self.begin(self._close_round(number))
+                self.tasks.begin(self._close_round(number))
             case RunEnded():
                 fault_point("server.end.committed")
                 if self.secure_sums is not None:
                     self.secure_sums.wake()
-                self.begin(self._write_summary())
+                self.tasks.begin(self._write_summary())
                 self.history.ended(pb.RunEvent(run_ended=run_ended(self.state)))
         self.event_log.effect(effect)
 
@@ -310,25 +282,11 @@ class RunEngine:
     # --- closing a round ---
 
     async def _close_round(self, number: int) -> None:
-        started, name = time.perf_counter(), self.event_log.rounds.name(number)
+        name = self.event_log.rounds.name(number)
         fault_point("server.close.begun")
         try:
-            aggregate = await self._aggregate(number)
-            seconds = time.perf_counter() - started
-            self.aggregation_times.add(seconds)
-            log.debug("%s is aggregated, after %.0f ms", name, 1000 * seconds)
-            closed = self._closed_round(number)
-            missing = self.event_log.rounds.missing(closed)
-            self.event_log.closed(closed)
-            self.event_log.screened(number, aggregate.screening)
-            self.history.closed(number, aggregation_seconds=seconds, missing=missing)
-            left_out = frozenset(aggregate.screening.left_out)
-            event = Aggregated(
-                number,
-                left_out,
-                self.metrics_log.decisive_accuracy(),
-                given_up=self.secure_sums is not None and bool(aggregate.screening.unusable),
-            )
+            aggregate, seconds = await self.closer.aggregate(number)
+            event = self.closer.report(number, aggregate, uploaded=self.state.uploaded, seconds=seconds)
             await self.apply_until_durable(event, aggregate)
         except SumAbortedError as error:
             log.info("%s is not closed: %s", name, error)
@@ -345,23 +303,9 @@ class RunEngine:
             return
         if self.secure_sums is not None:
             self.secure_sums.close(number)
-        if self.snapshots is not None and aggregate.payload.prototypes is not None:
-            self.begin(asyncio.to_thread(self.snapshots.save, number + 1, aggregate.payload.prototypes))
-
-    def _closed_round(self, number: int) -> ClosedRound:
-        return ClosedRound(
-            number=number,
-            uploaded=self.state.uploaded,
-            accuracy=self.metrics_log.accuracy(completed_rounds=number),
-        )
-
-    async def _aggregate(self, number: int) -> GlobalState:
-        """Retries a few times, since a read may fail once; a damaged database fails every time."""
-        for _ in range(_READ_ATTEMPTS - 1):
-            with suppress(StoreError):
-                return await self.aggregator.close_round(number, self.sessions.label_counts)
-            await self.store.wait_until_writable()
-        return await self.aggregator.close_round(number, self.sessions.label_counts)
+        snapshots, prototypes = self.records.snapshots, aggregate.payload.prototypes
+        if snapshots is not None and prototypes is not None:
+            self.tasks.begin(asyncio.to_thread(snapshots.save, number + 1, prototypes))
 
     def sum_context(self) -> SumContext:
         """What the sum of the open round is bound to."""
@@ -387,7 +331,7 @@ class RunEngine:
             phase=self.state.phase,
             reason=self.state.reason,
             completed_rounds=self.state.round,
-            seconds=self.clock() - self._started_at,
+            seconds=self._stored.seconds,
             prototypes_sha256=self.aggregator.sha256,
             began_with=self.state.began_with,
         )
@@ -398,7 +342,7 @@ class RunEngine:
         await self._save_client_prototypes()
 
     async def _save_client_prototypes(self) -> None:
-        snapshots = self.snapshots
+        snapshots = self.records.snapshots
         if snapshots is None:
             return
         with suppress(StoreError):
@@ -416,30 +360,9 @@ class RunEngine:
         if self.secure_sums is not None:
             self.secure_sums.wake()
         await self.store.stop_watching()
-        await self.settled()
+        await self.tasks.settled()
 
-    # --- tasks and the store ---
-
-    def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Runs work as a task that `drain` waits for."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._task_done)
-        return task
-
-    def _task_done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:  # raised where it is awaited, if it still is
-            log.debug("a task of the run has failed", exc_info=task.exception())
-
-    async def run_shielded(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs work shielded from the caller's cancellation, so that what became durable is also applied."""
-        return await asyncio.shield(self.begin(work))
-
-    async def settled(self) -> None:
-        """Returns once no task is running."""
-        while self._tasks:
-            await asyncio.wait(list(self._tasks))
+    # --- the store ---
 
     @property
     def storage_trouble(self) -> str:
@@ -455,21 +378,3 @@ class RunEngine:
 def _is_durable_join(event: Event, before: RunState, state: RunState) -> bool:
     """Whether nothing but a member was added, which is stored since its join: a snapshot would have all members."""
     return isinstance(event, Joined) and replace(before, members=state.members).durable == state.durable
-
-
-def _forget_closed(store: Store, open_round: int) -> None:
-    """Of rounds that are closed: uploads that a newer one replaces, and the messages of their sums."""
-    store.forget_superseded_uploads(open_round)
-    store.forget_sum_records(open_round)
-
-
-def _close_in_store(store: Store, aggregate: AggregateRecord, snapshot: str, decided: frozenset[int]) -> None:
-    store.save_aggregate(aggregate)
-    _save_snapshot(store, snapshot, decided)
-    _forget_closed(store, aggregate.completed_rounds)
-
-
-def _save_snapshot(store: Store, snapshot: str, decided: frozenset[int]) -> None:
-    """`decided` are the clients of which the snapshot says whether they are members: not one that is about to join."""
-    store.save_snapshot(snapshot)
-    store.forget_new_members(decided)

@@ -1,12 +1,14 @@
-"""The snapshot of a run's state in the store."""
+"""The state of a run in the store: its snapshot, and how it is loaded and saved."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from feddbp_server.run.state_machine.state import Best, Phase, RunState
+from feddbp_server.store import AggregateRecord, MonitoredStore, Store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,3 +72,62 @@ def _began_with(stored: dict[str, Any]) -> int:
     """Of a snapshot of 0.1.0, in which a run had begun as soon as a round was open."""
     has_begun = stored["round"] > 0 or (stored["held_phase"] or stored["phase"]) != Phase.WAITING
     return len(stored["members"]) if has_begun else 0
+
+
+class StoredState:
+    """Loads and saves the durable part of a run's state, and the time for which the run has been served."""
+
+    def __init__(self, store: MonitoredStore, clock: Callable[[], float]) -> None:
+        self._store = store
+        self._clock = clock
+        self._started_at = clock()
+        """Moved back by the time for which earlier servers served the run."""
+
+    @property
+    def seconds(self) -> float:
+        """For which all servers so far have served the run."""
+        return self._clock() - self._started_at
+
+    async def load(self) -> RunState | None:
+        """The state with members and uploads that are newer than its snapshot; None of a run that nobody joined."""
+        loaded = await self._store.run(_load)
+        if loaded is None:
+            return None
+        self._started_at = self._clock() - loaded.seconds
+        return loaded.state
+
+    async def save(self, before: RunState, state: RunState) -> None:
+        """Saves a step of the run."""
+        snapshot, decided = self._snapshot(state), before.members | state.members
+        await self._store.run(lambda store: _save(store, snapshot, decided))
+
+    async def close_round(self, before: RunState, state: RunState, aggregate: AggregateRecord) -> None:
+        """Saves the step that closes a round together with its aggregate, and deletes what is no longer needed."""
+        snapshot, decided = self._snapshot(state), before.members | state.members
+        await self._store.tidy(lambda store: _close(store, aggregate, snapshot, decided))
+
+    def _snapshot(self, state: RunState) -> str:
+        return RunSnapshot(state=state, seconds=self.seconds).to_json()
+
+
+def _load(store: Store) -> RunSnapshot | None:
+    text, new_members = store.snapshot(), store.new_members()
+    if text is None and not new_members:
+        return None
+    snapshot = RunSnapshot(state=RunState(), seconds=0.0) if text is None else RunSnapshot.from_json(text)
+    state = snapshot.state
+    uploaded = frozenset(record.client_id for record in store.uploads(state.round))
+    return replace(snapshot, state=replace(state, members=state.members | new_members, uploaded=uploaded))
+
+
+def _save(store: Store, snapshot: str, decided: frozenset[int]) -> None:
+    """`decided` are the clients of which the snapshot says whether they are members: not one that is about to join."""
+    store.save_snapshot(snapshot)
+    store.forget_new_members(decided)
+
+
+def _close(store: Store, aggregate: AggregateRecord, snapshot: str, decided: frozenset[int]) -> None:
+    store.save_aggregate(aggregate)
+    _save(store, snapshot, decided)
+    store.forget_superseded_uploads(aggregate.completed_rounds)
+    store.forget_sum_records(aggregate.completed_rounds)

@@ -160,4 +160,4 @@ class RunView:
 
     @property
     def aggregation_times(self) -> Durations:
-        return self._engine.aggregation_times
+        return self._engine.closer.times
