@@ -13,6 +13,8 @@ from feddbp_lab.experiments.report.captions import (
     cost_caption,
     description_of,
     difference_caption,
+    last_difference_caption,
+    rule_caption,
     warnings_of,
 )
 from feddbp_lab.experiments.report.cell_list import cells_of, overview
@@ -24,6 +26,7 @@ from feddbp_lab.experiments.report.gain import gain_picture
 from feddbp_lab.experiments.report.grid import ResultGrid
 from feddbp_lab.experiments.report.outcomes import Outcomes
 from feddbp_lab.experiments.report.page import PageFigure, PagePart, PageSection, PageTable, render_page
+from feddbp_lab.experiments.report.rule_table import rule_table
 from feddbp_lab.experiments.report.tables import accuracy_table, difference_table
 from feddbp_lab.experiments.report.text_formats import as_latex, as_markdown
 from feddbp_lab.experiments.run.output_dir import OutputDir
@@ -95,6 +98,8 @@ class _ReportWriter:
         return [
             ("", accuracy_table(grid), accuracy_caption(plan, grid)),
             ("differences", difference_table(grid), difference_caption(plan, grid)),
+            ("differences in the last round", difference_table(grid, last=True), last_difference_caption()),
+            ("inference rules", rule_table(grid), rule_caption()),
             ("clients", client_table(grid), client_caption(grid) if grid.references else ""),
             ("cost", cost_table(grid), cost_caption(plan)),
         ]
@@ -102,7 +107,8 @@ class _ReportWriter:
     def _add_table(self, name: str, table: FormattedTable, caption: str, part: Part, stem: str) -> PageTable:
         title = f"{part.title or self._plan.title}{f', {name}' if name else ''}. {caption}"
         self._markdown.append(as_markdown(table))
-        self._latex.append(as_latex(table, caption=title, label=f"tab:{stem}{f'-{name}' if name else ''}"))
+        label = "-".join((f"tab:{stem}", *name.split()))
+        self._latex.append(as_latex(table, caption=title, label=label))
         is_new = self._captions.get(name) != caption
         self._captions[name] = caption
         if is_new:

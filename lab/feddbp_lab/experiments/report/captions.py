@@ -10,10 +10,11 @@ from feddbp_lab.experiments.plan import Plan
 from feddbp_lab.experiments.report.grid import ResultGrid
 from feddbp_lab.experiments.report.intervals import CONFIDENCE
 from feddbp_lab.experiments.report.outcomes import Outcomes
+from feddbp_lab.experiments.report.rule_table import OWN_MARK
 from feddbp_lab.experiments.report.tables import BEST_MARK, has_last_round, has_paper, is_mixed
 from feddbp_lab.results.protocol import Basis
 
-_HIGHEST: Final = "The highest of a column is underlined."
+_HIGHEST: Final = "The highest of a column is underlined, if all of it are of the same seeds."
 
 _DESCRIBED: Final = (
     ("clients", "{} clients"),
@@ -79,6 +80,20 @@ def difference_caption(plan: Plan, grid: ResultGrid) -> str:
         "federation's share: difference to the same networks and losses without exchange." if grid.has_controls else "",
     ]
     return " ".join(filter(None, sentences))
+
+
+def last_difference_caption() -> str:
+    return (
+        "The same after the last round. Choosing a round on few validation samples adds chance that the intervals "
+        "above do not contain: trust a difference that both tables show."
+    )
+
+
+def rule_caption() -> str:
+    return (
+        f"Every inference rule alone, in the round chosen for it. {OWN_MARK}: the rule by which the method decides "
+        "and is compared in all other tables. A rule that the reference lacks is compared with the reference's own."
+    )
 
 
 def client_caption(grid: ResultGrid) -> str:

@@ -90,17 +90,22 @@ class ResultGrid:
         is_validation = self.part.report.value == "validation"
         return result.validation(column.rule) if is_validation else result.reported(column.rule)
 
-    def difference(self, row: GridRow, reference: GridRow, column: GridColumn) -> Difference | None:
-        """Of a row to another one in the same column; None for a row to itself, or without common clients."""
+    def difference(
+        self, row: GridRow, reference: GridRow, column: GridColumn, *, last: bool = False
+    ) -> Difference | None:
+        """Of a row to another one in the same column; None for a row to itself, or without common clients.
+
+        In the round of the result, or in the last one.
+        """
         ours, theirs = self.result(row, column), self.result(reference, column)
         if row == reference or ours is None or theirs is None:
             return None
-        return compare(ours, theirs, column.rule)
+        return compare(ours, theirs, column.rule, last=last)
 
-    def federation_share(self, row: GridRow, column: GridColumn) -> Difference | None:
+    def federation_share(self, row: GridRow, column: GridColumn, *, last: bool = False) -> Difference | None:
         """Difference of a row to its control; None if it has none."""
         control = next((other for other in self.rows if other.is_control and other.key == row.key), None)
-        return None if row.is_control or control is None else self.difference(row, control, column)
+        return None if row.is_control or control is None else self.difference(row, control, column, last=last)
 
     def paper(self, row: GridRow, column: GridColumn) -> PaperValue | None:
         """The value in the paper; None if it has none, as for every control."""

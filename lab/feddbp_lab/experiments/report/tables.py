@@ -57,36 +57,41 @@ def _accuracy_columns(grid: ResultGrid, column: GridColumn) -> Iterator[TableCol
     full_head = ", ".join(filter(None, (group, column.head)))
     yield TableColumn(group=group, head=head, full_head=full_head, values=_accuracies(grid, column))
     if last:
-        yield beside("last", lambda row: _last_text(grid.result(row, column), column.rule))
+        yield beside("last", lambda row: last_text(grid.result(row, column), column.rule))
     if paper:
         yield beside("paper", lambda row: _paper_text(grid.paper(row, column)))
 
 
 def _accuracies(grid: ResultGrid, column: GridColumn) -> list[FormattedValue]:
-    """The highest is underlined, among those with the most seeds; values printed alike share it."""
+    """The highest is underlined, and values printed alike with it; none if some have other seeds than others."""
     values = [grid.values(row, column) for row in grid.rows]
-    most = max((len(found.by_seed) for found in values if found), default=0)
-    ranked = [round(found.mean, 2) for found in values if found and len(found.by_seed) == most]
+    ranked = [round(found.mean, 2) for found in values if found]
+    have_same_seeds = len({frozenset(found.by_seed) for found in values if found}) == 1
     return [
         FormattedValue(
-            text=_accuracy_text(grid.result(row, column), found, is_marked=is_mixed(grid)),
-            underlined=found is not None and len(found.by_seed) == most and round(found.mean, 2) == max(ranked),
+            text=accuracy_text(grid.result(row, column), found, is_marked=is_mixed(grid)),
+            underlined=have_same_seeds and found is not None and round(found.mean, 2) == max(ranked),
         )
         for row, found in zip(grid.rows, values, strict=True)
     ]
 
 
-def difference_table(grid: ResultGrid) -> FormattedTable | None:
-    """Differences to rows that the part compares with and to the same runs without exchange; None if there are none."""
+def difference_table(grid: ResultGrid, *, last: bool = False) -> FormattedTable | None:
+    """Differences to rows that the part compares with and to the same runs without exchange; None if there are none.
+
+    In the round of the result, or in the last one where that is another.
+    """
     if grid.part.report.value != "test" or not (grid.references or grid.has_controls):
+        return None
+    if last and not has_last_round(grid):
         return None
     columns = []
     for column in grid.columns:
         for reference in grid.references:
-            values = [difference_value(grid.difference(row, reference, column)) for row in grid.rows]
+            values = [difference_value(grid.difference(row, reference, column, last=last)) for row in grid.rows]
             columns.append(_difference_column(column, f"Δ to {reference.title}", values))
         if grid.has_controls:
-            values = [difference_value(grid.federation_share(row, column)) for row in grid.rows]
+            values = [difference_value(grid.federation_share(row, column, last=last)) for row in grid.rows]
             columns.append(_difference_column(column, "federation's share", values))
     return assembled(grid.row_heads, (row.labels for row in grid.rows), columns).without_empty_rows()
 
@@ -111,7 +116,7 @@ def difference_value(difference: Difference | None) -> FormattedValue:
     )
 
 
-def _accuracy_text(result: PointResult | None, values: SeedValues | None, *, is_marked: bool) -> str:
+def accuracy_text(result: PointResult | None, values: SeedValues | None, *, is_marked: bool) -> str:
     if result is None:
         return ""
     if values is None:
@@ -122,7 +127,7 @@ def _accuracy_text(result: PointResult | None, values: SeedValues | None, *, is_
     return f"{plus_minus(values.mean, values.deviation)}{mark}{missing}"
 
 
-def _last_text(result: PointResult | None, rule: str | None) -> str:
+def last_text(result: PointResult | None, rule: str | None) -> str:
     values = None if result is None else result.last(rule)
     return "" if values is None else f"{values.mean:.2f}"
 

@@ -25,6 +25,7 @@ _TEX: Final = str.maketrans(
         "−": "$-$",
         "±": r"$\pm$",
         "†": r"$\dagger$",
+        "•": r"$\bullet$",
         "×": r"$\times$",
         "Δ": r"$\Delta$",
         "α": r"$\alpha$",

@@ -48,7 +48,9 @@ def reported(directory: Path, *, leave_out: Any = (), failing: Any = (), **chang
 
 
 def tables(markdown: str) -> list[dict[tuple[str, ...], list[str]]]:
-    """The tables in order: accuracies, differences, clients, cost; each row by its labels, with its values."""
+    """The tables in order: accuracies, differences, those of the last round if it is not the result's, inference rules,
+    clients, cost; each row by its labels, with its values.
+    """
     found = []
     for block in re.findall(r"(?:^\|.*\n)+", markdown, re.MULTILINE):
         lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines()]
@@ -128,7 +130,35 @@ def test_a_difference_is_bold_only_if_its_interval_excludes_zero(tmp_path: Path)
     assert rows(markdown, 1)["FedDBP"][0] == "+5.00 [−7.00, +9.00]"
     assert rows(markdown, 1)["Local training"][0].startswith("**−10.00")
     assert "bootstrap over clients alone, as there is only seed 0" in markdown
-    assert tables(markdown)[2]["α = 0.1", "FedDBP"][:4] == ["+1.00", "1 of 2", "−7.00", "−7.00"]
+    assert tables(markdown)[3]["α = 0.1", "FedDBP"][:4] == ["+1.00", "1 of 2", "−7.00", "−7.00"]
+
+
+def test_differences_after_the_last_round_stand_below_those_of_the_chosen_round(tmp_path: Path) -> None:
+    def accuracy(cell: Cell, rounds: int) -> float:
+        """FedDBP is ahead by 20 points in the chosen round, the second, and behind by ten after the last."""
+        if cell.run.method != "feddbp":
+            return 0.5
+        return 0.7 if rounds == 2 else 0.4
+
+    output_dir, expanded = planned(tmp_path, base=VALIDATED)
+    for cell in expanded.cells.values():
+        finish(output_dir, cell, accuracy, validation=lambda _, rounds: 0.9 if rounds == 2 else 0.5)
+    write_report(output_dir)
+    markdown = (output_dir.report_dir / "small.md").read_text()
+    assert rows(markdown, 1)["FedDBP"] == ["**+20.00 [+20.00, +20.00]**"] * 2
+    assert rows(markdown, 2)["FedDBP"] == ["**−10.00 [−10.00, −10.00]**"] * 2
+    assert "trust a difference that both tables show" in markdown
+
+
+def test_every_inference_rule_is_compared_with_what_the_reference_decides_by(tmp_path: Path) -> None:
+    report = {"rows": "method", "columns": "data.alpha", "compare": "local"}
+    table = tables((reported(tmp_path, report=report) / "small.md").read_text())[2]
+    # local training has a head alone; FedDBP's own rule has 80 %, its others ten and twenty points less
+    assert {tuple(label): values for (place, *label), values in table.items() if place == "α = 1"} == {
+        ("FedDBP", "• prototype normalized"): ["80.00", "78.00", "**+30.00 [+30.00, +30.00]**"],
+        ("FedDBP", "prototype"): ["70.00", "68.00", "**+20.00 [+20.00, +20.00]**"],
+        ("FedDBP", "head"): ["60.00", "58.00", "**+10.00 [+10.00, +10.00]**"],
+    }
 
 
 def test_rows_may_be_compared_with_several_others(tmp_path: Path) -> None:
@@ -143,7 +173,7 @@ def test_clients_are_compared_with_themselves_in_the_first_of_these_rows(tmp_pat
     report = {"rows": "method", "columns": "data.alpha", "compare": ["fedproto", "feddbp"]}
     directory = reported(tmp_path, report=report, seeds=(0, 1))
     markdown = (directory / "small.md").read_text()
-    table = tables(markdown)[2]
+    table = tables(markdown)[3]
     assert table["α = 1", "Local training"][:4] == ["−10.00", "4 of 4", "−10.00", "−10.00"]
     assert table["α = 1", "FedDBP"][:4] == ["+20.00", "0 of 4", "", ""]
     assert table["α = 1", "FedProto"][:4] == [""] * 4
@@ -243,10 +273,10 @@ def test_missing_and_failed_cells_are_marked(tmp_path: Path) -> None:
     assert (table["Local training"][0], differences["Local training"][0]) == ("–", "")
     assert table["FedProto"][0] == "failed"
     assert "FedProto" not in differences  # nor would it be, if it had not failed: it is compared with itself
-    # compared over the common seed, and not the highest, as others have more seeds
+    # compared over the common seed; none of the column is the highest, as they are not of the same seeds
     assert table["FedDBP"] == ["<u>80.50 ± 0.71</u>", "80.00 (1 of 2)"]
     assert differences["FedDBP"] == ["", "**+20.00 [+20.00, +20.00]**"]
-    assert table["FedProto"][1] == "<u>60.50 ± 0.71</u>"
+    assert table["FedProto"][1] == "60.50 ± 0.71"
     assert "3 of 12 cells are not done yet. 2 of 12 cells failed." in markdown
     assert markdown.count("exit <early>") == 2
     assert "exit &lt;early&gt;" in (directory / "index.html").read_text()
@@ -305,8 +335,9 @@ def test_the_latex_table_is_well_formed_and_escaped(tmp_path: Path) -> None:
     assert r"50\% \& more\_of \{it\} & \underline{80.00} \\" in text
     assert r"50\% \& more\_of \{it\} & +0.00 [+0.00, +0.00] \\" in text
     environments = re.findall(r"\\(begin|end)\{(\w+)\}", text)
-    assert environments == [("begin", "table"), ("begin", "tabular"), ("end", "tabular"), ("end", "table")] * 3
-    assert re.findall(r"\\label\{(.*)\}", text) == ["tab:small", "tab:small-differences", "tab:small-clients"]
+    assert environments == [("begin", "table"), ("begin", "tabular"), ("end", "tabular"), ("end", "table")] * 4
+    labels = ["tab:small", "tab:small-differences", "tab:small-inference-rules", "tab:small-clients"]
+    assert re.findall(r"\\label\{(.*)\}", text) == labels
     for table in text.split(r"\begin{tabular}")[1:]:
         width = len(table[1 : table.index("}")])
         body = [line for line in table.splitlines() if line.endswith(r"\\") and "multicolumn" not in line]
@@ -459,9 +490,10 @@ def test_a_part_without_columns_has_plain_heads(tmp_path: Path) -> None:
     for cell in expanded.cells.values():
         finish(output_dir, cell, rising, core_seconds=60)
     write_report(output_dir)
-    accuracies, differences, clients, cost = tables((output_dir.report_dir / "small.md").read_text())
+    accuracies, differences, rules, clients, cost = tables((output_dir.report_dir / "small.md").read_text())
     assert accuracies["Method",] == ["Accuracy"]
     assert differences["Method",] == ["Δ to Local training"]
+    assert rules["Method", "rule"] == ["accuracy", "last", "Δ to Local training"]
     assert clients["FedDBP",][:2] == ["+30.00", "0 of 2"]
     assert (cost["Method",], cost["all",]) == (["core-min", "MB"], ["2.0", ""])
 

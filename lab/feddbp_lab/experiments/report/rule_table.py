@@ -1,0 +1,54 @@
+"""The table of inference rules: what each part of a method, such as its head or a second network, decides alone."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from feddbp_lab.experiments.report.formatted import FormattedTable, FormattedValue, TableColumn, assembled
+from feddbp_lab.experiments.report.grid import GridColumn, GridRow, ResultGrid
+from feddbp_lab.experiments.report.outcomes import PointResult
+from feddbp_lab.experiments.report.tables import accuracy_text, difference_value, last_text
+
+OWN_MARK: Final = "•"
+"""Before the rule by which a method decides, and is compared in all other tables."""
+
+
+def rule_table(grid: ResultGrid) -> FormattedTable | None:
+    """Every recorded rule of every row, against the own rule of the first row that the part compares with.
+
+    None if there is no such row, if no method has a second rule, or if rules are columns of the other tables.
+    """
+    report = grid.part.report
+    if report.value != "test" or report.rules or not grid.references:
+        return None
+    labels: list[tuple[str, ...]] = []
+    lines: list[list[FormattedValue]] = []
+    for place in grid.places:
+        for row in grid.rows:
+            result = grid.result(row, place)
+            if result is None or len(result.rules()) < 2:
+                continue
+            for rule in result.rules():
+                is_own = any(cell.inference == rule for cell in result.results)
+                name = rule.replace("_", " ")
+                labels.append((place.title, *row.labels, f"{OWN_MARK} {name}" if is_own else name))
+                lines.append(_values(grid, row, grid.with_rule(place, rule), result))
+    if not lines:
+        return None
+    heads = ["accuracy", "last", f"Δ to {grid.references[0].title}", *(["federation's share"] * grid.has_controls)]
+    columns = [
+        TableColumn(group=head, head="", full_head=head, values=[line[number] for line in lines])
+        for number, head in enumerate(heads)
+    ]
+    has_places = any(place for place, *_ in labels)
+    row_heads = (*([""] * has_places), *grid.row_heads, "rule")
+    return assembled(row_heads, labels if has_places else [label[1:] for label in labels], columns)
+
+
+def _values(grid: ResultGrid, row: GridRow, column: GridColumn, result: PointResult) -> list[FormattedValue]:
+    values = [
+        FormattedValue(text=accuracy_text(result, result.reported(column.rule), is_marked=False)),
+        FormattedValue(text=last_text(result, column.rule), faint=True),
+        difference_value(grid.difference(row, grid.references[0], column)),
+    ]
+    return [*values, difference_value(grid.federation_share(row, column))] if grid.has_controls else values
