@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import torch
 
+from benchmarks import bars
 from benchmarks.measurement import Measurement, interleaved_ratio
 from benchmarks.workload import IMAGE_SHAPE, method, split
 from feddbp_client.data.batches import channels_first, scaled
@@ -25,9 +26,9 @@ class Case(NamedTuple):
 
 
 CASES: Final = (
-    Case("resnet18", "ResNet-18", {"flip-crop": 1.05, "randaugment": 1.05}, repeats=40),
+    Case("resnet18", "ResNet-18", {"flip-crop": bars.FLIP_CROP, "randaugment": bars.RANDAUGMENT}, repeats=40),
     # the fastest of the eight small networks
-    Case("mini_plain", "mini", {"flip-crop": 1.15, "randaugment": 1.5}, repeats=400),
+    Case("mini_plain", "mini", {"flip-crop": bars.SMALL_FLIP_CROP, "randaugment": bars.SMALL_RANDAUGMENT}, repeats=400),
 )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks import bars
 from benchmarks.light_client import synthetic_payload
 from benchmarks.measurement import Measurement, interleaved_ratio
 from feddbp_common.config.data import DataConfig
@@ -58,7 +59,7 @@ def measure() -> list[Measurement]:
         Measurement(
             question="closing a round of 1,000 clients against one numpy pass over the same bytes, C=100",
             value=ratio,
-            bar=2.0,
+            bar=bars.CLOSING,
             detail=f"{ours:.2f} s against {theirs:.2f} s for {CLIENTS * len(body) / 1e6:.0f} MB; "
             f"{from_disk[1]:.2f} s after a restart, when all uploads are read from disk",
         )

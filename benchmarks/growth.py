@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.console import Console
 
+from benchmarks import bars
 from benchmarks.measurement import Measurement, table_of
 from benchmarks.round import Setting, Workers, product
 from benchmarks.servers import cpu_seconds, peak_bytes, resident_bytes
@@ -26,8 +27,6 @@ CLIENTS = (25, 50, 100, 200, 400)
 CLASSES = (10, 50, 100, 200)
 FEW_CLASSES, FEW_CLIENTS = 10, 50
 WARM_UP = 2
-CPU_BAR = 1.3
-"""Of a client among the most clients, against one among the fewest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +73,7 @@ class Growth:
             Measurement(
                 question=f"server CPU of a client and round, N={most.setting.clients} against {fewest.setting.clients}",
                 value=most.client_milliseconds / fewest.client_milliseconds,
-                bar=CPU_BAR,
+                bar=bars.CPU_GROWTH,
                 detail=f"{cpu:.2f} ms and {memory:.0f} kB more for each client at C={FEW_CLASSES}",
             ),
             Measurement(

@@ -11,6 +11,7 @@ from statistics import median
 
 import grpc
 
+from benchmarks import bars
 from benchmarks.light_client import LightClient
 from benchmarks.measurement import Measurement
 from benchmarks.servers import running_server
@@ -86,7 +87,7 @@ def measure() -> list[Measurement]:
         Measurement(
             question="ingest of C=100 uploads against a bare grpc.aio client stream",
             value=ratio,
-            bar=0.8,
+            bar=bars.INGEST,
             at_most=False,
             detail=f"{ours:.0f} MB/s against {theirs:.0f} MB/s, checked and stored against read and discarded",
         )

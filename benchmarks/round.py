@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import TypeAlias
 
+from benchmarks import bars
 from benchmarks.bare import BareClient
 from benchmarks.light_client import SteadyClient
 from benchmarks.measurement import Measurement
@@ -31,7 +32,6 @@ PROCESSES = 20
 """Processes of clients, at most."""
 REPETITIONS = 3
 """Of a comparison, with new servers: where memory happens to lie is worth ten percent of a server's CPU time."""
-TIME_BAR, CPU_BAR, MEMORY_BAR = 1.7, 1.9, 40.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,12 +275,14 @@ def measure() -> list[Measurement]:
         extra = (comparison.our_bytes - comparison.bare_bytes) / 1e6
         name = f"round without training against bare grpc.aio, {setting.name}"
         measured += [
-            Measurement(question=name, value=comparison.time_ratio(), bar=TIME_BAR, detail=comparison.detail()),
-            Measurement(question=f"{name}: server CPU", value=comparison.cpu_ratio(), bar=CPU_BAR),
+            Measurement(question=name, value=comparison.time_ratio(), bar=bars.ROUND_TIME, detail=comparison.detail()),
+            Measurement(question=f"{name}: server CPU", value=comparison.cpu_ratio(), bar=bars.ROUND_CPU),
         ]
         if is_target:
             measured.append(
-                Measurement(question=f"{name}: peak memory above bare", value=extra, bar=MEMORY_BAR, unit="MB")
+                Measurement(
+                    question=f"{name}: peak memory above bare", value=extra, bar=bars.ROUND_MEMORY_MB, unit="MB"
+                )
             )
     return measured
 

@@ -10,6 +10,7 @@ import time
 from collections import defaultdict
 from statistics import median
 
+from benchmarks import bars
 from benchmarks.light_client import SteadyClient
 from benchmarks.measurement import Measurement
 from benchmarks.servers import running_server
@@ -63,7 +64,7 @@ def measure() -> list[Measurement]:
         Measurement(
             question="last receipt to every client holding the next assignment, 20 clients, C=100",
             value=1000 * median(gaps),
-            bar=20.0,
+            bar=bars.ROUND_GAP_MILLISECONDS,
             unit="ms p50",
             detail=f"{ROUNDS - 1} boundaries, worst {1000 * max(gaps):.1f} ms",
         )

@@ -24,6 +24,7 @@ from typing import Any
 import grpc
 from rich.console import Console
 
+from benchmarks import bars
 from benchmarks.light_client import SteadyClient
 from benchmarks.measurement import Measurement, table_of
 from benchmarks.servers import RunningServer, running_server
@@ -36,8 +37,6 @@ from feddbp_common.rpc.credentials import ClientCredentials
 
 WORKERS = 2
 """Number of processes that run the clients."""
-FLAT = 1.05
-"""Memory may grow by five percent."""
 INTERVALS = 7
 """Number of intervals of rounds that are compared; each is long enough to average out the timing of uploads."""
 ROUNDS_ON_DISK = 6
@@ -275,13 +274,13 @@ def measurements(plan: Plan, outcome: Outcome) -> list[Measurement]:
             question=f"resident memory from round {plan.flat_from} on: mean of the last {len(flat) // INTERVALS} "
             "rounds over that of the first",
             value=intervals[-1] / intervals[0],
-            bar=FLAT,
+            bar=bars.FLAT_MEMORY,
             detail=f"{intervals[0] / 1e6:.1f} MB, then {intervals[-1] / 1e6:.1f} MB; at most {peak / 1e6:.1f} MB",
         ),
         Measurement(
             question=f"the same in {INTERVALS} intervals: highest mean over their median",
             value=max(intervals) / median(intervals),
-            bar=FLAT,
+            bar=bars.FLAT_MEMORY,
             detail=", ".join(f"{interval / 1e6:.0f}" for interval in intervals) + " MB",
         ),
         Measurement(

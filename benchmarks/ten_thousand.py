@@ -20,6 +20,7 @@ import grpc
 import numpy as np
 from rich.console import Console
 
+from benchmarks import bars
 from benchmarks.light_client import LightClient
 from benchmarks.measurement import Measurement, table_of
 from benchmarks.servers import RunningServer, cpu_seconds, peak_bytes, resident_bytes, running_server
@@ -32,7 +33,6 @@ from feddbp_common.wire import Encoded
 
 PROCESSES = 2
 PER_CONNECTION = 50
-JOIN_SECONDS = 20.0
 
 
 class _Client(LightClient):
@@ -160,15 +160,21 @@ async def _measure(clients: int, rounds: int, classes: int) -> list[Measurement]
         Measurement(
             question=f"{clients} clients: from the start of their processes until all have joined",
             value=max(report["joined_at"] for report in reports) - started,
-            bar=JOIN_SECONDS,
+            bar=bars.JOIN_SECONDS,
             unit="s",
             detail=f"in {PROCESSES} processes, {PER_CONNECTION} clients a connection; {cpu_text}",
         ),
         Measurement(
             question=f"{clients} clients: memory in the last third of the rounds against the middle",
             value=samples.growth(),
-            bar=1.05,
-            detail=f"peak {samples.peak / 1e6:.0f} MB; status call {status_text}",
+            bar=bars.FLAT_MEMORY,
+            detail=f"status call {status_text}",
+        ),
+        Measurement(
+            question=f"{clients} clients at C={classes}: peak memory of the server",
+            value=samples.peak / 1e6,
+            bar=bars.PEAK_MEMORY_MB if (clients, classes) == (1000, 100) else None,
+            unit="MB",
         ),
     ]
 

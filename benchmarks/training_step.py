@@ -8,6 +8,7 @@ from statistics import fmean
 
 import torch
 
+from benchmarks import bars
 from benchmarks.measurement import Measurement, interleaved_ratio
 from benchmarks.workload import batch, global_prototypes, method
 from feddbp_client.training.trainer import PASS_BATCH
@@ -56,13 +57,13 @@ def _measure() -> list[Measurement]:
         Measurement(
             question=f"FedDBP training step against cross-entropy only, ResNet-18, B={BATCH}",
             value=large,
-            bar=1.05,
+            bar=bars.TRAINING_STEP,
             detail=f"{ours:.1f} ms against {theirs:.1f} ms",
         ),
         Measurement(
             question="the same, mean of mini-8",
             value=fmean(ratio for ratio, _, _ in small.values()),
-            bar=1.2,
+            bar=bars.SMALL_TRAINING_STEP,
             detail=", ".join(
                 f"{name} {ratio:.2f} ({ours:.1f}/{theirs:.1f} ms)" for name, (ratio, ours, theirs) in small.items()
             ),

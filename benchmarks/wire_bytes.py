@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from benchmarks import bars
 from benchmarks.light_client import LightClient
 from benchmarks.measurement import Measurement
 from benchmarks.servers import running_server
@@ -31,6 +32,6 @@ def measure() -> list[Measurement]:
         up, down = asyncio.run(_ratios(server.address))
     question = "bytes of messages against bytes of tensors, C=100"
     return [
-        Measurement(question=f"{question}, upload", value=up, bar=1.01),
-        Measurement(question=f"{question}, download", value=down, bar=1.01),
+        Measurement(question=f"{question}, upload", value=up, bar=bars.WIRE_BYTES),
+        Measurement(question=f"{question}, download", value=down, bar=bars.WIRE_BYTES),
     ]
