@@ -45,8 +45,14 @@ class IdentityConfig(FrozenModel):
         description="a name for this client, such as north-clinic, shown wherever its id is",
     )
     all_or_none: bool = Field(False, description="with --ids: when one client fails, stop the others too")
-    server: str = Field("127.0.0.1:50051", description="address of the server, HOST:PORT")
-    certs: Path | None = Field(None, description="directory written by `feddbp certs`, with this client's certificate")
+    server: str = Field(
+        "127.0.0.1:50051", description="address of the server, HOST:PORT", json_schema_extra={"metavar": "HOST:PORT"}
+    )
+    certs: Path | None = Field(
+        None,
+        description="directory written by `feddbp certs`, with this client's certificate",
+        json_schema_extra={"metavar": "DIR"},
+    )
     token_file: Path | None = Field(None, description="file with this client's token")
     insecure: bool = Field(False, description="connect to another machine without TLS")
     state_dir: Path = Field(Path("feddbp-state/clients"), description="checkpoints, by run and client")
@@ -117,7 +123,6 @@ class ComputeConfig(FrozenModel):
         None,
         description="memory for images on each GPU, e.g. 4GiB; others are copied batch by batch "
         "(default: a quarter of what is free)",
-        json_schema_extra={"metavar": "SIZE"},
     )
     gpu_memory_share: float = Field(
         1.0, gt=0, le=1, description="part of each GPU's memory that this process may take, e.g. 0.5 if two share it"
@@ -201,7 +206,9 @@ class SourceConfig(FrozenModel):
         json_schema_extra={"metavar": "CHECKPOINT"},
     )
     allow_import: CommaSeparated = Field(
-        (), description="packages from which a run may name functions for this client to import, comma-separated"
+        (),
+        description="packages from which a run may name functions for this client to import, comma-separated",
+        json_schema_extra={"metavar": "PACKAGES"},
     )
 
     @field_validator("allow_import")

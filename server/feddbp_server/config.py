@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, ByteSize, Field, PlainSerializer, field_va
 
 from feddbp_common.config.dry_run import FORMAT_HELP, DryRunFormat
 from feddbp_common.config.run import RunConfig
-from feddbp_common.config.types import Duration, FrozenModel, format_duration, parse_duration
+from feddbp_common.config.types import Duration, FrozenModel, format_duration, format_size, parse_duration
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.logs import LogFile
 from feddbp_common.rpc.credentials import check_listening
@@ -40,7 +40,11 @@ class ListenConfig(FrozenModel):
         "127.0.0.1", description="address to listen on; anything but loopback needs --certs or --insecure"
     )
     port: int = Field(50051, ge=0, le=65535, description="port to listen on; 0 takes a free one")
-    certs: Path | None = Field(None, description="directory made by `feddbp certs`: TLS, and clients need certificates")
+    certs: Path | None = Field(
+        None,
+        description="directory made by `feddbp certs`: TLS, and clients need certificates",
+        json_schema_extra={"metavar": "DIR"},
+    )
     token_file: Path | None = Field(
         None, description="file with lines of NAME TOKEN; tokens replace client certificates"
     )
@@ -159,9 +163,11 @@ class OperationsConfig(FrozenModel):
 class LimitsConfig(FrozenModel):
     """Limits: resources that uploads may take."""
 
-    max_upload_bytes: int = Field(DEFAULT_LIMITS.upload_bytes, ge=1, description="largest upload that is admitted")
-    max_bytes_in_flight: int = Field(
-        DEFAULT_LIMITS.bytes_in_flight,
+    max_upload_bytes: ByteSize = Field(
+        ByteSize(DEFAULT_LIMITS.upload_bytes), ge=1, description="largest upload that is admitted"
+    )
+    max_bytes_in_flight: ByteSize = Field(
+        ByteSize(DEFAULT_LIMITS.bytes_in_flight),
         ge=1,
         description="bytes of all uploads that are being received; they take up to three times as much memory",
     )
@@ -188,8 +194,9 @@ class LimitsConfig(FrozenModel):
     def _largest_upload_finds_room(self) -> Self:
         if self.max_bytes_in_flight < self.max_upload_bytes:
             raise ConfigurationError(
-                f"--max-bytes-in-flight is {self.max_bytes_in_flight} and --max-upload-bytes {self.max_upload_bytes}:"
-                " the largest uploads would always be refused; raise --max-bytes-in-flight"
+                f"--max-bytes-in-flight is {format_size(self.max_bytes_in_flight)} and --max-upload-bytes "
+                f"{format_size(self.max_upload_bytes)}: the largest uploads would always be refused; raise "
+                "--max-bytes-in-flight"
             )
         return self
 
@@ -197,8 +204,8 @@ class LimitsConfig(FrozenModel):
     def in_force(self) -> Limits:
         """All limits of the server, those that are options among them."""
         return Limits(
-            upload_bytes=self.max_upload_bytes,
-            bytes_in_flight=self.max_bytes_in_flight,
+            upload_bytes=int(self.max_upload_bytes),
+            bytes_in_flight=int(self.max_bytes_in_flight),
             samples=self.max_samples,
             header_wait=self.header_wait,
             chunk_wait=self.chunk_wait,

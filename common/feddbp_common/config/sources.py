@@ -12,23 +12,35 @@ import os
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ByteSize
 from pydantic.fields import FieldInfo
 
 from feddbp_common.config.diagnostics import did_you_mean, suggestion, validate_model
 from feddbp_common.config.nested import Location, Tree, get, leaves, put
-from feddbp_common.config.types import field_extra, format_duration
+from feddbp_common.config.types import field_extra, format_duration, format_size
 from feddbp_common.errors import ConfigurationError
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 _UNSET = argparse.SUPPRESS
 _TYPO_SIMILARITY = 0.8
 """From this similarity on, of at most 1, an unknown table is taken for a typo of a known one."""
+_PLACEHOLDERS: Final[tuple[tuple[type, str], ...]] = (
+    (ByteSize, "SIZE"),  # before int, which it is, too
+    (int, "N"),
+    (float, "X"),
+    (timedelta, "TIME"),
+    (Path, "PATH"),
+)
+"""The value of an option in its help, by type; a text has the last word of the option's name."""
+_TELLING_NAMES: Final = frozenset({"DIR", "FILE", "PORT"})
+"""Last words of names that say more than the type of the value."""
 
 
 @dataclass(frozen=True)
@@ -215,15 +227,28 @@ def _default_text(field: FieldInfo) -> str:
         return ""
     shown = default.value if isinstance(default, Enum) else default
     if isinstance(shown, ByteSize):
-        return f" (default: {shown.human_readable(decimal=True)})"
+        return f" (default: {format_size(shown)})"
     return f" (default: {format_duration(shown) if hasattr(shown, 'total_seconds') else shown})"
 
 
 def _metavar(option: Option) -> str:
-    annotation = option.field.annotation
+    annotation = _without_none(option.field.annotation)
     choices = list(get_args(annotation)) if get_origin(annotation) is Literal else []
-    if isinstance(annotation, type) and issubclass(annotation, Enum):
-        choices = [member.value for member in annotation]
+    kind = annotation if isinstance(annotation, type) and get_origin(annotation) is None else object
+    if issubclass(kind, Enum):
+        choices = [member.value for member in kind]
     if choices:
         return "{" + ",".join(map(str, choices)) + "}"
-    return "NAME=VALUE" if option.is_assignment else option.location[-1].split("_")[-1].upper()
+    if option.is_assignment:
+        return "NAME=VALUE"
+    last_word = option.location[-1].split("_")[-1].upper()
+    if last_word in _TELLING_NAMES:
+        return last_word
+    return next((shown for known, shown in _PLACEHOLDERS if issubclass(kind, known)), last_word)
+
+
+def _without_none(annotation: Any) -> Any:
+    """The type of a value that is given: of several the first."""
+    if get_origin(annotation) in (Union, UnionType):
+        annotation = next(kind for kind in get_args(annotation) if kind is not NoneType)
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation

@@ -34,7 +34,7 @@ class FrozenModel(BaseModel):
 def field_extra(field: FieldInfo) -> Mapping[str, Any]:
     """Returns what a field declares beyond its type, default and description, as `json_schema_extra`.
 
-    `flag`, `aliases` and `metavar` replace what the name gives on the command line, `hidden` keeps the field out of it;
+    `flag`, `aliases` and `metavar` replace what name and type give on the command line, `hidden` leaves the field out;
     `proto` and `zero_is_none` are for the conversion to protobuf; `added_in` is for its identity. `planned` reserves a
     setting whose implementation is to come: the command line accepts only its default, and does not list it.
     """
@@ -64,6 +64,16 @@ def parse_duration(value: Any) -> Any:
 def format_duration(duration: timedelta) -> str:
     """Formats a duration exactly, as `parse_duration` reads it."""
     return f"{duration.total_seconds():.6f}".rstrip("0").rstrip(".") + "s"
+
+
+_SIZES: Final = {"kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def format_size(size: int) -> str:
+    """Formats a number of bytes exactly, in the largest unit of which it is a multiple: 64 MiB, 20 GB."""
+    whole = [(size // unit, name) for name, unit in _SIZES.items() if size and size % unit == 0]
+    count, name = min(whole, default=(size, "B"))
+    return f"{count} {name}"
 
 
 Duration = Annotated[timedelta, BeforeValidator(parse_duration), PlainSerializer(format_duration, when_used="json")]

@@ -46,7 +46,11 @@ _DATA_MOUNT: Final = """
 class FileConfig(FrozenModel):
     """Compose: options of the file besides the run."""
 
-    source: Path = Field(Path(".."), description="path of the checkout, relative to the directory of the Compose file")
+    source: Path = Field(
+        Path(".."),
+        description="path of the checkout, relative to the directory of the Compose file",
+        json_schema_extra={"metavar": "DIR"},
+    )
     data_dir: Path | None = Field(
         None, description="directory with public data sets, relative to the Compose file; mounted read-only"
     )

@@ -31,11 +31,23 @@ _DEFAULT_SERVER: Final = "127.0.0.1:50051"
 class SourceConfig(FrozenModel):
     """Server: the run to show, unless a directory is given."""
 
-    server: str = Field("", description=f"address of a server, HOST:PORT (default without DIR: {_DEFAULT_SERVER})")
-    certs: Path | None = Field(None, description="directory made by `feddbp certs`, with the operator's certificate")
+    server: str = Field(
+        "",
+        description=f"address of a server, HOST:PORT (default without DIR: {_DEFAULT_SERVER})",
+        json_schema_extra={"metavar": "HOST:PORT"},
+    )
+    certs: Path | None = Field(
+        None,
+        description="directory made by `feddbp certs`, with the operator's certificate",
+        json_schema_extra={"metavar": "DIR"},
+    )
     token_file: Path | None = Field(None, description="file with the operator's token")
     insecure: bool = Field(False, description="connect to another machine without TLS")
-    baseline: Path | None = Field(None, description="directory of a `local` run of the same seed, to compare with")
+    baseline: Path | None = Field(
+        None,
+        description="directory of a `local` run of the same seed, to compare with",
+        json_schema_extra={"metavar": "DIR"},
+    )
 
     @model_validator(mode="after")
     def _encrypted_or_on_purpose(self) -> Self:
@@ -50,8 +62,10 @@ class PageConfig(FrozenModel):
 
     host: str = Field("127.0.0.1", description="address to listen on; anything but loopback needs TLS")
     port: int = Field(8060, ge=0, le=65535, description="port to listen on; 0 takes a free one")
-    tls_cert: Path | None = Field(None, description="certificate of the page, PEM")
-    tls_key: Path | None = Field(None, description="its key, PEM")
+    tls_cert: Path | None = Field(
+        None, description="certificate of the page, PEM", json_schema_extra={"metavar": "FILE"}
+    )
+    tls_key: Path | None = Field(None, description="its key, PEM", json_schema_extra={"metavar": "FILE"})
     key_file: Path | None = Field(
         None, description="file with the key that opens the page; by default one is made and printed"
     )

@@ -30,7 +30,11 @@ PROG: Final = "feddbp health"
 class ProbeConfig(ConnectionConfig):
     """Health: which server and which of its services."""
 
-    certs: Path | None = Field(None, description="directory made by `feddbp certs`, with the probe's certificate")
+    certs: Path | None = Field(
+        None,
+        description="directory made by `feddbp certs`, with the probe's certificate",
+        json_schema_extra={"metavar": "DIR"},
+    )
     service: str = Field(
         "",
         description="check one service, e.g. feddbp.v1.Federation, which serves until the run has ended",

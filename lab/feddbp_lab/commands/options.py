@@ -30,8 +30,14 @@ _HIDDEN: Final[dict[str, Any]] = {"hidden": True}
 class ConnectionConfig(FrozenModel):
     """Server: its address, and how to connect to it."""
 
-    server: str = Field("127.0.0.1:50051", description="address of the server, HOST:PORT")
-    certs: Path | None = Field(None, description="directory made by `feddbp certs`, with the operator's certificate")
+    server: str = Field(
+        "127.0.0.1:50051", description="address of the server, HOST:PORT", json_schema_extra={"metavar": "HOST:PORT"}
+    )
+    certs: Path | None = Field(
+        None,
+        description="directory made by `feddbp certs`, with the operator's certificate",
+        json_schema_extra={"metavar": "DIR"},
+    )
     insecure: bool = Field(False, description="connect to another machine without TLS")
 
     @model_validator(mode="after")
@@ -107,7 +113,11 @@ class DemoRun(RunConfig):
 class LocalConfig(FrozenModel):
     """Demo: how it runs on this machine, and what it prints."""
 
-    out: Path | None = Field(None, description="directory of the results; default runs/demo-METHOD-DATASET")
+    out: Path | None = Field(
+        None,
+        description="directory of the results; default runs/demo-METHOD-DATASET",
+        json_schema_extra={"metavar": "DIR"},
+    )
     processes: int | None = Field(None, ge=1, description="client processes; default one per core")
     data_dir: Path = Field(Path("data"), description="where public data sets are found or downloaded to")
     device: str = Field("auto", description=DEVICE_HELP)
@@ -117,7 +127,11 @@ class LocalConfig(FrozenModel):
         json_schema_extra={"metavar": "FILE"},
     )
     dashboard: bool = Field(False, description="serve a page of the run, and open it in a browser")
-    track: CommaSeparated = Field((), description=f"experiment trackers to write the run to; {TRACK_HELP}")
+    track: CommaSeparated = Field(
+        (),
+        description=f"experiment trackers to write the run to; {TRACK_HELP}",
+        json_schema_extra={"metavar": "TRACKERS"},
+    )
     json_output: bool = Field(
         False, description="print the summary as JSON and nothing else", json_schema_extra={"flag": "--json"}
     )

@@ -23,7 +23,7 @@ PROG: Final = "feddbp track"
 class TrackingConfig(OperatorConfig):
     """Tracking: which server's run, and where it goes."""
 
-    track: CommaSeparated = Field(("tensorboard",), description=TRACK_HELP)
+    track: CommaSeparated = Field(("tensorboard",), description=TRACK_HELP, json_schema_extra={"metavar": "TRACKERS"})
     patience: Duration = Field(timedelta(minutes=5), description="how long a server may be unreachable")
 
 

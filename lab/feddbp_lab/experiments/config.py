@@ -61,7 +61,11 @@ class ExecutionConfig(FrozenModel):
     )
     data_dir: Path = Field(Path("data"), description="where public data sets are found or downloaded to")
     keep_state: bool = Field(False, description="keep checkpoints and databases of cells that are done")
-    track: CommaSeparated = Field((), description=f"experiment trackers to write every run to; {TRACK_HELP}")
+    track: CommaSeparated = Field(
+        (),
+        description=f"experiment trackers to write every run to; {TRACK_HELP}",
+        json_schema_extra={"metavar": "TRACKERS"},
+    )
     retry_failed: bool = Field(False, description="also run cells that have failed")
     work_dir: Path | None = Field(
         None,

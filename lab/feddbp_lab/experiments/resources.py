@@ -28,7 +28,6 @@ class Resources(FrozenModel):
         None,
         gt=0,
         description="memory of a cell, e.g. 4GB; cells only run together if theirs fits",
-        json_schema_extra={"metavar": "SIZE"},
     )
 
     @model_validator(mode="after")

@@ -106,7 +106,7 @@ def test_the_policy_is_what_was_asked_for() -> None:
 
 
 def test_limits_given_as_options_are_in_force_beside_the_fixed_ones() -> None:
-    options = {"max_upload_bytes": 1000, "max_bytes_in_flight": 3000, "header_wait": "2s", "chunk_wait": "7s"}
+    options = {"max_upload_bytes": "1 kB", "max_bytes_in_flight": 3000, "header_wait": "2s", "chunk_wait": "7s"}
     limits = ServerConfig.model_validate({"limits": {**options, "max_samples": 50}}).limits.in_force
     assert (limits.upload_bytes, limits.bytes_in_flight, limits.samples) == (1000, 3000, 50)
     assert (limits.header_wait, limits.chunk_wait) == (timedelta(seconds=2), timedelta(seconds=7))
@@ -137,8 +137,8 @@ def test_limits_given_as_options_are_in_force_beside_the_fixed_ones() -> None:
         (["--participation", "nan"], "--participation: "),
         (["--min-clients", "0"], "--min-clients: "),
         (["--min-clients", "21"], "--min-clients is 21, but the run has only 20 clients"),
-        (["--max-upload-bytes", "2000", "--max-bytes-in-flight", "1999"], "--max-upload-bytes 2000: the largest"),
-        (["--max-upload-bytes", str(1 << 30)], "--max-bytes-in-flight is 536870912 and"),
+        (["--max-upload-bytes", "2000", "--max-bytes-in-flight", "1999"], "--max-upload-bytes 2 kB: the largest"),
+        (["--max-upload-bytes", str(1 << 30)], "--max-bytes-in-flight is 512 MiB and"),
         (["--log-level", "loud"], "--log-level: "),
         (["--set", "k_top"], "--set: 'k_top' is not NAME=VALUE"),
         (["--set", "ktop=3"], "feddbp has no setting 'ktop'"),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ByteSize, ConfigDict, Field
 
 from feddbp_common.config.command_line import Parser, run_command, settings_from, settings_parser
 from feddbp_common.config.sources import add_flags, options_of, resolve
@@ -49,6 +49,17 @@ class Machine(_Strict):
     cup: str = Field("white", description="which cup", json_schema_extra={"flag": "--cup-colour", "aliases": ["-c"]})
     extras: dict[str, Any] = Field({}, description="anything else", json_schema_extra={"flag": "--set"})
     serial: int = Field(1, description="not for users", json_schema_extra={"hidden": True})
+
+
+class LargeMachine(Machine):
+    """With a value of every type."""
+
+    milk: Literal["cow", "oat"] | None = Field(None, description="which milk")
+    water: ByteSize = Field(ByteSize(1 << 26), description="how much of it")
+    strength: float | None = Field(None, description="how strong")
+    recipe: Path | None = Field(None, description="from whom")
+    filter_dir: Path | None = Field(None, description="where filters are")
+    rest: Duration | None = Field(None, description="how long to wait")
 
 
 class Order(_Strict):
@@ -246,14 +257,23 @@ def test_every_leaf_of_the_model_is_an_option() -> None:
 def test_help_shows_choices_defaults_and_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     parser = argparse.ArgumentParser(prog="brew")
-    add_flags(parser, Machine, env_prefix="BREW_")
+    add_flags(parser, LargeMachine, env_prefix="BREW_")
     shown = parser.format_help()
     for piece in (
         "beans:",
         "--grind {coarse,fine}",
         "how fine (default: coarse) [BREW_GRIND]",
         "how much, 100 % of it (default: 18) [BREW_GRAMS]",
+        "--grams N",
         "--roast {light,dark}",
+        "--brew-time TIME",
+        "--milk {cow,oat}",
+        "--water SIZE",
+        "how much of it (default: 64 MiB) [BREW_WATER]",
+        "--strength X",
+        "--recipe PATH",
+        "--filter-dir DIR",
+        "--rest TIME",
         "how long (default: 25s) [BREW_BREW_TIME]",
         "with foam [BREW_CREMA]",
         "spoons (default: 0) [BREW_SUGAR]",

@@ -5,9 +5,9 @@ from datetime import timedelta
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ByteSize, TypeAdapter, ValidationError
 
-from feddbp_common.config.types import Duration, format_duration, parse_duration
+from feddbp_common.config.types import Duration, format_duration, format_size, parse_duration
 
 
 class Nap(BaseModel):
@@ -60,3 +60,21 @@ def test_a_formatted_duration_parses_to_the_same_value(duration: timedelta) -> N
     printed = Nap(length=duration).model_dump(mode="json")["length"]
     assert printed == format_duration(duration)
     assert parse_duration(printed) == duration
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (1999, "1999 B"),
+        (2000, "2 kB"),
+        (1 << 20, "1 MiB"),
+        (64 << 20, "64 MiB"),
+        (10_000_000, "10 MB"),
+        (20_000_000_000, "20 GB"),
+        (3 << 30, "3 GiB"),
+    ],
+)
+def test_a_size_is_shown_in_its_largest_whole_unit_and_read_again(size: int, text: str) -> None:
+    assert format_size(size) == text
+    assert TypeAdapter(ByteSize).validate_python(text) == size
