@@ -54,7 +54,7 @@ class JoinQueue:
     def _time_to_return(self) -> timedelta:
         now = self._clock()
         earliest = now + self._in_progress * self._seconds
-        latest = now + self._limits.join_return.total_seconds()
+        latest = now + self._limits.longest_join_retry.total_seconds()
         self._next_return = min(max(self._next_return + self._seconds, earliest), latest)
         return timedelta(seconds=self._next_return - now)
 

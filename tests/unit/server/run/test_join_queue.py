@@ -51,7 +51,7 @@ def test_refused_clients_come_back_one_after_the_other_at_the_pace_of_joins() ->
 
 
 def test_nobody_is_told_to_come_back_later_than_the_limit() -> None:
-    limits = replace(ONE_AT_A_TIME, join_return=timedelta(seconds=3))
+    limits = replace(ONE_AT_A_TIME, longest_join_retry=timedelta(seconds=3))
     queue = JoinQueue(limits, Clock())
     with queue.one_more():
         told = [time_told(queue) for _ in range(10_000)]
