@@ -5,7 +5,7 @@ from feddbp_client.data.dataset_cache import SharedDatasetCache, clear_dataset_c
 from feddbp_client.data.datasets import load_dataset
 from feddbp_client.data.images import DataError, ImageParts, ImageRows, LabelledImages
 from feddbp_client.data.partition import dirichlet_split, least_samples, train_test_split
-from feddbp_client.data.private import load_private_data
+from feddbp_client.data.private import check_samples_apart, load_private_data
 from feddbp_client.data.readers.download import download
 from feddbp_client.data.row_cache import CacheSpace
 from feddbp_client.data.shard import ClientData, Split, at_image_size, private_shard, shard_of
@@ -21,6 +21,7 @@ __all__ = [
     "Split",
     "at_image_size",
     "batches",
+    "check_samples_apart",
     "clear_dataset_cache",
     "dirichlet_split",
     "download",

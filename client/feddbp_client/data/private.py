@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from feddbp_client.data.dataset_cache import cache_last
 from feddbp_client.data.decoding import equal_sizes, resized, scaling_note
 from feddbp_client.data.images import DataError, ImageParts, LabelledImages
+from feddbp_client.data.pixels import pixel_range
 from feddbp_client.data.readers.image_folder import read_folder
 from feddbp_client.data.readers.npz import read_npz
 from feddbp_common.humanize import human_bytes
@@ -43,6 +44,24 @@ def load_private_data(
     if image_size is not None and image_size < 1:
         raise DataError(f"image size is {image_size}, it must be positive")
     return _load(path.expanduser().resolve(), classes, class_names, image_size, space, skip_unreadable)
+
+
+def check_samples_apart(parts: ImageParts, path: Path) -> None:
+    """Raises DataError if one sample changes others, which differential privacy rules out.
+
+    It would if all of them decide which are for training, or how pixels are scaled.
+    """
+    if parts.test is None:
+        raise DataError(
+            f"{path}: has no test part; under differential privacy give one, since which samples a split by chance "
+            "leaves for training, and how many, changes with every sample"
+        )
+    pixels = pixel_range(parts.train.images)
+    if pixels.dtype == "float32" and (pixels.low, pixels.high) != (0, 1):
+        raise DataError(
+            f"{path}: has float pixels from {pixels.low:g} to {pixels.high:g}, scaled by the lowest and the highest; "
+            "under differential privacy one sample must not change the others: store them from 0 to 1, or as integers"
+        )
 
 
 @cache_last

@@ -18,6 +18,7 @@ from feddbp_client.data import (
     DataError,
     SharedDatasetCache,
     at_image_size,
+    check_samples_apart,
     load_dataset,
     load_private_data,
     private_shard,
@@ -27,7 +28,6 @@ from feddbp_client.data.batches import channels_first
 from feddbp_client.data.pixels import BYTES
 from feddbp_client.methods.base import LocalMethod, Task
 from feddbp_client.models import build_backbone, build_head
-from feddbp_client.privacy.samples import check_samples_apart
 from feddbp_client.training.augmentation import augmentation_of
 from feddbp_client.training.checkpoint import Checkpoint, ClientDirectory
 from feddbp_client.training.frozen_weights import load_frozen_weights

@@ -8,10 +8,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -20,24 +19,20 @@ from feddbp_client.compute.devices import CPU
 from feddbp_client.compute.out_of_memory import MemoryGuard, Pass
 from feddbp_client.compute.plan import Compute
 from feddbp_client.compute.random_state import RandomState, seed_generators
-from feddbp_client.data import ClientData, Split, batches
+from feddbp_client.data import ClientData, batches
 from feddbp_client.data.batches import Remainder, scaled
-from feddbp_client.data.pixels import PixelRange
 from feddbp_client.methods.base import LocalMethod
-from feddbp_client.privacy.noise import clipped_with_noise
+from feddbp_client.privacy.disclosure import disclosed
 from feddbp_client.training.augmentation import Augmentation
 from feddbp_client.training.errors import DivergedError, TrainingError
-from feddbp_client.training.image_feed import ImageFeed
+from feddbp_client.training.evaluation import DeviceSplit, Evaluator
 from feddbp_client.training.optimization import MakeOptimizer, Optimization
 from feddbp_client.training.weight_average import WeightAverage
 from feddbp_common.config.run import RunConfig
 from feddbp_common.differential_privacy.mechanism import Release, Table
 from feddbp_common.errors import ConfigurationError, PayloadError
-from feddbp_common.evaluation import RARE_CLASS_SAMPLES
 from feddbp_common.humanize import round_name
-from feddbp_common.label_counts import declared_counts, in_buckets
 from feddbp_common.methods import frozen
-from feddbp_common.methods.fedlfp import COUNTS
 from feddbp_common.methods.frozen import SUMS
 from feddbp_common.seeding import derive_seed
 from feddbp_common.wire import Payload, check_values
@@ -52,8 +47,6 @@ _LARGEST_LOSS: Final = 1e6
 
 OnEpoch = Callable[[int, int], None]
 """Called after each local epoch with the epochs done and their total."""
-
-
 ReleaseTable = Callable[[Callable[[], Table]], Table]
 """Given a function that computes the client's exact table: the table that leaves the client."""
 
@@ -114,12 +107,16 @@ class LocalTrainer:
         self._client_id = client_id
         self._pixels = data.pixels
         self._pass_batch = pass_batch(data.image_shape)
-        self._train_split = _DeviceSplit(data.train, self._compute, data.pixels)
-        self._test_split = _DeviceSplit(data.test, self._compute, data.pixels)
-        self._validation_split = (
-            None if data.validation is None else _DeviceSplit(data.validation, self._compute, data.pixels)
+        self._train_split = DeviceSplit(data.train, self._compute, data.pixels)
+        self._evaluator = Evaluator(
+            self.method,
+            data,
+            self._compute,
+            batch_size=self._pass_batch,
+            # which classes are rare depends on the training samples
+            reports_rare_classes=config.privacy.declares_counts,
+            check_stop=self._check_stop,
         )
-        self._is_rare = _is_rare(data).to(self.device)
         self._label_counts = data.label_counts
         self._remainder = _remainder_rule(config.training.batch_remainder, self.method)
         self._optimization = Optimization(
@@ -133,8 +130,7 @@ class LocalTrainer:
         self._average = WeightAverage(self.method, config.training.ema) if config.training.ema else None
         self._augment = augment
         self._memory = MemoryGuard(method, self._compute, client_id=client_id, image_shape=data.image_shape)
-        held_out = len(data.test) + (0 if data.validation is None else len(data.validation))
-        self._evaluation = Pass(name="evaluation", batch=min(self._pass_batch, held_out))
+        self._evaluation = Pass(name="evaluation", batch=min(self._pass_batch, len(self._evaluator)))
         self._collection = Pass(name="collection", batch=min(self._pass_batch, len(data.train)))
         self._training = Pass(
             name="training",
@@ -228,7 +224,7 @@ class LocalTrainer:
     def _receive_and_measure(self, received: Payload, round_number: int) -> pb.RoundMetrics:
         self._receive(received, round_number)
         with nullcontext() if self._average is None else self._average.applied():
-            return self._memory.run(self._evaluation, self._measure, RandomState(self.device))
+            return self._memory.run(self._evaluation, self._evaluator.measure, RandomState(self.device))
 
     def _train_and_collect(self, metrics: pb.RoundMetrics, round_number: int, on_epoch: OnEpoch) -> RoundResult:
         started = time.perf_counter()
@@ -262,43 +258,6 @@ class LocalTrainer:
 
     def _generator(self, purpose: str, round_number: int) -> torch.Generator:
         return torch.Generator().manual_seed(self._seed_for(purpose, round_number))
-
-    @torch.inference_mode()
-    def _measure(self) -> pb.RoundMetrics:
-        started = time.perf_counter()
-        self.method.eval()
-        test, validation = self._test_split, self._validation_split
-        hits = self._hits(test)
-        validated = {} if validation is None else self._hits(validation)
-        # which classes are rare depends on the training samples
-        is_rare = self._is_rare if self._config.privacy.declares_counts else torch.zeros_like(self._is_rare)
-        return pb.RoundMetrics(
-            accuracies=[
-                pb.Accuracy(
-                    rule=rule,
-                    correct=int(hits[rule].sum()),
-                    validation_correct=int(validated[rule].sum()) if validated else 0,
-                )
-                for rule in self.method.reported_rules
-            ],
-            inference=self.method.inference,
-            test_samples=len(test.labels),
-            validation_samples=0 if validation is None else len(validation.labels),
-            rare_test_samples=int(is_rare.sum()),
-            rare_correct=int(hits[self.method.inference][is_rare].sum()),
-            seconds=pb.Seconds(evaluate=time.perf_counter() - started),
-        )
-
-    def _hits(self, split: _DeviceSplit) -> dict[str, torch.Tensor]:
-        """By inference rule, whether each sample is predicted correctly; bool [n]."""
-        hits = {rule: torch.zeros_like(split.labels, dtype=torch.bool) for rule in self.method.reported_rules}
-        for start in range(0, len(split.labels), self._pass_batch):
-            self._check_stop()
-            batch = slice(start, start + self._pass_batch)
-            predictions = self.method.predict(split.images[batch])
-            for rule in hits:
-                hits[rule][batch] = predictions[rule] == split.labels[batch]
-        return hits
 
     def _train(self, round_number: int, on_epoch: OnEpoch) -> dict[str, float]:
         """Local epochs; returns the mean of every loss term over the steps."""
@@ -339,7 +298,8 @@ class LocalTrainer:
         split = self._train_split
         if self._config.privacy.dp != "off":
             return self._private_release()
-        return self._released(self.method.collect(split.images, split.labels, batch_size=self._pass_batch))
+        payload = self.method.collect(split.images, split.labels, batch_size=self._pass_batch)
+        return disclosed(payload, self._label_counts, self._config.privacy)
 
     def _private_release(self) -> Payload:
         if self.release_table is None:
@@ -350,31 +310,6 @@ class LocalTrainer:
         )
         release = Release.of(table, exact=self._config.privacy.secure_sums)
         return Payload(tensors={SUMS: release.sums, frozen.COUNTS: release.counts})
-
-    def _released(self, payload: Payload) -> Payload:
-        """What may leave the client: no prototype of fewer samples than the run's bound, and counts as declared."""
-        privacy = self._config.privacy
-        if payload.prototypes is not None and privacy.min_class_samples:
-            fewest = privacy.min_class_samples
-            payload = payload.with_classes(self._label_counts[payload.prototypes.class_ids] >= fewest)
-        buckets = privacy.declares_counts and privacy.counts == "buckets"
-        if payload.prototypes is not None and payload.prototypes.counts is not None and buckets:
-            declared = declared_counts(self._label_counts, privacy)[payload.prototypes.class_ids].astype(np.int32)
-            payload = replace(payload, prototypes=replace(payload.prototypes, counts=declared))
-        if COUNTS in payload.tensors and buckets:
-            payload = replace(payload, tensors={**payload.tensors, COUNTS: in_buckets(payload.tensors[COUNTS])})
-        if payload.prototypes is not None and privacy.noise_multiplier:
-            vectors = clipped_with_noise(payload.prototypes.vectors, privacy)
-            payload = replace(payload, prototypes=replace(payload.prototypes, vectors=vectors))
-        return payload
-
-
-class _DeviceSplit:
-    """A split as its device reads it."""
-
-    def __init__(self, split: Split, compute: Compute, pixels: PixelRange) -> None:
-        self.images = ImageFeed(split.images, compute.device, compute.image_budget, pixels=pixels)
-        self.labels = split.labels.to(compute.device)
 
 
 class _TrainingStart:
@@ -388,11 +323,6 @@ class _TrainingStart:
     def restore(self) -> None:
         self._trainer.load_state(self._state)
         self._random.restore()
-
-
-def _is_rare(data: ClientData) -> torch.Tensor:
-    """Which test samples are of a class of which the client has few training samples; bool [n]."""
-    return torch.from_numpy(data.label_counts)[data.test.labels] < RARE_CLASS_SAMPLES
 
 
 def _remainder_rule(setting: Literal["auto", "keep", "merge", "drop"], method: nn.Module) -> Remainder:

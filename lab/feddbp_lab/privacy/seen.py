@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from feddbp_client.privacy.noise import clipped_with_noise
+from feddbp_client.privacy.disclosure import clipped_with_noise
 from feddbp_common.artifacts import RELEASE_NAME
 from feddbp_common.config.exchange import PrivacyConfig
 from feddbp_common.config.run import RunConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feddbp_client.privacy.noise import clipped_with_noise
+from feddbp_client.privacy.disclosure import clipped_with_noise
 from feddbp_client.training.setup import LocalOptions, build_client
 from feddbp_common.config.exchange import PrivacyConfig
 from feddbp_common.config.run import RunConfig
