@@ -105,6 +105,8 @@ class Watcher:
     too_slow: bool = False
 
     def offer(self, event: pb.RunEvent | None) -> None:
+        if self.too_slow:
+            return  # the end of the stream is in the queue
         if self.queue.qsize() >= self.room:
             self.too_slow, event = True, None
         self.queue.put_nowait(event)
@@ -151,7 +153,7 @@ class RunHistory:
     def joined(self, session: Session) -> None:
         line = client_line(session)
         written = self._lines.setdefault(session.client_id, [])
-        if line not in written and len(written) < _CLIENT_LINES:
+        if written[-1:] != [line] and len(written) < _CLIENT_LINES:
             written.append(line)
             self._append(self._clients, line)
         self._publish(joined_event(session))

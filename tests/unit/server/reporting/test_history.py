@@ -1,0 +1,50 @@
+"""The history of a run: what its files keep of clients and rounds, and what watchers are sent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.artifacts import CLIENTS_NAME
+from feddbp_server.reporting.history import RunHistory, Watcher
+from feddbp_server.run.sessions import Session
+
+
+def joining(client_id: int, *, device: str) -> Session:
+    return Session(
+        client_id=client_id,
+        epoch=1,
+        session_sha256=b"",
+        data=pb.DataSummary(label_counts=[5, 0]),
+        capabilities=pb.Capabilities(device=device),
+        last_seen=0.0,
+    )
+
+
+def devices_in(path: Path) -> list[str]:
+    return [json.loads(line)["device"] for line in path.read_text().splitlines()]
+
+
+def test_the_last_line_of_a_client_is_what_it_said_last(tmp_path: Path) -> None:
+    history = RunHistory(tmp_path)
+    for device in ("cpu", "cuda:0", "cuda:0", "cpu"):
+        history.joined(joining(3, device=device))
+    assert devices_in(tmp_path / CLIENTS_NAME) == ["cpu", "cuda:0", "cpu"]
+
+
+def test_a_client_that_joins_with_other_data_again_and_again_fills_no_disk(tmp_path: Path) -> None:
+    history = RunHistory(tmp_path)
+    for number in range(100):
+        history.joined(joining(3, device=f"cuda:{number % 2}"))
+    history.joined(joining(4, device="cpu"))
+    assert len(devices_in(tmp_path / CLIENTS_NAME)) == 8 + 1
+
+
+def test_a_watcher_that_does_not_read_is_sent_one_end_and_nothing_after_it() -> None:
+    watcher = Watcher(room=2)
+    for _ in range(100):
+        watcher.offer(pb.RunEvent())
+    watcher.offer(None)
+    assert watcher.too_slow
+    assert [watcher.queue.get_nowait() is None for _ in range(watcher.queue.qsize())] == [False, False, True]
