@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -20,6 +23,19 @@ def replace_lines(path: Path, lines: Iterable[str]) -> None:
     with partial.open("w", encoding="utf-8") as file:
         file.writelines(f"{line}\n" for line in lines)
     commit_file(partial, path)
+
+
+def append_line(file: io.FileIO, line: str) -> None:
+    """Adds a line to an unbuffered file, or nothing at all where there is no room for all of it."""
+    end = file.seek(0, os.SEEK_END)
+    encoded = f"{line}\n".encode()
+    try:
+        if file.write(encoded) != len(encoded):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError:
+        with suppress(OSError):
+            file.truncate(end)
+        raise
 
 
 def commit_file(partial: Path, path: Path) -> None:

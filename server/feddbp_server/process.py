@@ -1,4 +1,4 @@
-"""Process settings of the server: open files, modes of new files, malloc, BLAS threads, garbage collection."""
+"""The server's process: open files, modes of new files, malloc, BLAS threads, garbage collection, memory in use."""
 
 from __future__ import annotations
 
@@ -74,6 +74,14 @@ def settle_heap() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process; 0 where the system does not tell."""
+    with suppress(OSError, ValueError, IndexError):
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        return pages * resource.getpagesize()
+    return 0
 
 
 def _configure_malloc() -> None:

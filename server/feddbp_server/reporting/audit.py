@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import errno
-import io
 import json
 import logging
-import os
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from feddbp_common.artifacts import AUDIT_NAME
+from feddbp_server.reporting.json_lines import LineFile
 from feddbp_server.run.limits import DEFAULT_LIMITS, Limits
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.store import StoreError
@@ -63,13 +60,14 @@ class Audit:
     def __init__(
         self, directory: Path, *, limits: Limits = DEFAULT_LIMITS, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._path = directory / AUDIT_NAME
+        self._lines = LineFile(directory / AUDIT_NAME, "the audit log")
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("ab", buffering=0)
+            self._lines.open()
         except OSError as error:
             raise StoreError(f"the state directory {directory} cannot be used: {error.strerror}") from error
-        self._lost = 0
+        self._grows = False
+        """The file could not be renamed when it had become large."""
         self._limits = limits
         self._clock = clock
         self._strangers = RateLimit(
@@ -93,18 +91,8 @@ class Audit:
     def record(self, what: str, *, client: int | None = None, **facts: Any) -> None:
         self.recorded[what] += 1
         entry = {"at": datetime.now(UTC).isoformat(timespec="milliseconds"), "what": what, "client": client, **facts}
-        try:
-            append_line(self._file, json.dumps(entry))
-            if self._file.tell() >= self._limits.audit_bytes:
-                self._rotate()
-        except OSError as error:
-            if not self._lost:
-                log.error("the audit log cannot be written: %s", error.strerror)
-            self._lost += 1
-            return
-        if self._lost:
-            log.warning("the audit log can be written again; %d entries are missing", self._lost)
-            self._lost = 0
+        if self._lines.append(json.dumps(entry)) >= self._limits.audit_bytes:
+            self._rotate()
 
     def record_client_event(self, what: str, *, client: int, **facts: Any) -> bool:
         """Counts an event of a client, and writes it unless there is a flood of them; returns whether it did."""
@@ -163,12 +151,19 @@ class Audit:
 
     def _rotate(self) -> None:
         """Continues in a new file; the one that is full becomes the first of the older ones."""
-        older = [self._path.with_name(f"{AUDIT_NAME}.{number}") for number in range(1, self._limits.audit_files + 1)]
-        for source, target in zip(reversed([self._path, *older[:-1]]), reversed(older), strict=True):
-            if source.exists():
-                source.replace(target)
-        self._file.close()
-        self._file = self._path.open("ab", buffering=0)
+        path = self._lines.path
+        older = [path.with_name(f"{AUDIT_NAME}.{number}") for number in range(1, self._limits.audit_files + 1)]
+        try:
+            for source, target in zip(reversed([path, *older[:-1]]), reversed(older), strict=True):
+                if source.exists():
+                    source.replace(target)
+        except OSError as error:
+            if not self._grows:
+                log.error("the audit log grows on: a large one cannot be renamed: %s", error.strerror)
+            self._grows = True
+            return
+        self._grows = False
+        self._lines.close()
 
     def close(self) -> None:
         self._record_flood(self._strangers, "refusals", caller="strangers")
@@ -176,7 +171,7 @@ class Audit:
             self._record_flood(rate_limit, "refusals", caller=name)
         for (client, what), rate_limit in self._of_clients.items():
             self._record_flood(rate_limit, what, client)
-        self._file.close()
+        self._lines.close()
 
     def _record_flood(self, rate_limit: RateLimit, of_what: str, client: int | None = None, **facts: Any) -> None:
         withheld = rate_limit.take_withheld()
@@ -192,16 +187,3 @@ def _allowance_of(caller: str | None, client: int | None, peer: str) -> tuple[st
         return f"client {client}", False
     host = peer.rpartition(":")[0] if peer.startswith("ipv") else peer
     return f"{_HOST}{host}", True
-
-
-def append_line(file: io.FileIO, line: str) -> None:
-    """Adds a line to an unbuffered file, or nothing at all where there is no room for all of it."""
-    end = file.seek(0, os.SEEK_END)
-    encoded = f"{line}\n".encode()
-    try:
-        if file.write(encoded) != len(encoded):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    except OSError:
-        with suppress(OSError):
-            file.truncate(end)
-        raise

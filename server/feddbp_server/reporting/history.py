@@ -6,15 +6,17 @@ import asyncio
 import json
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.artifacts import CLIENTS_NAME, ROUNDS_NAME
-from feddbp_server.reporting.audit import append_line
+from feddbp_server.process import resident_bytes
+from feddbp_server.reporting.json_lines import JsonLines, LineFile
 from feddbp_server.reporting.metrics_log import Report
 from feddbp_server.run.sessions import Session
 
@@ -55,9 +57,8 @@ class RoundRecord:
         )
 
     @classmethod
-    def from_line(cls, line: str | bytes) -> RoundRecord:
-        """Raises ValueError, LookupError, TypeError or AttributeError for a damaged line."""
-        stored: dict[str, Any] = json.loads(line)
+    def from_dict(cls, stored: dict[str, Any]) -> RoundRecord:
+        """Raises one of `json_lines.MALFORMED` if something is missing or of the wrong type."""
         return cls(
             round=stored["round"],
             opened_at=stored["opened_at"],
@@ -84,15 +85,11 @@ class RoundRecord:
         return pb.RunEvent(round_closed=closed)
 
 
-def read_rounds(path: Path) -> list[RoundRecord]:
-    """The rounds in a file, by number; a repeated round counts once, and a line that was cut off not at all."""
-    found: dict[int, RoundRecord] = {}
-    with suppress(FileNotFoundError), path.open("rb") as lines:
-        for line in lines:
-            with suppress(ValueError, LookupError, TypeError, AttributeError):
-                record = RoundRecord.from_line(line)
-                found[record.round] = record
-    return [found[number] for number in sorted(found)]
+def read_rounds(path: Path) -> JsonLines[RoundRecord]:
+    """The rounds in a file, by number; of a repeated round the last line counts. Raises OSError."""
+    read = JsonLines.read(path, RoundRecord.from_dict)
+    found = {record.round: record for record in read.entries}
+    return JsonLines([found[number] for number in sorted(found)], read.damaged)
 
 
 @dataclass(eq=False)
@@ -124,15 +121,15 @@ class RunHistory:
     """Owns `rounds.jsonl`, `clients.jsonl`, the times of the open round, and the watchers; used on the event loop."""
 
     def __init__(self, directory: Path | None, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._rounds = None if directory is None else directory / ROUNDS_NAME
-        self._clients = None if directory is None else directory / CLIENTS_NAME
-        self._lines: dict[int, list[str]] = {}
-        """By client id, the lines written of it."""
+        self._rounds = None if directory is None else LineFile(directory / ROUNDS_NAME)
+        self._clients = None if directory is None else LineFile(directory / CLIENTS_NAME)
+        self._last_lines: dict[int, str] = {}
+        """By client id, what was written of it last."""
+        self._client_lines: Counter[int] = Counter()
         self._clock = clock
         self._open: _OpenRound | None = None
         self._watchers: set[Watcher] = set()
         self._started = clock()
-        self._failed = False
 
     @property
     def uptime(self) -> float:
@@ -140,22 +137,28 @@ class RunHistory:
 
     def forget(self) -> None:
         """Begins a new run: rounds of another run in the directory are removed."""
-        for path in (self._rounds, self._clients):
-            if path is not None:
-                path.unlink(missing_ok=True)
+        for lines in (self._rounds, self._clients):
+            if lines is not None:
+                lines.remove()
 
     def rounds(self) -> list[RoundRecord]:
         """The rounds so far; to be called in a thread, since the file grows with the run."""
-        return [] if self._rounds is None else read_rounds(self._rounds)
+        if self._rounds is None:
+            return []
+        read = read_rounds(self._rounds.path)
+        if read.damaged:
+            log.warning("%s", read.note(ROUNDS_NAME))
+        return read.entries
 
     # --- what happens ---
 
     def joined(self, session: Session) -> None:
-        line = client_line(session)
-        written = self._lines.setdefault(session.client_id, [])
-        if written[-1:] != [line] and len(written) < _CLIENT_LINES:
-            written.append(line)
-            self._append(self._clients, line)
+        line, client = client_line(session), session.client_id
+        is_new = line != self._last_lines.get(client)
+        if self._clients is not None and is_new and self._client_lines[client] < _CLIENT_LINES:
+            self._last_lines[client] = line
+            self._client_lines[client] += 1
+            self._clients.append(line)
         self._publish(joined_event(session))
 
     def opened(self, number: int) -> None:
@@ -191,18 +194,25 @@ class RunHistory:
             resident_bytes=resident_bytes(),
             clients=opened.clients,
         )
-        self._append(self._rounds, record.as_line())
+        if self._rounds is not None:
+            self._rounds.append(record.as_line())
         if self._watchers:
             self._publish(record.as_event())
 
     def ended(self, event: pb.RunEvent) -> None:
         self._publish(event)
-        self.close()
+        self.end_streams()
 
-    def close(self) -> None:
+    def end_streams(self) -> None:
         """Ends every stream of events."""
         for watcher in self._watchers:
             watcher.offer(None)
+
+    def close(self) -> None:
+        """Closes the files."""
+        for lines in (self._rounds, self._clients):
+            if lines is not None:
+                lines.close()
 
     # --- watchers ---
 
@@ -230,17 +240,6 @@ class RunHistory:
         steps = opened.clients.setdefault(client_id, [None] * len(_STEPS))
         steps[_STEPS.index(step)] = self._clock() - opened.opened
 
-    def _append(self, path: Path | None, line: str) -> None:
-        if path is None:
-            return
-        try:
-            with path.open("ab", buffering=0) as file:
-                append_line(file, line)
-        except OSError as error:
-            if not self._failed:
-                log.error("%s cannot be written: %s; lines will be missing in it", path.name, error.strerror)
-            self._failed = True
-
 
 def client_line(session: Session) -> str:
     """A line of `clients.jsonl`; the last of a client counts."""
@@ -265,16 +264,6 @@ def joined_event(session: Session) -> pb.RunEvent:
 def reported_event(report: Report) -> pb.RunEvent:
     reported = pb.ClientReported(client_id=report.client_id, round=report.round, metrics=report.metrics)
     return pb.RunEvent(client_reported=reported)
-
-
-def resident_bytes() -> int:
-    """Resident memory of this process; 0 where the system does not tell."""
-    with suppress(OSError, ValueError, IndexError):
-        import resource
-
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-        return pages * resource.getpagesize()
-    return 0
 
 
 def _rounded(seconds: float | None) -> float | None:

@@ -13,9 +13,8 @@ from typing import Any
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.artifacts import METRICS_NAME, SUMMARY_NAME
-from feddbp_common.atomic_files import replace_lines, replace_text
+from feddbp_common.atomic_files import append_line, replace_lines, replace_text
 from feddbp_common.evaluation import CountedEvaluations, CurrentAccuracy, SampleCounts
-from feddbp_server.reporting.audit import append_line
 from feddbp_server.store import ReportRecord, Store
 
 

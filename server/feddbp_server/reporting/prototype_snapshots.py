@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import shutil
 from collections.abc import Iterable, Mapping
@@ -16,8 +15,7 @@ import numpy as np
 from feddbp_common.artifacts import CLIENT_PROTOTYPES_NAME, PROTOTYPES_DIR_NAME
 from feddbp_common.wire import PrototypeSet
 from feddbp_server.aggregation.comparison import ComparedPrototypes
-
-log = logging.getLogger("feddbp.server")
+from feddbp_server.reporting.json_lines import WriteFailures
 
 _MOST: Final = 40
 """Snapshots kept: enough for an animation of the whole run."""
@@ -30,7 +28,7 @@ class PrototypeSnapshots:
 
     def __init__(self, state_dir: Path) -> None:
         self._directory = state_dir / PROTOTYPES_DIR_NAME
-        self._failed = False
+        self._failures = WriteFailures("prototypes", lost="snapshots")
 
     def forget(self) -> None:
         """Begins a new run."""
@@ -44,7 +42,9 @@ class PrototypeSnapshots:
             _write(self._directory / f"after-{completed_rounds:06}.npz", arrays)
             self._thin(prototypes.vectors.nbytes)
         except OSError as error:
-            self._complain(error)
+            self._failures.add(error)
+        else:
+            self._failures.end()
 
     def save_clients(self, compared: Iterable[ComparedPrototypes]) -> None:
         """Writes how every client's last upload differs from the global prototypes."""
@@ -66,7 +66,9 @@ class PrototypeSnapshots:
                 },
             )
         except OSError as error:
-            self._complain(error)
+            self._failures.add(error)
+        else:
+            self._failures.end()
 
     def rounds(self) -> list[int]:
         """Completed rounds of every snapshot, ascending."""
@@ -86,11 +88,6 @@ class PrototypeSnapshots:
                 continue
             with suppress(FileNotFoundError):
                 (self._directory / f"after-{number:06}.npz").unlink()
-
-    def _complain(self, error: OSError) -> None:
-        if not self._failed:
-            log.error("prototypes cannot be written: %s; snapshots will be missing", error.strerror)
-        self._failed = True
 
 
 def snapshot_files(state_dir: Path) -> dict[int, Path]:

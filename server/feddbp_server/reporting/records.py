@@ -31,4 +31,5 @@ class RunRecords:
 
     def close(self) -> None:
         self.metrics_log.close()
+        self.history.close()
         self.audit.close()

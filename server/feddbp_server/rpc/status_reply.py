@@ -8,7 +8,7 @@ from typing import Final
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.version import VERSION
-from feddbp_server.reporting.history import resident_bytes
+from feddbp_server.process import resident_bytes
 from feddbp_server.run.sessions import Session
 from feddbp_server.run.state_machine.state import Phase
 from feddbp_server.run.view import RunView

@@ -353,7 +353,7 @@ class RunEngine:
     async def drain(self) -> None:
         """Ends event streams with a notice that the server stops, and finishes a round that is being closed."""
         self.draining = True
-        self.history.close()
+        self.history.end_streams()
         self.run_changed.publish()
         self.status_changed.publish()  # an open status stream would hold up the stop for the whole grace period
         self._set_timer(None)

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.artifacts import AUDIT_NAME
 from feddbp_server.reporting.audit import Audit
@@ -34,6 +36,16 @@ def test_a_large_log_is_continued_in_a_new_file_and_the_oldest_removed(tmp_path:
     assert all(path.stat().st_size <= 1_200 for path in files)
     clients = [entry["client"] for path in files for entry in entries(path)]
     assert clients == list(range(clients[0], 100))  # none is missing but the oldest
+
+
+def test_a_large_log_that_cannot_be_renamed_grows_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / f"{AUDIT_NAME}.1" / "in-the-way").mkdir(parents=True)
+    audit = stopped(tmp_path, audit_bytes=200, audit_files=1)
+    for number in range(20):
+        audit.record("accepted", client=number)
+    audit.close()
+    assert [entry["client"] for entry in entries(tmp_path / AUDIT_NAME)] == list(range(20))
+    assert caplog.messages == ["the audit log grows on: a large one cannot be renamed: Is a directory"]
 
 
 def test_a_restarted_server_continues_the_log_it_finds(tmp_path: Path) -> None:

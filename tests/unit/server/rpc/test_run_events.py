@@ -26,7 +26,7 @@ from coordinator_runs import (
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.artifacts import CLIENTS_NAME, ROUNDS_NAME
 from feddbp_common.wire import PrototypeSet, decode
-from feddbp_server.reporting.history import read_rounds
+from feddbp_server.reporting.history import RunHistory, read_rounds
 from feddbp_server.reporting.prototype_snapshots import PrototypeSnapshots, snapshot_files
 from feddbp_server.run.limits import DEFAULT_LIMITS
 from feddbp_server.run.refusals import RefusedError
@@ -78,7 +78,7 @@ async def test_a_closed_round_has_the_times_of_its_clients(server: Server, tmp_p
         steps = [times.download_begun, times.download_ended, times.upload_begun, times.upload_ended]
         assert steps == sorted(steps)
         assert steps[-1] <= closed.seconds + 1e-3
-    assert [record.round for record in read_rounds(tmp_path / ROUNDS_NAME)] == list(range(ROUNDS))
+    assert [record.round for record in read_rounds(tmp_path / ROUNDS_NAME).entries] == list(range(ROUNDS))
     clients = [json.loads(line) for line in (tmp_path / CLIENTS_NAME).read_text().splitlines()]
     assert [line["client"] for line in clients] == list(range(CLIENTS))
     assert clients[2]["label_counts"] == [5 if number in held_classes(2) else 0 for number in range(CLASSES)]
@@ -98,13 +98,19 @@ async def test_the_history_alone_ends_before_the_run_does(server: Server) -> Non
     assert events[1].client_joined.capabilities.architecture == daemon.session.capabilities.architecture
 
 
-async def test_a_round_that_is_written_twice_or_cut_off_counts_once(tmp_path: Path) -> None:
+async def test_a_round_that_is_written_twice_counts_once_and_damaged_lines_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with Server(MemoryStore(), tmp_path) as server:
         await whole_run(server)
     path = tmp_path / ROUNDS_NAME
     first, second = path.read_text().splitlines()
-    path.write_text(f"{first}\n{second}\n{second}\n{first[:40]}\n[]\n")
-    assert [record.round for record in read_rounds(path)] == [0, 1]
+    path.write_text(f"{first}\n{second}\n{second}\n{first[:40]}\n[]\n{second[:40]}")
+    read = read_rounds(path)
+    assert [record.round for record in read.entries] == [0, 1]
+    assert read.damaged == 2
+    assert [record.round for record in RunHistory(tmp_path).rounds()] == [0, 1]
+    assert f"{ROUNDS_NAME}: 2 damaged lines were left out" in caplog.text
 
 
 async def test_a_watcher_that_does_not_read_is_told_to_watch_again(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
 import time
 from collections.abc import AsyncIterator
@@ -309,20 +310,18 @@ async def test_a_metrics_or_audit_file_that_cannot_be_written_fails_no_call(
     assert caplog.text.count("metrics.jsonl cannot be written") == 1
 
 
-def test_a_line_is_in_the_audit_log_whole_or_not_at_all(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_entries_that_the_audit_log_lacks_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "audit.jsonl"
+    path.symlink_to("/dev/full")
     audit = Audit(tmp_path)
-    audit.record("joined", client=1)
-    audit._file.close()
-    audit._file = (tmp_path / "audit.jsonl").open("rb", buffering=0)  # as on a disk that became read-only
     audit.record("left", client=1)
     audit.record("left", client=2)
-    audit._file = (tmp_path / "audit.jsonl").open("ab", buffering=0)
+    path.unlink()
     audit.record("joined", client=3)
     audit.close()
-    lines = (tmp_path / "audit.jsonl").read_text().splitlines()
-    assert [line.partition('"client": ')[2] for line in lines] == ["1}", "3}"]
-    assert caplog.text.count("cannot be written") == 1
-    assert "2 entries are missing" in caplog.text
+    assert [json.loads(line)["client"] for line in path.read_text().splitlines()] == [3]
+    assert caplog.text.count("the audit log cannot be written: No space left on device") == 1
+    assert "the audit log can be written again; missing lines: 2" in caplog.text
 
 
 async def test_a_summary_that_cannot_be_written_is_written_by_the_next_start(tmp_path: Path) -> None:
