@@ -14,7 +14,7 @@ from feddbp_common.optional_deps import install_command, missing_modules
 from feddbp_lab.results.curves import draw_curves
 from feddbp_lab.results.damage import damage_as_error
 from feddbp_lab.results.pictures.report import write_run_pictures
-from feddbp_lab.results.run_files import last_accuracies
+from feddbp_lab.results.run_files import RunFiles, last_accuracies
 from feddbp_lab.results.run_results import RunResults, has_metrics
 from feddbp_lab.terminal.format import terminal
 from feddbp_lab.terminal.run_table import run_table
@@ -57,10 +57,13 @@ def command(argv: Sequence[str]) -> int:
         baseline = last_accuracies(read_results(flags.baseline).metrics) if flags.baseline else None
         if not missing:
             draw_curves(results, directory / CURVES_NAME)
-            pictures = write_run_pictures(directory, results, columns=flags.columns, baseline=baseline)
+            run = RunFiles(directory)
+            pictures = write_run_pictures(run, results, columns=flags.columns, baseline=baseline)
     terminal().print(table)
     if not missing:
         print(f"pictures  {pictures}")
+        for note in run.notes:
+            print(f"{PROG}: {note}", file=sys.stderr)
     else:
         needed = f"{', '.join(missing)}: {install_command('lab')}"
         print(f"{PROG}: no curves were drawn: they need {needed}", file=sys.stderr)

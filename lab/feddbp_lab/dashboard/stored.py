@@ -41,7 +41,8 @@ class StoredRun(RunSource):
         for record in self.files.rounds():
             model.close_round(_round(record))
         model.set_complete()
-        model.set_status({**_status(summary), **self.files.troubles()}, {})
+        troubles = self.files.troubles()
+        model.set_status({**_status(summary), **troubles, "notes": self.files.notes}, {})
 
     async def load_prototypes(self) -> dict[int, PrototypeSet]:
         return self._snapshots or self.files.snapshots()

@@ -11,9 +11,9 @@ from pydantic import ValidationError
 from feddbp_common.config.diagnostics import FieldError
 from feddbp_common.errors import ConfigurationError, FedDBPError
 from feddbp_common.printable import printable
+from feddbp_server.reporting.json_lines import MALFORMED
 
-_CONTENT: Final = (LookupError, TypeError, ValueError, AttributeError)
-DAMAGE: Final = (*_CONTENT, OSError, FedDBPError)
+DAMAGE: Final = (*MALFORMED, OSError, FedDBPError)
 """Errors from reading files in which something is missing or of the wrong type."""
 
 
@@ -24,7 +24,7 @@ def damage_as_error(place: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConfigurationError(f"{error.filename or place}: {error.strerror}") from None
-    except _CONTENT as error:
+    except MALFORMED as error:
         raise ConfigurationError(f"the results in {place} are damaged: {_problem(error)}") from error
 
 

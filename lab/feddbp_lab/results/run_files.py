@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from zipfile import BadZipFile
 
 import numpy as np
@@ -30,8 +28,10 @@ from feddbp_common.wire import PrototypeSet
 from feddbp_lab.results.damage import DAMAGE
 from feddbp_lab.results.run_results import RunResults, has_metrics
 from feddbp_server.reporting.history import RoundRecord, read_rounds
+from feddbp_server.reporting.json_lines import JsonLines
 from feddbp_server.reporting.prototype_snapshots import read_snapshot, snapshot_files
 
+T = TypeVar("T")
 Json = dict[str, Any]
 _AUDIT_BYTES: Final = 4 << 20
 _TROUBLES: Final = ("refused", "failed", "closed_without", "dropped", "disconnected")
@@ -43,6 +43,8 @@ class RunFiles:
     """The directory of a run; a demo's and a cell's have the server's state in `server/`, as long as it is kept."""
 
     path: Path
+    _notes: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """By the name of a file."""
 
     @property
     def state(self) -> Path:
@@ -58,39 +60,40 @@ class RunFiles:
             raise ConfigurationError(f"{self.path} has neither a {SUMMARY_NAME} nor a {DATABASE_NAME}")
         return found
 
+    @property
+    def notes(self) -> list[str]:
+        """What had to be left out of the files that were read so far, for people."""
+        return list(self._notes.values())
+
     def rounds(self) -> list[RoundRecord]:
-        return read_rounds(self.state / ROUNDS_NAME)
+        return self._noted(ROUNDS_NAME, read_rounds)
 
     def clients(self) -> dict[int, Json]:
         """What clients said when they joined; the last line of a client counts."""
-        found: dict[int, Json] = {}
-        with suppress(OSError):
-            for line in (self.state / CLIENTS_NAME).read_bytes().splitlines():
-                with suppress(*DAMAGE):
-                    entry = printable_values(json.loads(line))
-                    found[int(entry["client"])] = entry
-        return found
+        return dict(self._noted(CLIENTS_NAME, lambda path: JsonLines.read(path, _joined)))
 
     def troubles(self) -> Json:
         """Refusals by reason and the last incidents, from the end of the audit log."""
         refusals: Counter[str] = Counter()
         incidents: deque[Json] = deque(maxlen=20)
-        for entry in self._audited():
+        for entry in self._noted(AUDIT_NAME, lambda path: JsonLines.read(path, _audited, last_bytes=_AUDIT_BYTES)):
             if entry["what"] == "refused":
                 refusals[str(entry["reason"])] += 1
             if entry["what"] in _TROUBLES:
                 incidents.append(_incident(entry))
         return {"refusals": dict(refusals), "incidents": list(incidents)}
 
-    def _audited(self) -> Iterator[Json]:
-        with suppress(OSError), (self.state / AUDIT_NAME).open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _AUDIT_BYTES))
-            for line in file.read().splitlines():
-                with suppress(*DAMAGE):
-                    entry = printable_values(json.loads(line))
-                    datetime.fromisoformat(entry["at"])
-                    yield {"client": None, **entry, "what": entry["what"]}
+    def _noted(self, name: str, read: Callable[[Path], JsonLines[T]]) -> list[T]:
+        """Reads a file, and notes what is damaged in it."""
+        try:
+            found = read(self.state / name)
+        except OSError as error:
+            self._notes[name] = f"{name} cannot be read: {error.strerror}"
+            return []
+        self._notes.pop(name, None)
+        if found.damaged:
+            self._notes[name] = found.note(name)
+        return found.entries
 
     def snapshots(self) -> dict[int, PrototypeSet]:
         read = {number: read_snapshot(path) for number, path in snapshot_files(self.state).items()}
@@ -114,6 +117,16 @@ class RunFiles:
                 for row in range(len(rows))
             ]
         return []
+
+
+def _joined(entry: Json) -> tuple[int, Json]:
+    printable = printable_values(entry)
+    return int(printable["client"]), printable
+
+
+def _audited(entry: Json) -> Json:
+    datetime.fromisoformat(entry["at"])
+    return {"client": None, **printable_values(entry), "what": str(entry["what"])}
 
 
 def _incident(entry: Json) -> Json:

@@ -18,6 +18,7 @@ from feddbp_lab.dashboard.web import build_app
 from feddbp_lab.experiments.report.build import write_report
 from feddbp_lab.experiments.run.cell_dir import Failure
 from feddbp_lab.results.pictures.report import PAGE_NAME, write_run_pictures
+from feddbp_lab.results.run_files import RunFiles
 
 
 class Elements(HTMLParser):
@@ -51,7 +52,7 @@ class Elements(HTMLParser):
 
 
 def report_page(texts: Sequence[str], directory: Path) -> str:
-    write_run_pictures(directory, results_with(*texts, directory=directory))
+    write_run_pictures(RunFiles(directory), results_with(*texts, directory=directory))
     return (directory / PAGE_NAME).read_text()
 
 

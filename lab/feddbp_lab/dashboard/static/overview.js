@@ -41,6 +41,7 @@ export class OverviewPanel {
     const notices = [];
     if (status.trouble) notices.push(h("p", { class: "notice" }, `No answer from the server, reconnecting: ${status.trouble}`));
     if (status.reason && status.phase !== "finished") notices.push(h("p", { class: `notice ${status.phase === "failed" ? "bad" : ""}` }, status.reason));
+    for (const note of status.notes ?? []) notices.push(h("p", { class: "notice" }, note));
     if (run && !this.state.complete) notices.push(h("p", { class: "notice" }, "The history is being read…"));
     this.put($("notice"), notices.map((notice) => notice.textContent).join("|"), ...notices);
   }

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from feddbp_common.atomic_files import replace_text
@@ -21,17 +20,18 @@ PAGE_NAME: Final = "report.html"
 
 
 def write_run_pictures(
-    directory: Path, results: RunResults, *, columns: int = 2, baseline: Mapping[int, float] | None = None
+    run: RunFiles, results: RunResults, *, columns: int = 2, baseline: Mapping[int, float] | None = None
 ) -> str:
     """Writes DIR/pictures/*.png and *.svg and DIR/report.html; returns where, for people."""
-    pictures = pictures_of(RunFiles(directory), results, baseline or {})
+    directory = run.path
+    pictures = pictures_of(run, results, baseline or {})
     files = write_pictures(pictures, directory / PICTURES_DIR, columns=columns)
     title = f"{method_named(results.summary['method']).title} on {printable(results.summary['dataset'], 80)}"
-    replace_text(directory / PAGE_NAME, render_pictures(title, _facts(results), pictures, files))
+    replace_text(directory / PAGE_NAME, render_pictures(title, _facts(results, run.notes), pictures, files))
     return f"{directory / PAGE_NAME}, and as PNG and SVG in {directory / PICTURES_DIR}/"
 
 
-def _facts(results: RunResults) -> dict[str, str]:
+def _facts(results: RunResults, notes: Sequence[str]) -> dict[str, str]:
     summary = results.summary
     last, best = summary["accuracy"]["last"], summary["accuracy"]["best"]
     return {
@@ -44,6 +44,7 @@ def _facts(results: RunResults) -> dict[str, str]:
         "Traffic": human_bytes(summary["bytes_up"] + summary["bytes_down"]),
         "Time": human_seconds(summary["seconds"]),
         **({"Privacy": "; ".join(summary["privacy"])} if "privacy" in summary else {}),
+        **({"Damaged files": "; ".join(notes)} if notes else {}),
     }
 
 

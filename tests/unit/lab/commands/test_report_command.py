@@ -69,9 +69,10 @@ async def test_a_run_that_is_going_on_can_be_reported(
     running_federation: Federation, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = await start_server(running_federation, "--clients", 2, "--min-clients", 2, "--rounds", 9)
-    directory, held = running_federation.state_dir, Gate(at_round=2)
-    async with Crowd(running_federation.address, range(2), on_event={1: held}):
-        await held.reached.wait()
+    directory, held = running_federation.state_dir, [Gate(at_round=2) for _ in range(2)]
+    async with Crowd(running_federation.address, range(2), on_event=dict(enumerate(held))):
+        for gate in held:  # both: a report that arrives during the backup would be in one of the tables alone
+            await gate.reached.wait()
         copy = directory.with_name("copy")
         assert main(["backup", str(directory), str(copy)]) == 0
         capsys.readouterr()
@@ -197,6 +198,16 @@ def test_missing_or_damaged_files_are_reported_in_one_line(
     assert message in captured.err
     assert captured.err.count("\n") == 1
     assert not (finished / "curves.png").exists()
+
+
+def test_damaged_lines_of_the_history_are_left_out_and_counted(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (finished / "rounds.jsonl").write_text("{}\n[]\nno JSON\n")
+    assert main(["report", str(finished)]) == 0
+    note = "rounds.jsonl: 3 damaged lines were left out"
+    assert capsys.readouterr().err == f"feddbp report: {note}\n"
+    assert note in (finished / "report.html").read_text()
 
 
 def test_a_missing_directory_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from foreign_text import results_with
 
-from feddbp_common.artifacts import DATABASE_NAME, METRICS_NAME, SUMMARY_NAME
+from feddbp_common.artifacts import AUDIT_NAME, CLIENTS_NAME, DATABASE_NAME, METRICS_NAME, ROUNDS_NAME, SUMMARY_NAME
 from feddbp_lab.dashboard.access import Access
 from feddbp_lab.dashboard.library import Library
 from feddbp_lab.dashboard.web import build_app
@@ -60,6 +60,22 @@ async def test_the_page_of_a_damaged_run_says_what_is_damaged(browser: httpx.Asy
         assert answer.status_code == 422
         assert problem in answer.json()["error"]
         assert "\n" not in answer.json()["error"]
+
+
+async def test_the_page_of_a_run_says_which_lines_were_left_out(browser: httpx.AsyncClient, folder: Path) -> None:
+    run = folder / "a"
+    (run / ROUNDS_NAME).write_text("[]\n{\n" + '{"round": 0}\n')
+    # the last line is being written
+    (run / CLIENTS_NAME).write_text('{"client": 0, "device": "cpu"}\n{"client": \n{"client": 1')
+    (run / AUDIT_NAME).mkdir()
+    answer = (await browser.get("/run/0/api/run")).json()
+    assert answer["status"]["notes"] == [
+        f"{CLIENTS_NAME}: 1 damaged line was left out",
+        f"{ROUNDS_NAME}: 3 damaged lines were left out",
+        f"{AUDIT_NAME} cannot be read: Is a directory",
+    ]
+    assert [client["device"] for client in answer["clients"]] == ["cpu", "", ""]
+    assert (await browser.get("/run/1/api/run")).json()["status"]["notes"] == []
 
 
 async def test_a_page_is_shown_without_the_comparison_with_a_damaged_run(
