@@ -39,8 +39,8 @@ prometheus:     ## install Prometheus for the test of metrics, where it is missi
 	  { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -qq -y --no-install-recommends prometheus; } || \
 	  echo "prometheus is missing and was not installed: its test will be skipped"
 
-test: $(STAMP)  ## every test, and the twenty slowest
-	$(BIN)/python -m pytest -n auto --dist loadfile --durations=20
+test: $(STAMP)  ## all tests but those marked full; prints the 20 slowest
+	$(BIN)/python -m pytest -n auto --dist loadfile --durations=20 $(PYTEST_ARGS)
 
 lint: $(STAMP)  ## ruff and mypy --strict
 	$(BIN)/ruff check .
