@@ -87,6 +87,14 @@ def test_nothing_needs_a_newer_builder(dockerfile: Path) -> None:
     assert "--mount" not in text
 
 
+def test_the_servers_health_is_checked_seldom_once_it_serves_and_often_before() -> None:
+    (check,) = (line for line in stages(SERVER)[""] if line.startswith("HEALTHCHECK"))
+    assert "--start-interval" not in check  # refused by builders before Docker 25, whose default it is
+    seconds = {name: int(value) for name, value in re.findall(r"--([a-z-]+)=(\d+)s", check)}
+    assert seconds["interval"] >= 30
+    assert seconds["start-period"] > seconds["interval"]
+
+
 @BOTH
 def test_whoever_runs_it_is_not_root_and_is_the_same_everywhere(dockerfile: Path) -> None:
     assert "USER 10001:10001" in stages(dockerfile)[""]
