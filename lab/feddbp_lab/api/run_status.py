@@ -19,7 +19,7 @@ class ClientStatus:
     name: str
     """As its operator has given it; empty if none."""
     activity: str
-    """away, idle, training, uploaded, done or left; a number, as in "activity 99", if only the server knows it."""
+    """away, idle, training, uploaded, done, left or blocked; "activity 99" for one that only the server knows."""
     architecture: str
     parameters: int
     device: str

@@ -502,11 +502,11 @@ class TrainingConfig(_message.Message):
     batch_size: _builtins.int
     """Samples per step."""
     learning_rate: _builtins.float
-    """Step size of SGD."""
+    """Step size of the optimiser: SGD, unless added_settings has "training.optimizer"."""
     momentum: _builtins.float
-    """Momentum of SGD; the optimiser is reset every round."""
+    """Momentum of SGD. Its state is reset every round, unless added_settings has "training.keep_optimizer"."""
     weight_decay: _builtins.float
-    """L2 penalty of SGD."""
+    """L2 penalty of SGD, decoupled weight decay of AdamW."""
     model_group: _builtins.str
     """Group of architectures; client i has the i-th of them, modulo their number, unless it uses a model of its own."""
     feature_dim: _builtins.int
@@ -623,7 +623,9 @@ class DataSummary(_message.Message):
     """Samples in the local test split."""
     @_builtins.property
     def label_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Training samples per class, with one entry for each class of the run."""
+        """Training samples per class, with one entry for each class of the run, exact or in buckets; empty in runs with secure
+        sums or differential privacy, whose clients do not declare them.
+        """
 
     @_builtins.property
     def image_shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
