@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from zipfile import BadZipFile
@@ -25,6 +24,7 @@ from feddbp_common.artifacts import (
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.printable import printable_values
 from feddbp_common.wire import PrototypeSet
+from feddbp_lab.results.audit_entries import AuditEntry, troubles
 from feddbp_lab.results.damage import DAMAGE
 from feddbp_lab.results.run_results import RunResults, has_metrics
 from feddbp_server.reporting.history import RoundRecord, read_rounds
@@ -34,7 +34,6 @@ from feddbp_server.reporting.prototype_snapshots import read_snapshot, snapshot_
 T = TypeVar("T")
 Json = dict[str, Any]
 _AUDIT_BYTES: Final = 4 << 20
-_TROUBLES: Final = ("refused", "failed", "closed_without", "dropped", "disconnected")
 _MOST_RUNS: Final = 2000
 
 
@@ -74,14 +73,8 @@ class RunFiles:
 
     def troubles(self) -> Json:
         """Refusals by reason and the last incidents, from the end of the audit log."""
-        refusals: Counter[str] = Counter()
-        incidents: deque[Json] = deque(maxlen=20)
-        for entry in self._noted(AUDIT_NAME, lambda path: JsonLines.read(path, _audited, last_bytes=_AUDIT_BYTES)):
-            if entry["what"] == "refused":
-                refusals[str(entry["reason"])] += 1
-            if entry["what"] in _TROUBLES:
-                incidents.append(_incident(entry))
-        return {"refusals": dict(refusals), "incidents": list(incidents)}
+        read = partial(JsonLines.read, parse=AuditEntry.from_dict, last_bytes=_AUDIT_BYTES)
+        return troubles(self._noted(AUDIT_NAME, read))
 
     def _noted(self, name: str, read: Callable[[Path], JsonLines[T]]) -> list[T]:
         """Reads a file, and notes what is damaged in it."""
@@ -122,24 +115,6 @@ class RunFiles:
 def _joined(entry: Json) -> tuple[int, Json]:
     printable = printable_values(entry)
     return int(printable["client"]), printable
-
-
-def _audited(entry: Json) -> Json:
-    datetime.fromisoformat(entry["at"])
-    return {"client": None, **printable_values(entry), "what": str(entry["what"])}
-
-
-def _incident(entry: Json) -> Json:
-    detail = entry.get("message") or entry.get("cause")
-    clients = entry.get("clients")
-    about = f" {', '.join(map(str, clients))}" if isinstance(clients, list) else ""
-    where = f" in round {entry['round'] + 1}" if isinstance(entry.get("round"), int) else ""
-    what = f"{str(entry['what']).replace('_', ' ')}{about}{where}"
-    return {
-        "at": datetime.fromisoformat(entry["at"]).timestamp(),
-        "client": entry["client"] if isinstance(entry["client"], int) else None,
-        "message": f"{what}: {detail}" if detail else what,
-    }
 
 
 def find_runs(directory: Path) -> list[Path]:

@@ -31,22 +31,22 @@ class RateLimit:
         self._per_second = per_second
         self._clock = clock
         self._left, self._counted_at = self._burst, clock()
-        self._withheld = 0
+        self._withheld: Counter[str] = Counter()
 
-    def take(self) -> bool:
+    def take(self, reason: str = "") -> bool:
         """Whether one more is allowed; if not, it is counted as withheld."""
         now = self._clock()
         self._left = min(self._left + (now - self._counted_at) * self._per_second, self._burst)
         self._counted_at = now
         if self._left < 1:
-            self._withheld += 1
+            self._withheld[reason] += 1
             return False
         self._left -= 1
         return True
 
-    def take_withheld(self) -> int:
-        """How many were withheld since the last call."""
-        withheld, self._withheld = self._withheld, 0
+    def take_withheld(self) -> Counter[str]:
+        """How many were withheld since the last call, by reason."""
+        withheld, self._withheld = self._withheld, Counter()
         return withheld
 
 
@@ -122,7 +122,8 @@ class Audit:
         self.refused[call, refusal.reason_name] += 1
         name, is_stranger = _allowance_of(caller, client, peer)
         rate_limit = self._rate_limit_of(name)
-        if not rate_limit.take() or (is_stranger and not self._strangers.take()):
+        reason = refusal.reason_name
+        if not rate_limit.take(reason) or (is_stranger and not self._strangers.take(reason)):
             return False
         self._record_flood(rate_limit, "refusals", caller=name)
         if is_stranger:
@@ -176,7 +177,8 @@ class Audit:
     def _record_flood(self, rate_limit: RateLimit, of_what: str, client: int | None = None, **facts: Any) -> None:
         withheld = rate_limit.take_withheld()
         if withheld:
-            self.record("flood", client=client, **facts, **{of_what: withheld})
+            reasons = {} if "" in withheld else {"reasons": dict(withheld)}
+            self.record("flood", client=client, **facts, **{of_what: withheld.total()}, **reasons)
 
 
 def _allowance_of(caller: str | None, client: int | None, peer: str) -> tuple[str, bool]:

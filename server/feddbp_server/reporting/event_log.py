@@ -37,6 +37,23 @@ from feddbp_server.run.state_machine.state import Phase
 
 log = logging.getLogger("feddbp.server")
 
+AUDITED_INCIDENTS: Final = frozenset(
+    {
+        "alone",
+        "began_without",
+        "capped",
+        "clipped",
+        "closed_without",
+        "dropped",
+        "failed",
+        "left_out",
+        "refused",
+        "set_aside",
+        "skipped",
+        "unusable",
+    }
+)
+"""Kinds of entries of the audit log that are incidents in the status, too: what a run that has ended shows of them."""
 _WAITING_LINES: Final = 30
 """Lines about joins at once; with more clients, one a second."""
 

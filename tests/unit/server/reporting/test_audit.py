@@ -81,4 +81,4 @@ def test_what_was_withheld_of_each_caller_is_counted_in_the_end(tmp_path: Path) 
         audit.record_refusal("Join", REFUSAL, client=2, peer="ipv4:10.0.0.1:5", caller="client-2")
     audit.close()
     (flood,) = [entry for entry in entries(tmp_path / AUDIT_NAME) if entry["what"] == "flood"]
-    assert (flood["caller"], flood["refusals"]) == ("client-2", 15)
+    assert (flood["caller"], flood["refusals"], flood["reasons"]) == ("client-2", 15, {"not_authorised": 15})

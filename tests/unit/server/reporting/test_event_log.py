@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from event_logs import event_log_in, session_of
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_server.reporting.audit import Audit
 from feddbp_server.reporting.event_log import EventLog
-from feddbp_server.reporting.round_lines import RoundLines
 from feddbp_server.run.limits import DEFAULT_LIMITS
 from feddbp_server.run.refusals import RefusedError
-from feddbp_server.run.sessions import Session
 from feddbp_server.run.state_machine.events import CloseRound, MembersDropped
 from feddbp_server.run.state_machine.state import Phase
 
@@ -40,10 +39,9 @@ def changes() -> Changes:
 
 @pytest.fixture
 def event_log(tmp_path: Path, changes: Changes) -> Iterator[EventLog]:
-    audit = Audit(tmp_path, clock=lambda: 0.0)  # a stopped clock, so that rate limits do not recover
-    rounds = RoundLines(rounds=9, clients=8, clock=lambda: 0.0)
-    yield EventLog(audit, rounds=rounds, limits=DEFAULT_LIMITS, changed=changes)
-    audit.close()
+    event_log = event_log_in(tmp_path, changed=changes)
+    yield event_log
+    event_log.audit.close()
 
 
 def audited(directory: Path) -> list[dict[str, Any]]:
@@ -74,27 +72,16 @@ def test_strangers_together_have_a_few_incidents_and_displace_none_of_known_call
     assert len(shown) == DEFAULT_LIMITS.incidents
 
 
-def a_client(client_id: int) -> Session:
-    return Session(
-        client_id=client_id,
-        epoch=1,
-        session_sha256=b"",
-        data=pb.DataSummary(),
-        capabilities=pb.Capabilities(),
-        last_seen=0.0,
-    )
-
-
 def test_a_client_in_a_loop_is_counted_but_does_not_fill_the_disk(
     event_log: EventLog, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
         for number in range(500):
-            event_log.joined(a_client(1))
-            event_log.failed(a_client(1), number, "out of memory")
-            event_log.left(a_client(1), "for now")
+            event_log.joined(session_of(1))
+            event_log.failed(session_of(1), number, "out of memory")
+            event_log.left(session_of(1), "for now")
     assert len(caplog.messages) == 3 * 20
-    event_log.joined(a_client(2))
+    event_log.joined(session_of(2))
     event_log.audit.close()
     lines = audited(tmp_path)
     written = Counter((line["what"], line["client"]) for line in lines)
@@ -120,7 +107,7 @@ def test_client_events_are_audited_again_as_time_passes(tmp_path: Path) -> None:
 
 def test_one_client_does_not_displace_the_incidents_of_others(event_log: EventLog) -> None:
     event_log.incident(None, "the disk is full")
-    event_log.failed(a_client(2), 3, "its own trouble")
+    event_log.failed(session_of(2), 3, "its own trouble")
     for number in range(500):
         event_log.incident(1, f"trouble {number}")
     assert [(incident.client_id, incident.message) for incident in event_log.incidents] == [

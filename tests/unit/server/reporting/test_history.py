@@ -6,22 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from event_logs import session_of
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.artifacts import CLIENTS_NAME, ROUNDS_NAME
 from feddbp_server.reporting.history import RunHistory, Watcher
-from feddbp_server.run.sessions import Session
-
-
-def joining(client_id: int, *, device: str) -> Session:
-    return Session(
-        client_id=client_id,
-        epoch=1,
-        session_sha256=b"",
-        data=pb.DataSummary(label_counts=[5, 0]),
-        capabilities=pb.Capabilities(device=device),
-        last_seen=0.0,
-    )
 
 
 def devices_in(path: Path) -> list[str]:
@@ -31,7 +20,7 @@ def devices_in(path: Path) -> list[str]:
 def test_the_last_line_of_a_client_is_what_it_said_last(tmp_path: Path) -> None:
     history = RunHistory(tmp_path)
     for device in ("cpu", "cuda:0", "cuda:0", "cpu"):
-        history.joined(joining(3, device=device))
+        history.joined(session_of(3, device=device))
     history.close()
     assert devices_in(tmp_path / CLIENTS_NAME) == ["cpu", "cuda:0", "cpu"]
 
@@ -39,8 +28,8 @@ def test_the_last_line_of_a_client_is_what_it_said_last(tmp_path: Path) -> None:
 def test_a_client_that_joins_with_other_data_again_and_again_fills_no_disk(tmp_path: Path) -> None:
     history = RunHistory(tmp_path)
     for number in range(100):
-        history.joined(joining(3, device=f"cuda:{number % 2}"))
-    history.joined(joining(4, device="cpu"))
+        history.joined(session_of(3, device=f"cuda:{number % 2}"))
+    history.joined(session_of(4, device="cpu"))
     history.close()
     assert len(devices_in(tmp_path / CLIENTS_NAME)) == 8 + 1
 
@@ -50,7 +39,7 @@ def test_each_file_that_cannot_be_written_is_named(tmp_path: Path, caplog: pytes
         (tmp_path / name).symlink_to("/dev/full")
     history = RunHistory(tmp_path)
     for number in range(2):
-        history.joined(joining(number, device="cpu"))
+        history.joined(session_of(number, device="cpu"))
         history.opened(number)
         history.closed(number, aggregation_seconds=0.1, missing=())
     history.close()
@@ -60,10 +49,10 @@ def test_each_file_that_cannot_be_written_is_named(tmp_path: Path, caplog: pytes
 
 def test_the_files_of_another_run_are_removed(tmp_path: Path) -> None:
     history = RunHistory(tmp_path)
-    history.joined(joining(0, device="cpu"))
+    history.joined(session_of(0, device="cpu"))
     history.forget()
     assert not (tmp_path / CLIENTS_NAME).exists()
-    history.joined(joining(1, device="cuda:0"))
+    history.joined(session_of(1, device="cuda:0"))
     history.close()
     assert devices_in(tmp_path / CLIENTS_NAME) == ["cuda:0"]
 
