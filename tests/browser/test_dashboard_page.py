@@ -14,7 +14,7 @@ from processes import Command, Federation, federation, wait_until
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.daemon.connection import Connection
-from feddbp_common.artifacts import METRICS_NAME, SUMMARY_NAME
+from feddbp_common.artifacts import METRICS_NAME, ROUNDS_NAME, SUMMARY_NAME
 from feddbp_common.printable import printable
 
 CLASS_NAMES = ('<img src=x onerror="window.pwned=1">', "[/b]", "$\\frac{$", "horse")
@@ -152,6 +152,7 @@ def write_run(directory: Path, *, clients: int, rounds: int, method: str = "fedd
 async def test_a_folder_of_runs_is_browsed_and_a_thousand_clients_scroll(tmp_path: Path) -> None:
     write_run(tmp_path / "runs" / "many", clients=1000, rounds=3)
     write_run(tmp_path / "runs" / "many-local", clients=1000, rounds=3, method="local")
+    (tmp_path / "runs" / "many" / ROUNDS_NAME).write_text("[]\n")
     write_run(tmp_path / "runs" / "torn", clients=2, rounds=3)
     (tmp_path / "runs" / "torn" / SUMMARY_NAME).write_text("{")
     with federation(tmp_path) as running:
@@ -163,6 +164,7 @@ async def test_a_folder_of_runs_is_browsed_and_a_thousand_clients_scroll(tmp_pat
             await watched.shows("#damaged-runs", "torn cannot be read: the results in")
             await page.locator("#run-table a", has_text="many").first.click()
             await watched.shows("#clients-note", "1,000 clients")
+            await watched.shows("#notice", "rounds.jsonl: 1 damaged line was left out")
             assert await page.locator("#client-table tbody tr").count() < 100
             await page.locator("#client-scroll").evaluate("element => { element.scrollTop = element.scrollHeight }")
             await watched.shows("#client-table tbody", "client 999")
@@ -229,11 +231,12 @@ async def test_foreign_text_of_a_stored_run_is_shown_as_text(tmp_path: Path) -> 
 
 async def test_a_page_reconnects_when_the_server_is_started_again(tmp_path: Path) -> None:
     with federation(tmp_path) as running:
-        server = await start_server(running, *RUN, *DATA)
+        server = await start_server(running, *RUN, *DATA, "--privacy", "careful")
         url = await start_dashboard(running, "--server", running.address)
         async with browser_page(url) as watched:
+            await watched.shows("#run-privacy", "Privacy: careful: prototypes of fewer than 5 samples stay")
             await watched.shows("#prototypes", "does not share its prototypes")
             server.kill()
             await watched.shows("#notice", "reconnecting")
-            await start_server(running, *RUN, *DATA)
+            await start_server(running, *RUN, *DATA, "--privacy", "careful")
             await watched.page.locator("#notice", has_text="reconnecting").wait_for(state="hidden", timeout=60_000)

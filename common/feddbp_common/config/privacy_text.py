@@ -1,4 +1,4 @@
-"""What a run promises of the privacy of its clients' samples, in words: for status, summary and report."""
+"""What a run promises of the privacy of its clients' samples, in words: for status, summary, report and dashboard."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""The facts of a run that do not change: method, data, size, names of classes."""
+"""The facts of a run that do not change: method, data, size, promises of privacy, names of classes."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
+from feddbp_common.config.privacy_text import privacy_sentences
 from feddbp_common.config.run import RunConfig
 
 _NAMES: Final = {
@@ -25,6 +26,7 @@ def run_info(config: RunConfig, *, run_id: str, version: str = "", shares_protot
         "rounds": config.rounds,
         "participation": config.participation,
         "local_epochs": config.training.local_epochs,
+        "privacy": privacy_sentences(config),
         "class_names": class_names(config),
         "version": version,
         "shares_prototypes": shares_prototypes,

@@ -37,6 +37,8 @@ export class OverviewPanel {
     this.put($("run-title"), title, title);
     const facts = run ? [plural(run.clients, "client"), plural(run.rounds, "round"), `seed ${run.seed}`, run.dataset === "custom" ? null : `Dirichlet α ${run.alpha}`, run.participation < 1 ? `${Math.round(100 * run.participation)} % of the clients per round` : null, plural(run.local_epochs, "local epoch")] : [];
     this.put($("run-sub"), facts.join(), facts.filter(Boolean).join(" · "));
+    const promises = run?.privacy ?? [];
+    this.put($("run-privacy"), promises.join("|"), ...promises.map((sentence) => h("p", { class: "sub" }, `Privacy: ${sentence}`)));
     this.put($("top-title"), title + word, h("span", { class: `pill ${kind}` }, h("i", { class: "dot" }), word), h("span", {}, title));
     const notices = [];
     if (status.trouble) notices.push(h("p", { class: "notice" }, `No answer from the server, reconnecting: ${status.trouble}`));
