@@ -110,7 +110,7 @@ def test_the_same_run_is_the_same_cell_in_every_experiment() -> None:
     assert len(table1 & table2) == 6
     assert len(table1 & table3) == 4
     assert len(table1 & fig3) == 14
-    assert len(table1 & cells["controls"]) == 6  # local training and five methods
+    assert len(table1 & cells["controls"]) == 8  # local training and seven methods
     assert len(table1 & cells["guided"]) == 12  # three methods on four data sets
     assert len(table1 & cells["tuning"]) == 8  # by their settings; the seeds of tuning are others
     assert not table1 & cells["newcomer"]
@@ -275,15 +275,15 @@ def test_controls_may_be_given_for_all_parts_or_for_one() -> None:
     assert [bool(part.points[0].without_exchange) for part in expanded.plan.parts] == [True, False]
 
 
-def test_the_built_in_controls_are_the_ones_of_feddbp_and_of_methods_with_a_second_network() -> None:
+def test_the_built_in_controls_are_of_methods_that_add_a_loss_or_a_network() -> None:
     (networks, prototypes) = built_in("controls").plan.parts
     controlled_rows = [bool(point.without_exchange) for point in networks.points]
-    assert controlled_rows == [False] + [True] * 5
+    assert controlled_rows == [False] + [True] * 7
     assert [value.key for value in networks.axes[0].values[1:]] == [
-        *("feddbp", "feddbp:guided", "fedkd", "fedmrl", "fedavg")
+        *("fedproto", "fedproc", "feddbp", "feddbp:guided", "fedkd", "fedmrl", "fedavg")
     ]
     # FedDBP with its own prototypes only is the control of FedDBP
-    assert prototypes.points[2].cells == networks.points[1].without_exchange
+    assert prototypes.points[2].cells == networks.points[3].without_exchange
     runs = [cell.run for cell in built_in("controls").cells.values()]
     assert {run.method_settings["anchors"] for run in runs if "anchors" in run.method_settings} == {
         "random",
