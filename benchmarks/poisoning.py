@@ -193,8 +193,8 @@ class Federation:
         self.left_out += len(uploads) - len(kept)
         self._own |= {upload.client_id: upload.payload for upload in kept}
         admitted = [screening.admit(upload) for upload in kept]
-        learnt: Payload = self._strategy.aggregate(state, admitted, round_number=number)
-        return learnt
+        averaged: Payload = self._strategy.aggregate(state, admitted, round_number=number)
+        return averaged
 
 
 def prototypes(upload: Upload) -> PrototypeSet:

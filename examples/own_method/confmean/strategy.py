@@ -14,7 +14,7 @@ from feddbp_server.strategies import Strategy, Upload
 class ConfMeanStrategy(Strategy[ConfMeanSettings]):
     """Uploads come in the order of client ids; summing in float64 and rounding once gives the same bits every time."""
 
-    def aggregate(self, known: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
+    def aggregate(self, state: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
         shape = self.facts.shape
         sums = np.zeros((shape.classes, shape.feature_dim))
         weights = np.zeros(shape.classes)
@@ -25,10 +25,10 @@ class ConfMeanStrategy(Strategy[ConfMeanSettings]):
             weight = confidence**self.settings.sharpness
             sums[sent.class_ids] += weight[:, None] * sent.vectors
             weights[sent.class_ids] += weight
-        return Payload(prototypes=_updated(known.prototypes, sums, weights))
+        return Payload(prototypes=_updated(state.prototypes, sums, weights))
 
-    def reply(self, known: Payload, own_upload: Payload | None) -> Payload:
-        return known
+    def reply(self, state: Payload, own_upload: Payload | None) -> Payload:
+        return state
 
 
 def _updated(previous: PrototypeSet | None, sums: np.ndarray, weights: np.ndarray) -> PrototypeSet:

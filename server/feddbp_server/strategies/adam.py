@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from typing import Final, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from feddbp_common.wire.payload import AnyArray
-
-Wide = npt.NDArray[np.float64]
+from feddbp_server.strategies.numerics import Wide
 
 ADAM: Final = "adam."
 """Prefix of the optimiser's tensors, which are stored between rounds and not sent to clients."""

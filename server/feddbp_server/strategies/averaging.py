@@ -43,12 +43,12 @@ class PrototypeMean:
 
 def merged_with(previous: PrototypeSet | None, sent: npt.NDArray[np.bool_], vectors: FloatArray) -> PrototypeSet:
     """Rows of classes that were sent, and the previous ones of other classes; both arrays have a row per class."""
-    known = sent.copy()
+    present = sent.copy()
     if previous is not None:
-        known[previous.class_ids] = True
+        present[previous.class_ids] = True
         stays = ~sent[previous.class_ids]
         vectors[previous.class_ids[stays]] = previous.vectors[stays]
-    class_ids = np.flatnonzero(known).astype(np.int32)
+    class_ids = np.flatnonzero(present).astype(np.int32)
     return PrototypeSet(class_ids=class_ids, vectors=vectors[class_ids])
 
 

@@ -73,7 +73,7 @@ class UnusableStateError(FedDBPError):
 
 
 class Strategy(ABC, Generic[SettingsT]):
-    """The server's half of a method. Its state between rounds, `known`, is a payload, so that it is stored like one."""
+    """The server's half of a method. Its `state` between rounds is a payload, so that it is stored like one."""
 
     aggregates_prototypes_only: bool = False
     """Aggregation reads only prototypes, so that the rest of each upload need not be loaded."""
@@ -111,10 +111,10 @@ class Strategy(ABC, Generic[SettingsT]):
         return Payload(prototypes=replace(prototypes, vectors=prototypes.vectors.copy()))
 
     @abstractmethod
-    def aggregate(self, known: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
+    def aggregate(self, state: Payload, /, uploads: Iterable[Upload], *, round_number: int) -> Payload:
         """The state after a round. Uploads come in the order of client ids, each read once."""
 
-    def from_means(self, known: Payload, means: Payload, *, round_number: int) -> Payload:
+    def from_means(self, state: Payload, /, means: Payload, *, round_number: int) -> Payload:
         """The state after a round whose uploads were only summed; `means` has what was shared, in its expanded form."""
         raise FedDBPError(f"{type(self).__name__} needs each upload by itself")
 
@@ -134,5 +134,5 @@ class Strategy(ABC, Generic[SettingsT]):
         return None
 
     @abstractmethod
-    def reply(self, known: Payload, own_upload: Payload | None) -> Payload:
+    def reply(self, state: Payload, /, own_upload: Payload | None) -> Payload:
         """What a client receives at the start of a round."""

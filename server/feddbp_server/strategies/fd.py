@@ -32,7 +32,7 @@ class FDStrategy(Strategy[FDSettings]):
         super().__init__(settings, facts)
         self.personalises = settings.leave_one_out
 
-    def aggregate(self, known: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
+    def aggregate(self, state: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
         mean = prototype_average(self.facts, width=self.facts.shape.classes)
         sent: dict[int, list[int]] = {}
         for upload in uploads:
@@ -42,22 +42,22 @@ class FDStrategy(Strategy[FDSettings]):
             if self.settings.leave_one_out:
                 for class_id, row in zip(logits.class_ids.tolist(), logits.vectors, strict=True):
                     sent.setdefault(class_id, []).append(_checksum(row))
-        means = mean.result(known.prototypes)
+        means = mean.result(state.prototypes)
         if not self.settings.leave_one_out:
             return Payload(prototypes=means)
-        return Payload(prototypes=means, tensors=_as_tensors(means.class_ids, {**_averaged_rows(known), **sent}))
+        return Payload(prototypes=means, tensors=_as_tensors(means.class_ids, {**_averaged_rows(state), **sent}))
 
-    def from_means(self, known: Payload, means: Payload, *, round_number: int) -> Payload:
+    def from_means(self, state: Payload, means: Payload, *, round_number: int) -> Payload:
         assert means.prototypes is not None  # the mean logits
-        return Payload(prototypes=updated(known.prototypes, means.prototypes, classes=self.facts.shape.classes))
+        return Payload(prototypes=updated(state.prototypes, means.prototypes, classes=self.facts.shape.classes))
 
-    def reply(self, known: Payload, own_upload: Payload | None) -> Payload:
+    def reply(self, state: Payload, own_upload: Payload | None) -> Payload:
         if not self.settings.leave_one_out:
-            return known
-        means, own = known.prototypes, own_upload.prototypes if own_upload is not None else None
+            return state
+        means, own = state.prototypes, own_upload.prototypes if own_upload is not None else None
         if means is None or own is None:
             return Payload(prototypes=means)
-        others = _without(own, means, _averaged_rows(known))
+        others = _without(own, means, _averaged_rows(state))
         # subtracted from a rounded mean, so that it may slightly exceed the bound of an upload
         bound = value_bound(self.facts.wire_type)
         return Payload(prototypes=replace(others, vectors=np.clip(others.vectors, -bound, bound)))
@@ -87,12 +87,12 @@ def _checksum(row: FloatArray) -> int:
     return zlib.crc32(row.tobytes())
 
 
-def _averaged_rows(known: Payload) -> dict[int, list[int]]:
-    if known.prototypes is None:
+def _averaged_rows(state: Payload) -> dict[int, list[int]]:
+    if state.prototypes is None:
         return {}
-    ends = np.cumsum(known.tensors[_ROWS_PER_CLASS])[:-1]
-    checksums = np.split(known.tensors[_ROWS].view(np.uint32), ends)
-    return {int(c): rows.tolist() for c, rows in zip(known.prototypes.class_ids, checksums, strict=True)}
+    ends = np.cumsum(state.tensors[_ROWS_PER_CLASS])[:-1]
+    checksums = np.split(state.tensors[_ROWS].view(np.uint32), ends)
+    return {int(c): rows.tolist() for c, rows in zip(state.prototypes.class_ids, checksums, strict=True)}
 
 
 def _as_tensors(class_ids: IntArray, averaged: dict[int, list[int]]) -> dict[str, AnyArray]:

@@ -25,9 +25,8 @@ from feddbp_common.methods.fedgen import (
     OUTPUT_WEIGHT,
 )
 from feddbp_common.wire.payload import AnyArray, FloatArray
-from feddbp_server.strategies.numerics import linear_layer
+from feddbp_server.strategies.numerics import Wide, linear_layer
 
-Wide = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]
 
 _MOMENTUM: Final = 0.1

@@ -41,9 +41,9 @@ class FedDBPStrategy(PrototypeAveraging[FedDBPSettings]):
         own = replace(prototypes, vectors=prototypes.vectors.copy())
         return Payload(prototypes=own, fisher=fisher, tensors=upload.tensors)
 
-    def aggregate(self, known: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
+    def aggregate(self, state: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
         if not self.settings.guided:
-            return super().aggregate(known, uploads, round_number=round_number)
+            return super().aggregate(state, uploads, round_number=round_number)
         guides = tensor_average(self.facts)
 
         def with_guides() -> Iterator[Upload]:
@@ -52,22 +52,22 @@ class FedDBPStrategy(PrototypeAveraging[FedDBPSettings]):
                 yield upload
 
         if self.settings.exchanges_prototypes:
-            learnt = super().aggregate(known, with_guides(), round_number=round_number)
-            return replace(learnt, tensors=guides.result())
+            averaged = super().aggregate(state, with_guides(), round_number=round_number)
+            return replace(averaged, tensors=guides.result())
         for _ in with_guides():
             pass
         return Payload(tensors=guides.result())
 
-    def from_means(self, known: Payload, means: Payload, *, round_number: int) -> Payload:
+    def from_means(self, state: Payload, means: Payload, *, round_number: int) -> Payload:
         if not self.settings.exchanges_prototypes:
             return means
-        learnt = super().from_means(known, means, round_number=round_number)
-        return replace(learnt, tensors=means.tensors)
+        averaged = super().from_means(state, means, round_number=round_number)
+        return replace(averaged, tensors=means.tensors)
 
-    def reply(self, known: Payload, own_upload: Payload | None) -> Payload:
-        shared = known.prototypes
+    def reply(self, state: Payload, own_upload: Payload | None) -> Payload:
+        shared = state.prototypes
         if shared is not None and self.settings.anchors != "global":
-            return replace(known, prototypes=self._control(shared))
+            return replace(state, prototypes=self._control(shared))
         if (
             shared is None
             or own_upload is None
@@ -75,13 +75,13 @@ class FedDBPStrategy(PrototypeAveraging[FedDBPSettings]):
             or self.settings.without_personalisation
             or not self.personalises
         ):
-            return known
+            return state
         fisher = own_upload.fisher
         if isinstance(fisher, FisherScores):
             fisher = TopChannels(top_channels_of(fisher.scores, self.settings.k_top))
         assert fisher is not None  # required by the upload rules
         fused = fuse_channels(shared, own_upload.prototypes, fisher.channels, eta=self.settings.eta)
-        return replace(known, prototypes=fused)
+        return replace(state, prototypes=fused)
 
     def kept_channels(self, own_upload: Payload) -> Marks | None:
         fuses = self.settings.anchors == "global" and not self.settings.without_personalisation

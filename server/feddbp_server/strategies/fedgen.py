@@ -31,7 +31,7 @@ class FedGenStrategy(Strategy[FedGenSettings]):
         # no generator yet: clients train without one in the first round
         return Payload(tensors=initial_head(self.facts))
 
-    def aggregate(self, known: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
+    def aggregate(self, state: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
         mean = tensor_average(self.facts)
         heads, label_counts = list[Mapping[str, AnyArray]](), []
         for upload in uploads:
@@ -40,25 +40,25 @@ class FedGenStrategy(Strategy[FedGenSettings]):
             if self.settings.full:
                 heads.append(upload.payload.tensors)
         if not label_counts:
-            return known
+            return state
         head, pooled = mean.result(), np.array(label_counts, dtype=np.int64).sum(axis=0)
         teachers = Teachers.many(heads, label_counts) if self.settings.full else Teachers.one(head)
-        generator = self._train(known.tensors, teachers, pooled, round_number)
+        generator = self._train(state.tensors, teachers, pooled, round_number)
         counts = np.minimum(pooled, _LARGEST_COUNT).astype(np.int32)
         return Payload(tensors={**head, **generator, LABEL_COUNTS: counts})
 
-    def reply(self, known: Payload, own_upload: Payload | None) -> Payload:
-        shown = {name: tensor for name, tensor in known.tensors.items() if not name.startswith(ADAM)}
+    def reply(self, state: Payload, own_upload: Payload | None) -> Payload:
+        shown = {name: tensor for name, tensor in state.tensors.items() if not name.startswith(ADAM)}
         return Payload(tensors=shown)
 
     def _train(
-        self, known: Mapping[str, AnyArray], teachers: Teachers, label_counts: Labels, round_number: int
+        self, state: Mapping[str, AnyArray], teachers: Teachers, label_counts: Labels, round_number: int
     ) -> dict[str, AnyArray]:
         """The generator after the round's steps, with the state of its optimiser."""
         settings = self.settings
         random = np.random.default_rng(derive_seed(self.facts.seed, "generator", round_number))
-        generator = self._generator(known)
-        adam = Adam.from_tensors(known if settings.keep_adam else {}, settings.server_learning_rate)
+        generator = self._generator(state)
+        adam = Adam.from_tensors(state if settings.keep_adam else {}, settings.server_learning_rate)
         shares = label_counts / label_counts.sum()
         losses = []
         for _ in range(settings.server_steps):
@@ -75,13 +75,13 @@ class FedGenStrategy(Strategy[FedGenSettings]):
             Payload(tensors=generator.tensors()),
             FEDGEN.download_rules(settings, self.facts.shape),
             otherwise="the generator diverged, try a smaller server_learning_rate",
-            instead=Payload(tensors=known),
+            instead=Payload(tensors=state),
         )
         return {**generator.tensors(), **(adam.tensors() if settings.keep_adam else {})}
 
-    def _generator(self, known: Mapping[str, AnyArray]) -> FeatureGenerator:
-        if HIDDEN_WEIGHT in known:
-            return FeatureGenerator(known)
+    def _generator(self, state: Mapping[str, AnyArray]) -> FeatureGenerator:
+        if HIDDEN_WEIGHT in state:
+            return FeatureGenerator(state)
         return FeatureGenerator.fresh(
             noise_dim=self.settings.noise_dim,
             classes=self.facts.shape.classes,

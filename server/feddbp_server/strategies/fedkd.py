@@ -42,7 +42,7 @@ class FedKDStrategy(Strategy[FedKDSettings]):
     def expanded(self, payload: Payload) -> Payload:
         return expanded(payload)
 
-    def aggregate(self, known: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
+    def aggregate(self, state: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
         mean = tensor_average(self.facts)
         for upload in uploads:
             mean.add(decompress(weights_of(upload.payload)), of=f"client {upload.client_id}")
@@ -50,29 +50,29 @@ class FedKDStrategy(Strategy[FedKDSettings]):
         compressed = self._compressed(averaged, round_number)
         if not self._sends_updates:
             return Payload(tensors=compressed)
-        state = _moved(known, self._as_received(compressed), round_number)
+        moved = _moved(state, self._as_received(compressed), round_number)
         self.check_sendable(
-            state,
+            moved,
             FEDKD.download_rules(self.settings, self.facts.shape),
             otherwise="the shared model is out of bounds: updates of clients are too large, or mentee_learning_rate is",
-            instead=_moved(known, {name: np.zeros_like(update) for name, update in averaged.items()}, round_number),
+            instead=_moved(state, {name: np.zeros_like(update) for name, update in averaged.items()}, round_number),
         )
-        return replace(state, tensors={**state.tensors, **compressed})
+        return replace(moved, tensors={**moved.tensors, **compressed})
 
-    def from_means(self, known: Payload, means: Payload, *, round_number: int) -> Payload:
+    def from_means(self, state: Payload, means: Payload, *, round_number: int) -> Payload:
         return Payload(tensors=self._compressed(means.tensors, round_number))
 
     def _compressed(self, averaged: Mapping[str, AnyArray], round_number: int) -> dict[str, FloatArray]:
         return compress(averaged, self.settings.energy(round_number, self.facts.rounds))
 
-    def reply(self, known: Payload, own_upload: Payload | None) -> Payload:
-        if not self._sends_updates or not known.tensors:
-            return known
-        knows_where_it_was = own_upload is not None and _round_of(own_upload) == _round_of(known) - 1
+    def reply(self, state: Payload, own_upload: Payload | None) -> Payload:
+        if not self._sends_updates or not state.tensors:
+            return state
+        knows_where_it_was = own_upload is not None and _round_of(own_upload) == _round_of(state) - 1
         return Payload(
             tensors={
                 name: tensor
-                for name, tensor in known.tensors.items()
+                for name, tensor in state.tensors.items()
                 if name == ROUND or name.startswith(TOTAL) is not knows_where_it_was
             }
         )
@@ -87,10 +87,10 @@ def _round_of(payload: Payload) -> int:
     return int(payload.tensors[ROUND][0])
 
 
-def _moved(known: Payload, update: Mapping[str, AnyArray], round_number: int) -> Payload:
+def _moved(state: Payload, update: Mapping[str, AnyArray], round_number: int) -> Payload:
     """The state after an update, with the sum of all updates; each is as clients receive it."""
     totals = {
-        TOTAL + name: known.tensors[TOTAL + name] + change if known.tensors else change
+        TOTAL + name: state.tensors[TOTAL + name] + change if state.tensors else change
         for name, change in decompress(update).items()
     }
     return Payload(tensors={ROUND: np.array([round_number + 1], dtype=np.int32), **update, **totals})

@@ -20,17 +20,18 @@ from feddbp_common.seeding import derive_seed
 from feddbp_common.wire import Payload
 from feddbp_common.wire.payload import FloatArray, IntArray
 from feddbp_server.strategies.base import Strategy, Upload
-from feddbp_server.strategies.weighted_kmeans import Indices, Wide, weighted_kmeans
+from feddbp_server.strategies.numerics import Wide
+from feddbp_server.strategies.weighted_kmeans import Indices, weighted_kmeans
 
 
 class FedLFPStrategy(Strategy[FedLFPSettings]):
     """Global prototypes are the centroids of a weighted K-means; with too few rows the previous ones stay."""
 
-    def aggregate(self, known: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
+    def aggregate(self, state: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
         pool = _Pool.of(uploads)
         clusters = cluster_count(self.settings, self.facts.shape)
         if pool is None or len(pool.rows) < clusters:
-            return known
+            return state
         centroids = weighted_kmeans(
             pool.rows,
             pool.weights(),
@@ -42,8 +43,8 @@ class FedLFPStrategy(Strategy[FedLFPSettings]):
             centroids = _unit(centroids)
         return Payload(tensors={GLOBAL_PROTOTYPES: centroids.astype(np.float32)})
 
-    def reply(self, known: Payload, own_upload: Payload | None) -> Payload:
-        return known
+    def reply(self, state: Payload, own_upload: Payload | None) -> Payload:
+        return state
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,33 +25,33 @@ class FedTGPStrategy(Strategy[FedTGPSettings]):
 
     aggregates_prototypes_only = True
 
-    def aggregate(self, known: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
+    def aggregate(self, state: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
         shape = self.facts.shape
         pool = _Pool.of(uploads, classes=shape.classes, width=shape.feature_dim)
         if pool is None:
-            return known
-        network = self._network(known)
+            return state
+        network = self._network(state)
         margin = margin_between(pool.means, tau=self.settings.tau)
         loss = self._train(network, pool, margin, round_number)
         log.info("round %d: prototypes trained to a loss of %.4g at a margin of %.4g", round_number + 1, loss, margin)
         class_ids = np.arange(shape.classes, dtype=np.int32)
-        state = Payload(
+        trained = Payload(
             prototypes=PrototypeSet(class_ids=class_ids, vectors=network.prototypes()), tensors=network.tensors()
         )
         self.check_sendable(
-            self.reply(state, None),
+            self.reply(trained, None),
             FEDTGP.download_rules(self.settings, shape),
             otherwise="the training of prototypes diverged, try a smaller server_learning_rate",
-            instead=known,
+            instead=state,
         )
-        return state
+        return trained
 
-    def reply(self, known: Payload, own_upload: Payload | None) -> Payload:
-        return Payload(prototypes=known.prototypes)
+    def reply(self, state: Payload, own_upload: Payload | None) -> Payload:
+        return Payload(prototypes=state.prototypes)
 
-    def _network(self, known: Payload) -> PrototypeNetwork:
-        if known.tensors:
-            return PrototypeNetwork.from_tensors(known.tensors)
+    def _network(self, state: Payload) -> PrototypeNetwork:
+        if state.tensors:
+            return PrototypeNetwork.from_tensors(state.tensors)
         shape = self.facts.shape
         seed = derive_seed(self.facts.seed, "tgp", "weights")
         return PrototypeNetwork.fresh(classes=shape.classes, width=shape.feature_dim, seed=seed)

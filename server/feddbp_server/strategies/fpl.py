@@ -19,8 +19,8 @@ class FPLStrategy(Strategy[FPLSettings]):
 
     aggregates_prototypes_only = True
 
-    def aggregate(self, known: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
-        clusters = {**_stored(known), **_clusters_of(uploaded_prototypes(uploads))}
+    def aggregate(self, state: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
+        clusters = {**_stored(state), **_clusters_of(uploaded_prototypes(uploads))}
         if not clusters:
             return Payload()
         in_order = sorted(clusters)
@@ -32,16 +32,16 @@ class FPLStrategy(Strategy[FPLSettings]):
             }
         )
 
-    def reply(self, known: Payload, own_upload: Payload | None) -> Payload:
-        return known
+    def reply(self, state: Payload, own_upload: Payload | None) -> Payload:
+        return state
 
 
-def _stored(known: Payload) -> dict[int, FloatArray]:
-    if not known.tensors:
+def _stored(state: Payload) -> dict[int, FloatArray]:
+    if not state.tensors:
         return {}
-    class_ids = known.tensors[CLUSTER_CLASSES]
+    class_ids = state.tensors[CLUSTER_CLASSES]
     return {
-        int(class_id): known.tensors[CLUSTER_PROTOTYPES][class_ids == class_id] for class_id in np.unique(class_ids)
+        int(class_id): state.tensors[CLUSTER_PROTOTYPES][class_ids == class_id] for class_id in np.unique(class_ids)
     }
 
 

@@ -29,7 +29,7 @@ class FrozenStrategy(Strategy[FrozenSettings]):
         privacy = facts.privacy
         self._noise = 0.0 if privacy.dp == "off" else noise_for(privacy.epsilon, privacy.delta)
 
-    def aggregate(self, known: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
+    def aggregate(self, state: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
         shape = self.facts.shape
         sums, counts = np.zeros((shape.classes, shape.feature_dim)), np.zeros(shape.classes)
         releases = 0
@@ -37,20 +37,20 @@ class FrozenStrategy(Strategy[FrozenSettings]):
             sums += upload.payload.tensors[SUMS]
             counts += upload.payload.tensors[COUNTS]
             releases += 1
-        return self._state(known, sums, counts, noise=releases)
+        return self._state(state, sums, counts, noise=releases)
 
-    def from_means(self, known: Payload, means: Payload, *, round_number: int) -> Payload:
+    def from_means(self, state: Payload, means: Payload, *, round_number: int) -> Payload:
         clients, sharers = self.facts.shape.clients, threshold_of(self.facts.shape.clients)
         sums, counts = (clients * means.tensors[name].astype(np.float64) for name in (SUMS, COUNTS))
         # in a secure sum everybody adds a share of the noise; the total is that of all clients, or a little less
-        return self._state(known, sums, counts, noise=clients / sharers if self.facts.privacy.secure_sums else clients)
+        return self._state(state, sums, counts, noise=clients / sharers if self.facts.privacy.secure_sums else clients)
 
-    def _state(self, known: Payload, sums: Reals, counts: Reals, *, noise: float) -> Payload:
+    def _state(self, state: Payload, sums: Reals, counts: Reals, *, noise: float) -> Payload:
         """Of sums over clients; `noise` is the variance of their noise, as a multiple of that of one whole noise."""
         shape = self.facts.shape
         held = counts > max(0.5, _SURE * deviation_of_counts(self._noise) * noise**0.5)
         if not held.any():
-            return known
+            return state
         # a false release may have large sums of next to no samples; clients take no values out of bounds
         means = np.clip(sums[held] / counts[held, np.newaxis], -MAGNITUDE_BOUND, MAGNITUDE_BOUND)
         class_ids = np.flatnonzero(held).astype(np.int32)
@@ -61,5 +61,5 @@ class FrozenStrategy(Strategy[FrozenSettings]):
         lengths[held] = noise * shape.feature_dim * (deviation_of_sums(self._noise) / counts[held]) ** 2
         return Payload(prototypes=prototypes, tensors={NOISE: lengths})
 
-    def reply(self, known: Payload, own_upload: Payload | None) -> Payload:
-        return known
+    def reply(self, state: Payload, own_upload: Payload | None) -> Payload:
+        return state

@@ -17,14 +17,14 @@ class LGFedAvgStrategy(Strategy[LGFedAvgSettings]):
     def initial(self) -> Payload:
         return Payload(tensors=initial_head(self.facts))
 
-    def aggregate(self, known: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
+    def aggregate(self, state: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
         mean = tensor_average(self.facts)
         for upload in uploads:
             mean.add(upload.payload.tensors, weight=upload.samples if self.settings.weighted else 1.0)
-        return self.from_means(known, Payload(tensors=mean.result()), round_number=round_number)
+        return self.from_means(state, Payload(tensors=mean.result()), round_number=round_number)
 
-    def from_means(self, known: Payload, means: Payload, *, round_number: int) -> Payload:
-        return Payload(tensors={**known.tensors, **means.tensors})
+    def from_means(self, state: Payload, means: Payload, *, round_number: int) -> Payload:
+        return Payload(tensors={**state.tensors, **means.tensors})
 
-    def reply(self, known: Payload, own_upload: Payload | None) -> Payload:
-        return known
+    def reply(self, state: Payload, own_upload: Payload | None) -> Payload:
+        return state

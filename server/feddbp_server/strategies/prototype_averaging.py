@@ -24,15 +24,15 @@ class PrototypeAveraging(Strategy[SettingsT]):
         """Whether a client is weighted by its samples of the class."""
         return False
 
-    def aggregate(self, known: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
+    def aggregate(self, state: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
         average = prototype_average(self.facts, width=self.width, by_samples=self.by_samples)
         for prototypes in uploaded_prototypes(uploads):
             average.add(prototypes)
-        return Payload(prototypes=average.result(known.prototypes))
+        return Payload(prototypes=average.result(state.prototypes))
 
-    def from_means(self, known: Payload, means: Payload, *, round_number: int) -> Payload:
+    def from_means(self, state: Payload, means: Payload, *, round_number: int) -> Payload:
         assert means.prototypes is not None  # of a method with prototypes
-        return Payload(prototypes=updated(known.prototypes, means.prototypes, classes=self.facts.shape.classes))
+        return Payload(prototypes=updated(state.prototypes, means.prototypes, classes=self.facts.shape.classes))
 
-    def reply(self, known: Payload, own_upload: Payload | None) -> Payload:
-        return known
+    def reply(self, state: Payload, own_upload: Payload | None) -> Payload:
+        return state

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from feddbp_common.methods.linear_head import HEAD_BIAS, HEAD_WEIGHT
 from feddbp_common.wire.payload import AnyArray, FloatArray
+from feddbp_server.strategies.numerics import Wide
 
-Wide = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]
 
 

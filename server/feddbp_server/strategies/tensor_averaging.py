@@ -20,15 +20,15 @@ class TensorAveraging(Strategy[SettingsT]):
     def layout(self, shapes: Shapes) -> Shapes:
         return shapes
 
-    def aggregate(self, known: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
+    def aggregate(self, state: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
         average = tensor_average(self.facts)
         for upload in uploads:
             weight = upload.samples if self.by_samples else 1.0
             average.add(upload.payload.tensors, weight=weight, of=f"client {upload.client_id}")
         return Payload(tensors=average.result())
 
-    def from_means(self, known: Payload, means: Payload, *, round_number: int) -> Payload:
+    def from_means(self, state: Payload, means: Payload, *, round_number: int) -> Payload:
         return means
 
-    def reply(self, known: Payload, own_upload: Payload | None) -> Payload:
-        return known
+    def reply(self, state: Payload, own_upload: Payload | None) -> Payload:
+        return state

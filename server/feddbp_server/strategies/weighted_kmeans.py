@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from feddbp_common.wire.payload import FloatArray
-from feddbp_server.strategies.numerics import squared_distances
+from feddbp_server.strategies.numerics import Wide, squared_distances
 
-Wide = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
 
 _BLOCK: Final = 4096

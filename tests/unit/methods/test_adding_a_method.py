@@ -97,13 +97,13 @@ def test_a_trained_client_of_the_pages_method_predicts(fedmedian: Path) -> None:
 
 def test_the_server_takes_medians_and_keeps_classes_that_no_client_uploaded(fedmedian: Path) -> None:
     strategy = small_strategy("fedmedian", clients=3)
-    known = Payload(prototypes=prototype_set([0, 4], [[5.0] * 8, [7.0] * 8]))
+    state = Payload(prototypes=prototype_set([0, 4], [[5.0] * 8, [7.0] * 8]))
     uploads = [
         upload_of(0, prototype_set([0, 1], [[1.0] * 8, [2.0] * 8])),
         upload_of(1, prototype_set([0], [[2.0] * 8])),
         upload_of(2, prototype_set([0], [[1000.0] * 8])),
     ]
-    aggregated = strategy.aggregate(known, iter(uploads), round_number=1).prototypes
+    aggregated = strategy.aggregate(state, iter(uploads), round_number=1).prototypes
     assert aggregated.class_ids.tolist() == [0, 1, 4]
     assert np.array_equal(aggregated.vectors[:, 0], [2.0, 2.0, 7.0])
 

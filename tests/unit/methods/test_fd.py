@@ -118,11 +118,11 @@ def trained_alone(name: str, **settings: Any) -> dict[str, Tensor]:
     )
     client, strategy = small_trainer(name, **settings), small_strategy(name, **settings)
     run = LocalTrainer(method=client, data=data, config=config, client_id=0)
-    known = strategy.initial()
+    state = strategy.initial()
     for number in range(2):
-        upload = run.train(strategy.reply(known, None), number, lambda *_: None).upload
+        upload = run.train(strategy.reply(state, None), number, lambda *_: None).upload
         assert upload is not None
-        known = strategy.aggregate(known, [upload_of(0, upload)], round_number=number)
+        state = strategy.aggregate(state, [upload_of(0, upload)], round_number=number)
     trained: dict[str, Tensor] = client.state_dict()
     return trained
 
@@ -173,8 +173,8 @@ def test_payloads_have_their_documented_size(classes: int, size: int) -> None:
     sent = prototype_set(range(classes), np.zeros((classes, classes)))
     strategy = small_strategy("fd", classes=classes)
     arrived = over_the_wire(Payload(prototypes=sent), upload_rules("fd", classes=classes))
-    known = strategy.aggregate(Payload(), [upload_of(0, arrived)], round_number=0)
-    reply = over_the_wire(strategy.reply(known, None), download_rules("fd", classes=classes))
+    state = strategy.aggregate(Payload(), [upload_of(0, arrived)], round_number=0)
+    reply = over_the_wire(strategy.reply(state, None), download_rules("fd", classes=classes))
     assert encode(arrived).manifest.total_bytes == encode(reply).manifest.total_bytes == size
 
 
@@ -196,9 +196,9 @@ def rows(payload: Payload) -> dict[int, Any]:
 def test_global_logits_are_plain_means_and_absent_classes_keep_theirs(leave_one_out: bool) -> None:
     strategy = small_strategy("fd", leave_one_out=leave_one_out)
     a, b, c = logits_of([0, 2], 1), logits_of([0, 3], 2), logits_of([3], 3)
-    known = stored(strategy.aggregate(Payload(), [upload_of(0, a), upload_of(1, b)], round_number=0))
-    known = stored(strategy.aggregate(known, [upload_of(2, c)], round_number=1))
-    reply = over_the_wire(strategy.reply(known, None), download_rules("fd", leave_one_out=leave_one_out))
+    state = stored(strategy.aggregate(Payload(), [upload_of(0, a), upload_of(1, b)], round_number=0))
+    state = stored(strategy.aggregate(state, [upload_of(2, c)], round_number=1))
+    reply = over_the_wire(strategy.reply(state, None), download_rules("fd", leave_one_out=leave_one_out))
     found = rows(reply)
     assert list(found) == [0, 2, 3]
     np.testing.assert_allclose(found[0], (a.vectors[0].astype(float) + b.vectors[0]) / 2, rtol=1e-6)
@@ -209,8 +209,8 @@ def test_global_logits_are_plain_means_and_absent_classes_keep_theirs(leave_one_
 def test_without_leave_one_out_all_clients_receive_the_same() -> None:
     strategy = small_strategy("fd")
     sent = [logits_of([0, 1], seed) for seed in range(3)]
-    known = strategy.aggregate(Payload(), [upload_of(i, logits) for i, logits in enumerate(sent)], round_number=0)
-    bodies = {encode(strategy.reply(known, Payload(prototypes=logits))).body() for logits in sent}
+    state = strategy.aggregate(Payload(), [upload_of(i, logits) for i, logits in enumerate(sent)], round_number=0)
+    bodies = {encode(strategy.reply(state, Payload(prototypes=logits))).body() for logits in sent}
     assert len(bodies) == 1
 
 
@@ -222,10 +222,10 @@ def test_only_leave_one_out_needs_a_clients_own_upload(leave_one_out: bool) -> N
 def test_with_leave_one_out_a_client_receives_the_mean_of_the_others() -> None:
     strategy = small_strategy("fd", leave_one_out=True)
     sent = [logits_of([0, 1, 2], 1), logits_of([0, 1], 2), logits_of([0, 4], 3)]
-    known = stored(
+    state = stored(
         strategy.aggregate(Payload(), [upload_of(i, logits) for i, logits in enumerate(sent)], round_number=0)
     )
-    found = rows(over_the_wire(strategy.reply(known, Payload(prototypes=sent[0])), download_rules("fd")))
+    found = rows(over_the_wire(strategy.reply(state, Payload(prototypes=sent[0])), download_rules("fd")))
     # no other client has class 2; class 4 is not one of its own
     assert list(found) == [0, 1, 4]
     others = (sent[1].vectors[0].astype(float) + sent[2].vectors[0]) / 2
@@ -237,9 +237,9 @@ def test_with_leave_one_out_a_client_receives_the_mean_of_the_others() -> None:
 def test_a_client_that_skipped_a_round_is_not_subtracted_from_its_mean() -> None:
     strategy = small_strategy("fd", leave_one_out=True)
     a, b, c, newer = logits_of([0, 1], 1), logits_of([0], 2), logits_of([0], 3), logits_of([0], 4)
-    known = stored(strategy.aggregate(Payload(), [upload_of(0, a), upload_of(1, b)], round_number=0))
-    known = stored(strategy.aggregate(known, [upload_of(1, newer), upload_of(2, c)], round_number=1))
-    found = rows(strategy.reply(known, Payload(prototypes=a)))
+    state = stored(strategy.aggregate(Payload(), [upload_of(0, a), upload_of(1, b)], round_number=0))
+    state = stored(strategy.aggregate(state, [upload_of(1, newer), upload_of(2, c)], round_number=1))
+    found = rows(strategy.reply(state, Payload(prototypes=a)))
     # others have uploaded class 0 since; the mean of class 1 is still its own upload
     assert list(found) == [0]
     np.testing.assert_allclose(found[0], (newer.vectors[0].astype(float) + c.vectors[0]) / 2, rtol=1e-5)
@@ -252,14 +252,14 @@ def test_subtracting_a_client_from_a_rounded_mean_stays_within_the_bounds_of_upl
         honest = logits_of([0, 1, 2], seed)
         absurd = replace(honest, vectors=np.full_like(honest.vectors, largest))
         uploads = [upload_of(client_id, sent) for client_id, sent in enumerate((honest, absurd, absurd))]
-        known = strategy.aggregate(Payload(), uploads, round_number=0)
-        over_the_wire(strategy.reply(known, Payload(prototypes=honest)), download_rules("fd"))
+        state = strategy.aggregate(Payload(), uploads, round_number=0)
+        over_the_wire(strategy.reply(state, Payload(prototypes=honest)), download_rules("fd"))
 
 
 def test_a_client_alone_in_all_its_classes_receives_nothing() -> None:
     strategy = small_strategy("fd", leave_one_out=True)
-    known = strategy.aggregate(Payload(), [upload_of(0, logits_of([1, 2]))], round_number=0)
-    reply = over_the_wire(strategy.reply(known, Payload(prototypes=logits_of([1, 2]))), download_rules("fd"))
+    state = strategy.aggregate(Payload(), [upload_of(0, logits_of([1, 2]))], round_number=0)
+    reply = over_the_wire(strategy.reply(state, Payload(prototypes=logits_of([1, 2]))), download_rules("fd"))
     client = small_trainer("fd").eval()
     client.receive(reply, completed_rounds=1)
     assert list(client.objective(*small_batch()).terms) == ["ce"]

@@ -66,11 +66,11 @@ def strategy_of(**settings: Any) -> Any:
 
 
 def after(rounds: int, strategy: Any) -> Payload:
-    known: Payload = strategy.initial()
+    state: Payload = strategy.initial()
     for number in range(rounds):
-        encoded = encode(strategy.aggregate(known, iter(uploads()), round_number=number))
-        known = decode(encoded.manifest, encoded.body())  # as after a restart
-    return known
+        encoded = encode(strategy.aggregate(state, iter(uploads()), round_number=number))
+        state = decode(encoded.manifest, encoded.body())  # as after a restart
+    return state
 
 
 def client_of(completed_rounds: int = 1, **settings: Any) -> Any:
@@ -295,11 +295,11 @@ def test_the_trained_generator_is_sent() -> None:
 @pytest.mark.parametrize("settings", [{}, {"full": True, "server_learning_rate": 0.01}])
 def test_the_ensemble_recognises_features_better_after_training(settings: Any) -> None:
     strategy = strategy_of(server_steps=100, **settings)
-    known = after(1, strategy).tensors
-    teachers = Teachers.many([head(k) for k in range(3)], LABEL_COUNTS) if settings else Teachers.one(known)
+    state = after(1, strategy).tensors
+    teachers = Teachers.many([head(k) for k in range(3)], LABEL_COUNTS) if settings else Teachers.one(state)
     noise, labels = batch(64)
     labels = labels % 4  # no client has class 4
-    before, trained = fresh(derive_seed(0, "generator")), FeatureGenerator(known)
+    before, trained = fresh(derive_seed(0, "generator")), FeatureGenerator(state)
     losses = [teachers.judge(generator.make(noise, labels).features, labels)[0] for generator in (before, trained)]
     assert losses[1] < 0.5 * losses[0]
 
@@ -317,18 +317,18 @@ def test_the_same_uploads_give_the_same_bits(full: bool) -> None:
 
 def test_adams_state_stays_on_the_server() -> None:
     strategy = strategy_of(keep_adam=True)
-    known = after(2, strategy)
-    assert known.tensors["adam.steps"].tolist() == [2 * SMALL["server_steps"]]
-    reply = over_the_wire(strategy.reply(known, None), download_rules("fedgen", **SMALL))
+    state = after(2, strategy)
+    assert state.tensors["adam.steps"].tolist() == [2 * SMALL["server_steps"]]
+    reply = over_the_wire(strategy.reply(state, None), download_rules("fedgen", **SMALL))
     assert not [name for name in reply.tensors if name.startswith("adam")]
     without_state = after(2, strategy_of()).tensors
-    assert (known.tensors["generator.output.bias"] != without_state["generator.output.bias"]).any()
+    assert (state.tensors["generator.output.bias"] != without_state["generator.output.bias"]).any()
 
 
 def test_a_round_without_uploads_changes_nothing() -> None:
     strategy = strategy_of()
-    known = after(1, strategy)
-    assert strategy.aggregate(known, [], round_number=1) is known
+    state = after(1, strategy)
+    assert strategy.aggregate(state, [], round_number=1) is state
 
 
 def test_a_diverged_generator_is_an_error_before_it_is_sent() -> None:
@@ -364,9 +364,9 @@ def test_payloads_have_their_documented_size(classes: int, noise: int, up: int, 
     strategy = small_strategy("fedgen", classes=classes, width=512, noise_dim=noise, server_steps=1)
     sent = over_the_wire(strategy.initial(), upload_rules("fedgen", classes=classes, width=512))
     assert encode(sent).manifest.total_bytes == up
-    known = strategy.aggregate(strategy.initial(), [upload_of(0, sent, [1] * classes)], round_number=0)
+    state = strategy.aggregate(strategy.initial(), [upload_of(0, sent, [1] * classes)], round_number=0)
     rules = download_rules("fedgen", classes=classes, width=512, noise_dim=noise, server_steps=1)
-    reply = over_the_wire(strategy.reply(known, None), rules)
+    reply = over_the_wire(strategy.reply(state, None), rules)
     # plus the frequency of each label
     assert encode(reply).manifest.total_bytes == down + 4 * classes
 
@@ -390,13 +390,13 @@ def test_without_a_generator_the_objective_is_cross_entropy_with_the_shared_head
 
 
 def test_a_client_runs_the_generator_in_eval_mode() -> None:
-    client, known = client_of(), after(1, strategy_of()).tensors
+    client, state = client_of(), after(1, strategy_of()).tensors
     labels = torch.tensor([0, 3, 2, 2])
     torch.manual_seed(1)
     found = client._generator.features(labels)
     torch.manual_seed(1)
     inputs = torch_inputs(torch.rand(4, NOISE), labels, torch.float32)
-    torch.testing.assert_close(found, torch_generator(known, torch.float32).eval()(inputs))
+    torch.testing.assert_close(found, torch_generator(state, torch.float32).eval()(inputs))
 
 
 def test_the_objective_adds_cross_entropy_on_generated_features() -> None:

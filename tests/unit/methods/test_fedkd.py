@@ -305,13 +305,13 @@ def reference_mean(uploads: list[dict[str, Any]]) -> dict[str, Any]:
 def test_the_server_sends_the_compressed_mean_of_the_uploads() -> None:
     sent = [mentee_tensors(seed) for seed in range(3)]
     uploads = [upload(client, tensors) for client, tensors in enumerate(sent)]
-    known = strategy().aggregate(Payload(), iter(uploads), round_number=0)
+    state = strategy().aggregate(Payload(), iter(uploads), round_number=0)
     mean = reference_mean([decompress(each.payload.tensors) for each in uploads])
     expected = compress(mean, 0.95)
     assert "fc.weight.u" in expected
-    assert list(known.tensors) == list(expected)
-    assert all(np.array_equal(known.tensors[name], expected[name]) for name in expected)
-    assert strategy().reply(known, uploads[0].payload) is known
+    assert list(state.tensors) == list(expected)
+    assert all(np.array_equal(state.tensors[name], expected[name]) for name in expected)
+    assert strategy().reply(state, uploads[0].payload) is state
 
 
 def test_the_server_has_no_state_before_the_first_round() -> None:
@@ -330,23 +330,23 @@ def test_the_mean_loses_no_more_than_the_energy_allows() -> None:
 
 @EITHER_TARGET
 def test_the_same_uploads_give_the_same_bits(target: str) -> None:
-    def known() -> Payload:
+    def state() -> Payload:
         server, payload = strategy(target=target), Payload()
         for number in range(2):
             uploads = [upload(client, mentee_tensors(10 * number + client)) for client in range(3)]
             payload = server.aggregate(payload, iter(uploads), round_number=number)
         return payload
 
-    assert digest_of_payload(known()) == digest_of_payload(known())
+    assert digest_of_payload(state()) == digest_of_payload(state())
 
 
 @EITHER_TARGET
 def test_both_directions_pass_the_methods_own_rules(target: str) -> None:
     server, method = strategy(target=target), fedkd(target=target)
     sent = over_the_wire(do_round(method, Payload(), 0), rules_for_uploads("fedkd", target=target))
-    known = server.aggregate(Payload(), iter([upload_of(0, sent)]), round_number=0)
+    state = server.aggregate(Payload(), iter([upload_of(0, sent)]), round_number=0)
     for own in (sent, None):
-        over_the_wire(server.reply(known, own), download_rules("fedkd", target=target))
+        over_the_wire(server.reply(state, own), download_rules("fedkd", target=target))
     over_the_wire(server.reply(server.initial(), None), download_rules("fedkd", target=target))
 
 
@@ -384,8 +384,8 @@ def test_malicious_factors_cannot_make_a_mean_overflow_the_wire_type() -> None:
     tensors["fc.weight.sigma"] = np.full(width, 1e3, np.float32)
     tensors["fc.weight.v"] = np.ones((width, width), np.float32)
     check_values(Payload(tensors=tensors), rules_for_uploads("fedkd"), real_type=WireType.FLOAT16)
-    known = server.aggregate(Payload(), iter([upload_of(0, Payload(tensors=tensors))]), round_number=0)
-    encode(server.reply(known, None), real_type=WireType.FLOAT16)
+    state = server.aggregate(Payload(), iter([upload_of(0, Payload(tensors=tensors))]), round_number=0)
+    encode(server.reply(state, None), real_type=WireType.FLOAT16)
 
 
 # --- updates instead of weights
@@ -396,34 +396,34 @@ def test_updates_that_sum_to_an_overflow_leave_the_shared_model_as_it_is(wire_ty
     server = strategy(target="update", wire_type=wire_type)
     tensors = {**mentee_tensors(0), "fc.bias": np.full(512, change, np.float32), "round": np.zeros(1, np.int32)}
     check_values(Payload(tensors=tensors), rules_for_uploads("fedkd", target="update"), real_type=wire_type)
-    known = server.aggregate(Payload(), iter([upload_of(0, Payload(tensors=tensors))]), round_number=0)
-    encode(server.reply(known, None), real_type=wire_type)
+    state = server.aggregate(Payload(), iter([upload_of(0, Payload(tensors=tensors))]), round_number=0)
+    encode(server.reply(state, None), real_type=wire_type)
     again = Payload(tensors={**tensors, "round": np.ones(1, np.int32)})
     with pytest.raises(
         UnusableStateError, match=r"the shared model is out of bounds: .*; total\.fc\.bias: has a"
     ) as error:
-        server.aggregate(known, iter([upload_of(0, again)]), round_number=1)
+        server.aggregate(state, iter([upload_of(0, again)]), round_number=1)
     after = error.value.instead
     assert after.tensors["round"].tolist() == [2]
-    for own_upload, unchanged in ((None, known.tensors["total.fc.bias"]), (again, np.zeros(512, np.float32))):
+    for own_upload, unchanged in ((None, state.tensors["total.fc.bias"]), (again, np.zeros(512, np.float32))):
         reply = server.reply(after, own_upload)  # a client that took part adds nothing, any other has all of before
         sent = reply.tensors["total.fc.bias" if own_upload is None else "fc.bias"]
         np.testing.assert_array_equal(sent, unchanged)
 
 
 def test_the_total_update_is_the_sum_of_the_aggregated_updates() -> None:
-    server, known = strategy(target="update", wire_type=WireType.FLOAT16), Payload()
+    server, state = strategy(target="update", wire_type=WireType.FLOAT16), Payload()
     received: dict[str, Any] = {}
     for number in range(4):
         tensors = {**mentee_tensors(number), "round": np.array([number], np.int32)}
         payload = Payload(tensors=tensors)
-        known = server.aggregate(known, iter([upload_of(0, payload)]), round_number=number)
-        sent = encode(server.reply(known, payload), real_type=WireType.FLOAT16)
+        state = server.aggregate(state, iter([upload_of(0, payload)]), round_number=number)
+        sent = encode(server.reply(state, payload), real_type=WireType.FLOAT16)
         arrived = {name: t for name, t in decode(sent.manifest, sent.body()).tensors.items() if name != "round"}
         for name, change in decompress(arrived).items():
             received[name] = received[name] + change if number else change
     for name, total in received.items():
-        assert np.array_equal(known.tensors[f"total.{name}"], total), name
+        assert np.array_equal(state.tensors[f"total.{name}"], total), name
 
 
 class Federation:
@@ -475,12 +475,12 @@ def test_lossless_updates_lead_where_lossless_weights_do() -> None:
     lossless = {"energy_start": 1.0, "energy_end": 1.0}
     by_update = Federation(2, **lossless)
     by_params = [fedkd(client_id=client, **lossless) for client in range(2)]
-    server, known = strategy(**lossless), Payload()
+    server, state = strategy(**lossless), Payload()
     for number in range(3):
         by_update.play(0, 1)
-        sent = [upload_of(client, do_round(method, known, number)) for client, method in enumerate(by_params)]
-        known = server.aggregate(known, iter(sent), round_number=number)
-    by_params[0].receive(known, completed_rounds=3)
+        sent = [upload_of(client, do_round(method, state, number)) for client, method in enumerate(by_params)]
+        state = server.aggregate(state, iter(sent), round_number=number)
+    by_params[0].receive(state, completed_rounds=3)
     found, expected = by_update.mentee_now(0), weights_of(by_params[0].mentee)
     for name in SMALL_MODEL:
         assert torch.allclose(found[name], expected[name], atol=1e-4), name
@@ -549,7 +549,7 @@ def test_a_client_that_lost_its_state_raises_an_error() -> None:
 @EITHER_TARGET
 def test_a_client_that_was_killed_resumes_with_the_same_bits(target: str) -> None:
     def final_upload(*, killed: bool) -> str:
-        server, method, known = strategy(target=target), fedkd(target=target), Payload()
+        server, method, shared = strategy(target=target), fedkd(target=target), Payload()
         own: Payload | None = None
         for number in range(3):
             if killed:
@@ -557,9 +557,9 @@ def test_a_client_that_was_killed_resumes_with_the_same_bits(target: str) -> Non
                 assert save(state)  # safetensors refuses tensors that share memory
                 method = fedkd(client_id=9, target=target)
                 method.load_state_dict(state)
-                known = over_the_wire(known, download_rules("fedkd", target=target))
-            own = do_round(method, server.reply(known, own), number)
-            known = server.aggregate(known, iter([upload_of(0, own)]), round_number=number)
+                shared = over_the_wire(shared, download_rules("fedkd", target=target))
+            own = do_round(method, server.reply(shared, own), number)
+            shared = server.aggregate(shared, iter([upload_of(0, own)]), round_number=number)
         assert own is not None
         return digest_of_payload(own)
 

@@ -242,8 +242,8 @@ def test_payloads_have_their_documented_size(classes: int, up: int, down: int) -
     sent = over_the_wire(rows, upload_rules("fedlfp", classes=classes, width=512))
     assert encode(sent).manifest.total_bytes == up
     strategy = small_strategy("fedlfp", classes=classes, width=512)
-    known = strategy.aggregate(Payload(), [upload_of(0, sent, [1] * classes)], round_number=0)
-    reply = over_the_wire(strategy.reply(known, None), download_rules("fedlfp", classes=classes, width=512))
+    state = strategy.aggregate(Payload(), [upload_of(0, sent, [1] * classes)], round_number=0)
+    reply = over_the_wire(strategy.reply(state, None), download_rules("fedlfp", classes=classes, width=512))
     assert encode(reply).manifest.total_bytes == down
 
 
@@ -357,8 +357,8 @@ def test_a_clients_weight_is_capped_by_its_declared_samples() -> None:
 
 @pytest.mark.parametrize(("clusters", "expected"), [(None, CLASSES), (3, 3), (9, 9)])
 def test_the_number_of_clusters_is_a_setting(clusters: int | None, expected: int) -> None:
-    known = small_strategy("fedlfp", clusters=clusters).aggregate(Payload(), uploads(1, 2, 3), round_number=0)
-    reply = over_the_wire(known, download_rules("fedlfp", clusters=clusters))
+    state = small_strategy("fedlfp", clusters=clusters).aggregate(Payload(), uploads(1, 2, 3), round_number=0)
+    reply = over_the_wire(state, download_rules("fedlfp", clusters=clusters))
     assert centroids(reply).shape == (expected, WIDTH)
 
 
@@ -369,8 +369,8 @@ def test_a_client_trains_with_prototypes_from_the_wire() -> None:
     client = small_trainer("fedlfp")
     strategy = small_strategy("fedlfp")
     sent = over_the_wire(client.collect(*small_batch(), batch_size=8), upload_rules("fedlfp"))
-    known = strategy.aggregate(Payload(), [upload_of(i, sent, LABEL_COUNTS) for i in range(2)], round_number=0)
-    client.receive(over_the_wire(strategy.reply(known, None), download_rules("fedlfp")), completed_rounds=1)
+    state = strategy.aggregate(Payload(), [upload_of(i, sent, LABEL_COUNTS) for i in range(2)], round_number=0)
+    client.receive(over_the_wire(strategy.reply(state, None), download_rules("fedlfp")), completed_rounds=1)
     assert set(client.objective(*small_batch()).terms) == {"ce", "contrast", "pull_samples", "pull_classes"}
     assert set(client.state_dict()) == set(small_trainer("fedlfp").state_dict())
 

@@ -145,8 +145,8 @@ def test_both_directions_have_the_documented_size(classes: int, image: int, expe
     options = {"classes": classes, "width": 512, "small_dim": 128}
     assert bytes_of(over_the_wire(sent, rules_for_uploads("fedmrl", **options))) == expected
     server = strategy(**options)
-    known = server.aggregate(Payload(), iter([upload_of(0, sent)]), round_number=0)
-    assert bytes_of(over_the_wire(server.reply(known, None), download_rules("fedmrl", **options))) == expected
+    state = server.aggregate(Payload(), iter([upload_of(0, sent)]), round_number=0)
+    assert bytes_of(over_the_wire(server.reply(state, None), download_rules("fedmrl", **options))) == expected
 
 
 def test_a_download_replaces_the_small_model() -> None:
@@ -186,21 +186,21 @@ def test_the_server_takes_the_mean_of_the_small_models(weighted: bool) -> None:
     sent = [small_tensors(seed) for seed in range(3)]
     samples = [[1, 2, 0, 0, 0], [10, 0, 0, 5, 0], [0, 0, 0, 0, 7]]
     uploads = [upload_of(i, Payload(tensors=tensors), samples[i]) for i, tensors in enumerate(sent)]
-    known = strategy(weighted=weighted).aggregate(Payload(), iter(uploads), round_number=0)
+    state = strategy(weighted=weighted).aggregate(Payload(), iter(uploads), round_number=0)
     weights = [sum(counts) if weighted else 1 for counts in samples]
     for name in SMALL_MODEL:
         total = sum(weight * tensors[name].astype(np.float64) for weight, tensors in zip(weights, sent, strict=True))
-        assert np.allclose(known.tensors[name], total / sum(weights), atol=1e-6)
-        assert known.tensors[name].dtype == np.float32
+        assert np.allclose(state.tensors[name], total / sum(weights), atol=1e-6)
+        assert state.tensors[name].dtype == np.float32
 
 
 def test_the_same_uploads_give_the_same_bits() -> None:
-    def known() -> Payload:
+    def state() -> Payload:
         uploads = [upload_of(client, Payload(tensors=small_tensors(client)), [3]) for client in range(3)]
         payload: Payload = strategy().aggregate(Payload(), iter(uploads), round_number=0)
         return payload
 
-    assert digest_of_payload(known()) == digest_of_payload(known())
+    assert digest_of_payload(state()) == digest_of_payload(state())
 
 
 def test_uploads_that_cannot_be_averaged_are_an_error_that_names_the_client() -> None:
@@ -238,16 +238,16 @@ def test_the_projector_persists_over_rounds_and_in_evaluation() -> None:
 
 def test_a_client_that_was_killed_resumes_with_the_same_bits() -> None:
     def final_upload(*, killed: bool) -> str:
-        method, known, sent = fedmrl(), Payload(), Payload()
+        method, shared, sent = fedmrl(), Payload(), Payload()
         for number in range(3):
             if killed:
                 state = {name: value.clone() for name, value in method.state_dict().items()}
                 assert save(state)  # safetensors refuses tensors that share memory
                 method = fedmrl(client_id=9)
                 method.load_state_dict(state)
-                known = over_the_wire(known, download_rules("fedmrl", small_dim=SMALL))
-            sent = do_round(method, known, number)
-            known = strategy().aggregate(known, iter([upload_of(0, sent)]), round_number=number)
+                shared = over_the_wire(shared, download_rules("fedmrl", small_dim=SMALL))
+            sent = do_round(method, shared, number)
+            shared = strategy().aggregate(shared, iter([upload_of(0, sent)]), round_number=number)
         return digest_of_payload(sent)
 
     assert final_upload(killed=True) == final_upload(killed=False)

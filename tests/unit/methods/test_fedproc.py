@@ -114,9 +114,9 @@ def upload(client_id: int, seed: int, samples: int) -> tuple[Any, torch.Tensor, 
 
 def test_prototypes_are_the_pooled_mean_of_all_clients_normalised_features() -> None:
     uploads, features, labels = zip(*(upload(i, i, samples) for i, samples in enumerate((24, 13, 5))), strict=True)
-    known = small_strategy("fedproc").aggregate(Payload(), iter(uploads), round_number=0).prototypes
-    assert known.class_ids.tolist() == [0, 1, 2, 3]
-    for class_id, vector in zip(known.class_ids, known.vectors, strict=True):
+    averaged = small_strategy("fedproc").aggregate(Payload(), iter(uploads), round_number=0).prototypes
+    assert averaged.class_ids.tolist() == [0, 1, 2, 3]
+    for class_id, vector in zip(averaged.class_ids, averaged.vectors, strict=True):
         pooled = torch.cat(features)[torch.cat(labels) == int(class_id)].mean(dim=0)
         np.testing.assert_allclose(vector, pooled.numpy(), rtol=1e-5, atol=1e-7)
 
@@ -140,11 +140,11 @@ def test_clients_can_be_weighted_equally() -> None:
 
 def test_a_class_unseen_in_a_round_keeps_its_old_value() -> None:
     strategy = small_strategy("fedproc")
-    known = strategy.aggregate(Payload(), iter([upload_of(0, prototype_set([0, 2], counts=[3, 4]))]), round_number=0)
-    later = strategy.aggregate(known, iter([upload_of(0, prototype_set([2], seed=5, counts=[1]))]), round_number=1)
+    state = strategy.aggregate(Payload(), iter([upload_of(0, prototype_set([0, 2], counts=[3, 4]))]), round_number=0)
+    later = strategy.aggregate(state, iter([upload_of(0, prototype_set([2], seed=5, counts=[1]))]), round_number=1)
     assert later.prototypes.class_ids.tolist() == [0, 2]
-    assert np.array_equal(later.prototypes.vectors[0], known.prototypes.vectors[0])
-    assert not np.array_equal(later.prototypes.vectors[1], known.prototypes.vectors[1])
+    assert np.array_equal(later.prototypes.vectors[0], state.prototypes.vectors[0])
+    assert not np.array_equal(later.prototypes.vectors[1], state.prototypes.vectors[1])
 
 
 def test_a_round_without_samples_changes_nothing() -> None:
@@ -161,8 +161,8 @@ def test_an_exchange_has_the_size_of_its_prototypes_and_counts(classes: int, up:
     strategy = small_strategy("fedproc", classes=classes, width=512)
     encoded = encode(Payload(prototypes=sent))
     assert len(encoded.body()) + 4 * len(encoded.manifest.prototypes.counts) == up  # counts are in the manifest
-    known = strategy.aggregate(Payload(), iter([upload_of(0, sent)]), round_number=0)
-    reply = encode(strategy.reply(known, None))
+    state = strategy.aggregate(Payload(), iter([upload_of(0, sent)]), round_number=0)
+    reply = encode(strategy.reply(state, None))
     assert len(reply.body()) == down
     assert not reply.manifest.prototypes.counts
 
@@ -177,8 +177,8 @@ def test_both_directions_pass_their_own_rules_unchanged() -> None:
     assert prototypes.counts is not None
     assert np.array_equal(prototypes.counts, upload.prototypes.counts)
     strategy = small_strategy("fedproc")
-    known = strategy.aggregate(Payload(), iter([upload_of(0, arrived)]), round_number=0)
-    for payload in (strategy.initial(), known):
+    state = strategy.aggregate(Payload(), iter([upload_of(0, arrived)]), round_number=0)
+    for payload in (strategy.initial(), state):
         over_the_wire(strategy.reply(payload, None), download_rules("fedproc"))
 
 

@@ -158,9 +158,9 @@ UPLOADS = [
 
 
 def test_prototypes_are_plain_means_over_the_clients_that_have_the_class() -> None:
-    known = small_strategy("fedproto").aggregate(Payload(), iter(UPLOADS), round_number=0).prototypes
-    assert known.class_ids.tolist() == [0, 1, 2, 4]
-    for class_id, vector in zip(known.class_ids, known.vectors, strict=True):
+    averaged = small_strategy("fedproto").aggregate(Payload(), iter(UPLOADS), round_number=0).prototypes
+    assert averaged.class_ids.tolist() == [0, 1, 2, 4]
+    for class_id, vector in zip(averaged.class_ids, averaged.vectors, strict=True):
         sets = [prototypes_of(upload.payload) for upload in UPLOADS]
         own = [s.vectors[s.class_ids == class_id][0].astype(np.float64) for s in sets if class_id in s.class_ids]
         assert vector.tolist() == (sum(own) / len(own)).astype(np.float32).tolist()
@@ -168,18 +168,18 @@ def test_prototypes_are_plain_means_over_the_clients_that_have_the_class() -> No
 
 def test_a_class_that_no_client_uploaded_keeps_its_prototype() -> None:
     strategy = small_strategy("fedproto")
-    known = strategy.aggregate(Payload(), iter(UPLOADS), round_number=0)
-    later = strategy.aggregate(known, iter(UPLOADS[2:]), round_number=1)
+    state = strategy.aggregate(Payload(), iter(UPLOADS), round_number=0)
+    later = strategy.aggregate(state, iter(UPLOADS[2:]), round_number=1)
     assert later.prototypes.class_ids.tolist() == [0, 1, 2, 4]
-    assert np.array_equal(later.prototypes.vectors[2:], known.prototypes.vectors[2:])
-    assert not np.array_equal(later.prototypes.vectors[:2], known.prototypes.vectors[:2])
+    assert np.array_equal(later.prototypes.vectors[2:], state.prototypes.vectors[2:])
+    assert not np.array_equal(later.prototypes.vectors[:2], state.prototypes.vectors[:2])
 
 
 def test_a_round_without_samples_changes_nothing() -> None:
     strategy = small_strategy("fedproto")
-    known = strategy.aggregate(Payload(), iter(UPLOADS), round_number=0)
-    later = strategy.aggregate(known, iter([upload_of(0, prototype_set([]))]), round_number=1)
-    assert encode(later).manifest.sha256 == encode(known).manifest.sha256
+    state = strategy.aggregate(Payload(), iter(UPLOADS), round_number=0)
+    later = strategy.aggregate(state, iter([upload_of(0, prototype_set([]))]), round_number=1)
+    assert encode(later).manifest.sha256 == encode(state).manifest.sha256
 
 
 # --- over the wire
@@ -189,8 +189,8 @@ def test_a_round_without_samples_changes_nothing() -> None:
 def test_an_exchange_has_the_size_of_its_prototypes(classes: int, expected: int) -> None:
     sent = prototype_set(range(classes), np.ones((classes, 512)))
     strategy = small_strategy("fedproto", classes=classes, width=512)
-    known = strategy.aggregate(Payload(), iter([upload_of(0, sent)]), round_number=0)
-    for payload in (Payload(prototypes=sent), strategy.reply(known, None)):
+    state = strategy.aggregate(Payload(), iter([upload_of(0, sent)]), round_number=0)
+    for payload in (Payload(prototypes=sent), strategy.reply(state, None)):
         assert encode(payload).manifest.total_bytes == len(encode(payload).body()) == expected
 
 
@@ -204,9 +204,9 @@ def test_both_directions_pass_their_own_rules_unchanged() -> None:
     strategy = small_strategy("fedproto")
     rules = download_rules("fedproto")
     assert over_the_wire(strategy.reply(strategy.initial(), None), rules).prototypes is None
-    known = strategy.aggregate(Payload(), iter(UPLOADS), round_number=0)
-    reply = over_the_wire(strategy.reply(known, None), rules)
-    assert np.array_equal(prototypes_of(reply).vectors, known.prototypes.vectors)
+    state = strategy.aggregate(Payload(), iter(UPLOADS), round_number=0)
+    reply = over_the_wire(strategy.reply(state, None), rules)
+    assert np.array_equal(prototypes_of(reply).vectors, state.prototypes.vectors)
 
 
 def test_a_federation_learns() -> None:

@@ -165,15 +165,15 @@ def test_before_the_first_round_there_are_no_prototypes() -> None:
 
 
 def test_every_class_has_a_prototype_even_one_that_no_client_uploaded() -> None:
-    known = strategy().aggregate(Payload(), iter(UPLOADS), round_number=0)
-    assert known.prototypes.class_ids.tolist() == list(range(CLASSES))
-    expected = PrototypeNetwork.from_tensors(known.tensors).prototypes()
-    assert np.array_equal(known.prototypes.vectors, expected)
+    state = strategy().aggregate(Payload(), iter(UPLOADS), round_number=0)
+    assert state.prototypes.class_ids.tolist() == list(range(CLASSES))
+    expected = PrototypeNetwork.from_tensors(state.tensors).prototypes()
+    assert np.array_equal(state.prototypes.vectors, expected)
 
 
 def test_the_network_never_leaves_the_server() -> None:
-    known = strategy().aggregate(Payload(), iter(UPLOADS), round_number=0)
-    assert not strategy().reply(known, None).tensors
+    state = strategy().aggregate(Payload(), iter(UPLOADS), round_number=0)
+    assert not strategy().reply(state, None).tensors
 
 
 def test_a_round_follows_the_definition() -> None:
@@ -216,10 +216,10 @@ def test_training_continues_over_rounds() -> None:
 def test_the_loss_falls_where_clients_agree(caplog: pytest.LogCaptureFixture) -> None:
     rows = 5 * np.eye(CLASSES, WIDTH)
     uploads = [upload_of(i, prototype_set(range(CLASSES), rows + 0.1 * i)) for i in range(3)]
-    ours, known = strategy(server_epochs=30, server_learning_rate=0.1), Payload()
+    ours, state = strategy(server_epochs=30, server_learning_rate=0.1), Payload()
     with caplog.at_level(logging.INFO, logger="feddbp.server"):
         for number in range(3):
-            known = ours.aggregate(known, iter(uploads), round_number=number)
+            state = ours.aggregate(state, iter(uploads), round_number=number)
     losses = [float(record.args[1]) for record in caplog.records]  # type: ignore[index, arg-type]
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] < 0.9 * losses[0]
@@ -234,11 +234,12 @@ def test_the_same_uploads_give_the_same_bits_and_another_seed_others() -> None:
 
 def test_a_restart_between_rounds_changes_no_bit() -> None:
     ours = strategy()
-    known = ours.aggregate(Payload(), iter(UPLOADS), round_number=0)
-    encoded = encode(known)
+    state = ours.aggregate(Payload(), iter(UPLOADS), round_number=0)
+    encoded = encode(state)
     restored = decode(encoded.manifest, encoded.body())
     uninterrupted, resumed = (
-        each.aggregate(state, iter(UPLOADS), round_number=1) for each, state in ((ours, known), (strategy(), restored))
+        each.aggregate(before, iter(UPLOADS), round_number=1)
+        for each, before in ((ours, state), (strategy(), restored))
     )
     assert digest(uninterrupted) == digest(resumed)
 
@@ -253,8 +254,8 @@ def test_global_random_generators_are_not_used() -> None:
 def test_a_round_without_samples_changes_nothing() -> None:
     ours, empty = strategy(), [upload_of(0, prototype_set([]))]
     assert ours.aggregate(Payload(), iter(empty), round_number=0).prototypes is None
-    known = ours.aggregate(Payload(), iter(UPLOADS), round_number=0)
-    assert digest(ours.aggregate(known, iter(empty), round_number=1)) == digest(known)
+    state = ours.aggregate(Payload(), iter(UPLOADS), round_number=0)
+    assert digest(ours.aggregate(state, iter(empty), round_number=1)) == digest(state)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -264,8 +265,8 @@ def test_diverged_training_is_an_error_that_says_so() -> None:
 
 
 def test_prototypes_that_overflow_the_wire_type_are_an_error_before_they_are_sent() -> None:
-    known = strategy().aggregate(Payload(), iter(UPLOADS), round_number=0)
-    far = {**known.tensors, "tgp.output_bias": known.tensors["tgp.output_bias"] + np.float32(70_000)}
+    state = strategy().aggregate(Payload(), iter(UPLOADS), round_number=0)
+    far = {**state.tensors, "tgp.output_bias": state.tensors["tgp.output_bias"] + np.float32(70_000)}
     strategy().aggregate(Payload(tensors=far), iter(UPLOADS), round_number=1)
     with pytest.raises(FedDBPError, match=r"diverged, try a smaller server_learning_rate; prototypes: .* is 65504"):
         strategy(wire_type=WireType.FLOAT16).aggregate(Payload(tensors=far), iter(UPLOADS), round_number=1)
@@ -326,8 +327,8 @@ def test_an_upload_is_made_with_the_trained_weights() -> None:
 def test_an_exchange_has_the_size_of_its_prototypes(classes: int, expected: int) -> None:
     sent = prototype_set(range(classes), np.random.default_rng(0).standard_normal((classes, 512)))
     ours = strategy(classes=classes, width=512, server_epochs=1, server_batch_size=100)
-    known = ours.aggregate(Payload(), iter([upload_of(0, sent)]), round_number=0)
-    for payload in (Payload(prototypes=sent), ours.reply(known, None)):
+    state = ours.aggregate(Payload(), iter([upload_of(0, sent)]), round_number=0)
+    for payload in (Payload(prototypes=sent), ours.reply(state, None)):
         assert len(encode(payload).body()) == expected
 
 
@@ -340,9 +341,9 @@ def test_both_directions_pass_their_own_rules_unchanged() -> None:
     assert np.array_equal(prototypes_of(arrived).vectors, upload.prototypes.vectors)
     ours = strategy()
     assert over_the_wire(ours.reply(ours.initial(), None), download_rules("fedtgp")).prototypes is None
-    known = ours.aggregate(Payload(), iter([upload_of(0, arrived)]), round_number=0)
-    reply = over_the_wire(ours.reply(known, None), download_rules("fedtgp"))
-    assert np.array_equal(prototypes_of(reply).vectors, known.prototypes.vectors)
+    state = ours.aggregate(Payload(), iter([upload_of(0, arrived)]), round_number=0)
+    reply = over_the_wire(ours.reply(state, None), download_rules("fedtgp"))
+    assert np.array_equal(prototypes_of(reply).vectors, state.prototypes.vectors)
 
 
 def test_a_federation_learns() -> None:

@@ -152,26 +152,26 @@ def sent_by(*vectors: Any, class_id: int = 2) -> list[Any]:
     return [upload_of(i, prototype_set([class_id], [vector])) for i, vector in enumerate(vectors)]
 
 
-def aggregated(uploads: list[Any], known: Payload | None = None) -> Payload:
+def aggregated(uploads: list[Any], state: Payload | None = None) -> Payload:
     strategy = small_strategy("fpl", clients=len(uploads))
-    found: Payload = strategy.aggregate(known or Payload(), iter(uploads), round_number=0)
+    found: Payload = strategy.aggregate(state or Payload(), iter(uploads), round_number=0)
     return found
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_up_to_three_vectors_give_their_mean(count: int) -> None:
     vectors = [around(i, seed=i) for i in range(count)]
-    known = aggregated(sent_by(*vectors))
-    assert known.tensors[CLUSTER_CLASSES].tolist() == [2]
+    state = aggregated(sent_by(*vectors))
+    assert state.tensors[CLUSTER_CLASSES].tolist() == [2]
     mean = np.mean(np.array(vectors, dtype=np.float32), axis=0, dtype=np.float64)
-    np.testing.assert_allclose(known.tensors[CLUSTER_PROTOTYPES], [mean], rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(state.tensors[CLUSTER_PROTOTYPES], [mean], rtol=1e-6, atol=1e-7)
 
 
 def test_two_groups_far_apart_in_angle_give_two_prototypes() -> None:
     groups = [[around(axis, seed=10 * axis + i) for i in range(3)] for axis in (0, 1)]
-    known = aggregated(sent_by(*itertools.chain(*zip(*groups, strict=True))))
-    assert known.tensors[CLUSTER_CLASSES].tolist() == [2, 2]
-    found = sorted(known.tensors[CLUSTER_PROTOTYPES].tolist())
+    state = aggregated(sent_by(*itertools.chain(*zip(*groups, strict=True))))
+    assert state.tensors[CLUSTER_CLASSES].tolist() == [2, 2]
+    found = sorted(state.tensors[CLUSTER_PROTOTYPES].tolist())
     expected = sorted(np.mean(np.array(group, dtype=np.float32), axis=0, dtype=np.float64).tolist() for group in groups)
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
 
@@ -188,19 +188,19 @@ def test_permuting_clients_changes_no_bit() -> None:
 
 def test_classes_are_clustered_separately_and_ordered() -> None:
     uploads = [upload_of(i, prototype_set([0, 3], [around(i % 2, i), around(4, i)])) for i in range(6)]
-    known = aggregated(uploads)
-    classes = known.tensors[CLUSTER_CLASSES].tolist()
+    state = aggregated(uploads)
+    classes = state.tensors[CLUSTER_CLASSES].tolist()
     assert classes == sorted(classes)
     assert classes.count(0) == 2
     apart = [upload_of(i, prototype_set([0], prototypes_of(u.payload).vectors[:1])) for i, u in enumerate(uploads)]
-    np.testing.assert_array_equal(aggregated(apart).tensors[CLUSTER_PROTOTYPES], known.tensors[CLUSTER_PROTOTYPES][:2])
+    np.testing.assert_array_equal(aggregated(apart).tensors[CLUSTER_PROTOTYPES], state.tensors[CLUSTER_PROTOTYPES][:2])
 
 
 def test_a_class_that_no_client_uploaded_keeps_its_clusters() -> None:
-    known = clusters()
-    later = aggregated(sent_by(around(0, 1), class_id=1), known)
+    state = clusters()
+    later = aggregated(sent_by(around(0, 1), class_id=1), state)
     assert later.tensors[CLUSTER_CLASSES].tolist() == SENT_CLASSES
-    changed = later.tensors[CLUSTER_PROTOTYPES] != known.tensors[CLUSTER_PROTOTYPES]
+    changed = later.tensors[CLUSTER_PROTOTYPES] != state.tensors[CLUSTER_PROTOTYPES]
     assert changed.any(axis=1).tolist() == [class_id == 1 for class_id in SENT_CLASSES]
 
 
@@ -221,8 +221,8 @@ def test_an_exchange_has_the_size_of_its_prototypes(classes: int, per_class: int
     axes = np.eye(512)[[0, 0, 1, 1, 2, 2] if per_class == 3 else [0] * 6] + 1e-3 * np.eye(512)[3:9]
     sets = [prototype_set(range(classes), np.tile(axis, (classes, 1))) for axis in axes]
     strategy = small_strategy("fpl", classes=classes, width=512, clients=6)
-    known = strategy.aggregate(Payload(), iter(upload_of(i, s) for i, s in enumerate(sets)), round_number=0)
-    reply = strategy.reply(known, None)
+    state = strategy.aggregate(Payload(), iter(upload_of(i, s) for i, s in enumerate(sets)), round_number=0)
+    reply = strategy.reply(state, None)
     assert len(encode(Payload(prototypes=sets[0])).body()) == 2048 * classes
     rows = classes * per_class
     assert len(encode(reply).body()) == down + 4 * rows  # plus the class of each row

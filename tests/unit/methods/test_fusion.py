@@ -54,9 +54,9 @@ def test_no_fisher_scores_leave_a_client_that_fuses() -> None:
 
 def test_all_clients_receive_the_same_where_they_fuse_for_themselves() -> None:
     at_client = small_strategy("feddbp", fusion_at_client=True, k_top=3)
-    known = Payload(prototypes=prototype_set([0, 1, 3]))
+    state = Payload(prototypes=prototype_set([0, 1, 3]))
     assert not at_client.personalises
-    assert at_client.reply(known, Payload(prototypes=prototype_set([0, 1], seed=1))) is known
+    assert at_client.reply(state, Payload(prototypes=prototype_set([0, 1], seed=1))) is state
 
 
 def test_an_own_class_that_has_no_global_prototype_stays_out() -> None:

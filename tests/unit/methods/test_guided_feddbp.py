@@ -110,9 +110,9 @@ def test_without_weights_of_prototypes_only_the_guide_is_exchanged() -> None:
     assert sent.prototypes is None
     assert sent.fisher is None
     over_the_wire(sent, rules_for_uploads("feddbp", **alone))
-    known = small_strategy("feddbp", **alone).aggregate(Payload(), [upload_of(0, sent, [2])], round_number=0)
-    assert known.prototypes is None
-    assert known.tensors.keys() == sent.tensors.keys()
+    state = small_strategy("feddbp", **alone).aggregate(Payload(), [upload_of(0, sent, [2])], round_number=0)
+    assert state.prototypes is None
+    assert state.tensors.keys() == sent.tensors.keys()
     assert method.inference_rules == ("head", "guide", "both")
     assert set(method.predict(tiny_batch()[0])) == {"head", "guide", "both"}
     with pytest.raises(ConfigurationError, match="inference prototype needs prototypes"):
@@ -136,11 +136,11 @@ def test_guides_are_averaged_by_samples_and_prototypes_fused_as_without() -> Non
         sent.tensors["head.bias"][:] = number
     weighted = [upload_of(0, uploads[0], [3] * CLASSES), upload_of(1, uploads[1], [1] * CLASSES)]
     guided, plain = small_strategy("feddbp", **GUIDED), small_strategy("feddbp", k_top=2)
-    known, known_plain = (each.aggregate(Payload(), weighted, round_number=0) for each in (guided, plain))
-    reply = over_the_wire(guided.reply(known, uploads[0]), download_rules("feddbp", **GUIDED))
+    state, state_plain = (each.aggregate(Payload(), weighted, round_number=0) for each in (guided, plain))
+    reply = over_the_wire(guided.reply(state, uploads[0]), download_rules("feddbp", **GUIDED))
     assert reply.tensors["head.bias"].tolist() == [0.25] * CLASSES
     assert reply.prototypes is not None
-    np.testing.assert_array_equal(reply.prototypes.vectors, plain.reply(known_plain, uploads[0]).prototypes.vectors)
+    np.testing.assert_array_equal(reply.prototypes.vectors, plain.reply(state_plain, uploads[0]).prototypes.vectors)
 
 
 def test_a_received_guide_replaces_the_own_one() -> None:

@@ -106,8 +106,8 @@ def test_an_upload_is_a_copy_of_the_trained_head() -> None:
 def test_payloads_have_their_documented_size(classes: int, size: int) -> None:
     strategy = small_strategy("lg-fedavg", classes=classes, width=512)
     up = over_the_wire(head(classes=classes, width=512), upload_rules("lg-fedavg", classes=classes, width=512))
-    known = strategy.aggregate(strategy.initial(), [upload_of(0, up, [1] * classes)], round_number=0)
-    down = over_the_wire(strategy.reply(known, None), download_rules("lg-fedavg", classes=classes, width=512))
+    state = strategy.aggregate(strategy.initial(), [upload_of(0, up, [1] * classes)], round_number=0)
+    down = over_the_wire(strategy.reply(state, None), download_rules("lg-fedavg", classes=classes, width=512))
     assert encode(up).manifest.total_bytes == encode(down).manifest.total_bytes == size
 
 
@@ -163,8 +163,8 @@ def test_equal_heads_stay_equal_to_the_bit() -> None:
 
 def test_a_round_without_uploads_keeps_the_head() -> None:
     strategy = small_strategy("lg-fedavg")
-    known = strategy.initial()
-    assert body(strategy.aggregate(known, [], round_number=0)) == body(known)
+    state = strategy.initial()
+    assert body(strategy.aggregate(state, [], round_number=0)) == body(state)
 
 
 def test_the_global_state_can_be_stored_and_restored() -> None:

@@ -56,11 +56,11 @@ def as_dict(payload: Payload) -> Vectors:
     return dict(zip(ids, payload.prototypes.vectors.tolist(), strict=True))
 
 
-def aggregate(strategy: FedDBPStrategy, known: Payload, uploads: Sequence[Payload]) -> Payload:
+def aggregate(strategy: FedDBPStrategy, state: Payload, uploads: Sequence[Payload]) -> Payload:
     received = (
         Upload(client_id=client, payload=payload, label_counts=[1] * CLASSES) for client, payload in enumerate(uploads)
     )
-    return strategy.aggregate(known, received, round_number=0)
+    return strategy.aggregate(state, received, round_number=0)
 
 
 # --- the slow references ---
@@ -113,8 +113,8 @@ few_scores = st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0]), min_size=WIDTH, max
 @settings(max_examples=50, deadline=None)
 @given(previous=class_maps, uploads=st.lists(class_maps, max_size=5))
 def test_each_class_is_the_mean_over_the_clients_that_sent_it(previous: Vectors, uploads: list[Vectors]) -> None:
-    known = Payload(prototypes=prototypes(previous)) if previous else Payload()
-    encoded = aggregate(feddbp(), known, [upload(sent) for sent in uploads])
+    state = Payload(prototypes=prototypes(previous)) if previous else Payload()
+    encoded = aggregate(feddbp(), state, [upload(sent) for sent in uploads])
     assert as_dict(encoded) == slow_mean(previous, uploads)
 
 
@@ -245,14 +245,14 @@ def test_a_client_without_an_upload_receives_the_plain_averages() -> None:
 
 
 def test_replying_does_not_change_the_state() -> None:
-    known = Payload(prototypes=prototypes({0: [1.0] * 5, 3: [2.0] * 5}))
-    feddbp(k_top=WIDTH).reply(known, upload({0: [9.0] * 5}))
-    assert as_dict(known) == {0: [1.0] * 5, 3: [2.0] * 5}
+    state = Payload(prototypes=prototypes({0: [1.0] * 5, 3: [2.0] * 5}))
+    feddbp(k_top=WIDTH).reply(state, upload({0: [9.0] * 5}))
+    assert as_dict(state) == {0: [1.0] * 5, 3: [2.0] * 5}
 
 
 def test_random_anchors_have_the_lengths_of_the_prototypes_and_fixed_directions() -> None:
-    strategy, known = feddbp(anchors="random"), {0: [3.0, 4.0, 0.0, 0.0, 0.0], 3: [0.0, 0.0, 0.0, 0.0, 2.0]}
-    first = as_dict(strategy.reply(Payload(prototypes=prototypes(known)), upload({0: [9.0] * 5})))
+    strategy, shared = feddbp(anchors="random"), {0: [3.0, 4.0, 0.0, 0.0, 0.0], 3: [0.0, 0.0, 0.0, 0.0, 2.0]}
+    first = as_dict(strategy.reply(Payload(prototypes=prototypes(shared)), upload({0: [9.0] * 5})))
     assert {number: round(float(np.linalg.norm(row)), 5) for number, row in first.items()} == {0: 5.0, 3: 2.0}
     later = as_dict(strategy.reply(Payload(prototypes=prototypes({0: [1.0] * 5})), None))
     np.testing.assert_allclose(np.array(later[0]) / np.sqrt(5), np.array(first[0]) / 5, rtol=1e-5)
@@ -260,11 +260,11 @@ def test_random_anchors_have_the_lengths_of_the_prototypes_and_fixed_directions(
 
 @pytest.mark.parametrize("held", [{0, 1, 2, 3}, {1, 3}, {0, 2, 3}])
 def test_shuffled_classes_each_get_the_prototype_of_another(held: set[int]) -> None:
-    known = {number: [float(number)] * 5 for number in held}
-    reply = as_dict(feddbp(anchors="shuffled").reply(Payload(prototypes=prototypes(known)), upload({1: [9.0] * 5})))
+    shared = {number: [float(number)] * 5 for number in held}
+    reply = as_dict(feddbp(anchors="shuffled").reply(Payload(prototypes=prototypes(shared)), upload({1: [9.0] * 5})))
     assert reply.keys() == held
-    assert sorted(reply.values()) == sorted(known.values())
-    assert all(reply[number] != known[number] for number in held)
+    assert sorted(reply.values()) == sorted(shared.values())
+    assert all(reply[number] != shared[number] for number in held)
 
 
 def test_a_reply_contains_neither_counts_nor_scores() -> None:
@@ -281,10 +281,10 @@ def test_top_channels_and_full_scores_give_the_same_reply_bit_for_bit(
     drawn: tuple[Vectors, Vectors, Vectors], k: int, eta: float
 ) -> None:
     shared, own, scores = drawn
-    known, strategy = Payload(prototypes=prototypes(shared)), feddbp(k_top=k, eta=eta)
+    state, strategy = Payload(prototypes=prototypes(shared)), feddbp(k_top=k, eta=eta)
     channels = np.array([slow_top(scores[c], k) for c in sorted(own)], np.uint16).reshape(len(own), k)
-    in_full = strategy.reply(known, upload(own, scores))
-    in_short = strategy.reply(known, Payload(prototypes=prototypes(own), fisher=TopChannels(channels)))
+    in_full = strategy.reply(state, upload(own, scores))
+    in_short = strategy.reply(state, Payload(prototypes=prototypes(own), fisher=TopChannels(channels)))
     assert in_full.prototypes is not None
     assert in_short.prototypes is not None
     assert in_full.prototypes.vectors.tobytes() == in_short.prototypes.vectors.tobytes()
@@ -296,14 +296,14 @@ def test_the_papers_size_is_fused_as_the_slow_way_does() -> None:
     shared_row = [single(noise.gauss(0, 1)) for _ in range(width)]
     own_row = [single(noise.gauss(0, 1)) for _ in range(width)]
     scores = [single(noise.choice([0.0, noise.random()])) for _ in range(width)]
-    known = Payload(prototypes=PrototypeSet(class_ids=np.array([2], np.int32), vectors=matrix([shared_row], width)))
+    state = Payload(prototypes=PrototypeSet(class_ids=np.array([2], np.int32), vectors=matrix([shared_row], width)))
     own = Payload(
         prototypes=PrototypeSet(class_ids=np.array([2], np.int32), vectors=matrix([own_row], width)),
         fisher=FisherScores(matrix([scores], width)),
     )
     kept = set(slow_top(scores, k))
     expected = [own_row[j] if j in kept else shared_row[j] for j in range(width)]
-    assert as_dict(feddbp(width, k_top=k).reply(known, own)) == {2: expected}
+    assert as_dict(feddbp(width, k_top=k).reply(state, own)) == {2: expected}
 
 
 # --- local training ---
