@@ -22,7 +22,7 @@ Gpus: TypeAlias = tuple[int, ...] | Literal["auto"] | None
 """CUDA devices by number, all of them, or none in particular."""
 Threads: TypeAlias = int | Literal["auto"]
 
-
+DEVICE_HELP: Final = "cpu, cuda:N or mps; auto selects the first CUDA GPU, else Apple's, else the CPU"
 _LONGEST_NAME: Final = 64
 
 
@@ -109,9 +109,7 @@ class ComputeConfig(FrozenModel):
     gpu: Gpus = Field(
         None, description="train on this CUDA device, or spread the clients over several, e.g. 0,1,2,3, or auto for all"
     )
-    device: str = Field(
-        "auto", description="cpu, cuda:N or mps; auto selects the first CUDA GPU, else Apple's, else the CPU"
-    )
+    device: str = Field("auto", description=DEVICE_HELP)
     jobs_per_gpu: int = Field(
         1, ge=1, description="clients that train at the same time on a CUDA device; on a CPU it is always one"
     )

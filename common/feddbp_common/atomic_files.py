@@ -38,6 +38,16 @@ def append_line(file: io.FileIO, line: str) -> None:
         raise
 
 
+def replace_private(path: Path, content: bytes) -> None:
+    """Replaces a file atomically by one that only its owner can read."""
+    partial = path.with_name(path.name + ".part")
+    partial.unlink(missing_ok=True)  # one that a killed process has left keeps its mode
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+    commit_file(partial, path)
+
+
 def commit_file(partial: Path, path: Path) -> None:
     """Renames a complete file to its final name, with the fsyncs that make this survive a power failure."""
     fsync_path(partial)

@@ -29,7 +29,7 @@ class LockHeldError(FedDBPError):
     def __init__(self, path: Path, owner: str) -> None:
         super().__init__(f"{path} is locked by process {owner or 'unknown'}")
         self.owner = owner
-        """The id of the holding process, if it has recorded it; else empty."""
+        """The id of the holding process, if it is of an early version, which wrote it into the file; else empty."""
 
 
 class FileLock:
@@ -54,11 +54,6 @@ class FileLock:
         except BaseException:
             os.close(self._descriptor)
             raise
-
-    def record_owner(self) -> None:
-        """Writes this process's id into the file, for the message another process gives."""
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
         """Further calls do nothing."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from feddbp_common.artifacts import SUM_JOURNAL_NAME
-from feddbp_common.atomic_files import commit_file
+from feddbp_common.atomic_files import replace_private
 from feddbp_common.errors import ConfigurationError, ProtocolViolationError
 
 _ROOT_BYTES: Final = 32
@@ -102,12 +101,8 @@ class SumJournal:
             ) from None
 
     def _write(self, entry: _Entry) -> None:
-        partial = self._path.with_name(self._path.name + ".part")
         try:
-            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(descriptor, "w") as file:
-                json.dump(asdict(entry), file)
-            commit_file(partial, self._path)
+            replace_private(self._path, json.dumps(asdict(entry)).encode())
         except OSError as error:
             raise ConfigurationError(f"{self._path} cannot be written: {error.strerror}") from error
         self._entry = entry

@@ -6,8 +6,8 @@ be averaged away.
 
 from __future__ import annotations
 
+import io
 import logging
-import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -17,7 +17,7 @@ import numpy as np
 
 from feddbp_client.privacy.ledger import Entry, Ledger
 from feddbp_common.artifacts import RELEASE_NAME
-from feddbp_common.atomic_files import commit_file
+from feddbp_common.atomic_files import replace_private
 from feddbp_common.config.exchange import PrivacyConfig
 from feddbp_common.differential_privacy.accountant import best_order, epsilon_of, noise_for
 from feddbp_common.differential_privacy.mechanism import Table, variance_of, with_noise
@@ -80,11 +80,9 @@ class PrivateRelease:
         return np.asarray(table, dtype=np.int64)
 
     def _store(self, table: Table) -> None:
-        partial = self._path.with_suffix(".part")
-        # readable by its owner alone: in a secure sum it has only a share of the noise
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            np.save(file, table, allow_pickle=False)
-        commit_file(partial, self._path)
+        stored = io.BytesIO()
+        np.save(stored, table, allow_pickle=False)
+        replace_private(self._path, stored.getvalue())  # in a secure sum it has only a share of the noise
         entry = self._entry
         log.info(
             "client %d has drawn its release: epsilon %.4g at delta %g for any one of its training samples",

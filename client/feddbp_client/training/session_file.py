@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from feddbp_common.artifacts import CLIENT_FORMAT_NAME, SESSION_NAME, client_directory
-from feddbp_common.atomic_files import commit_file
+from feddbp_common.atomic_files import replace_private
 from feddbp_common.errors import ExitCode
 from feddbp_common.printable import printable
 
@@ -46,11 +45,7 @@ def write_session(directory: Path, session: Session) -> None:
         stored["reported"] = True
     if session.ending is not None:
         stored["ended"] = {"text": session.ending.text, "exit_code": int(session.ending.exit_code)}
-    partial = directory / (SESSION_NAME + ".part")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(stored, file)
-    commit_file(partial, directory / SESSION_NAME)
+    replace_private(directory / SESSION_NAME, json.dumps(stored).encode())
 
 
 def newest_session(state_dir: Path, client_id: int, server: str) -> Path | None:

@@ -12,7 +12,7 @@ from feddbp_common.config.command_line import settings_from
 from feddbp_common.config.types import FrozenModel
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.humanize import human_bytes
-from feddbp_lab.commands.options import checkpoint_parser, load_client
+from feddbp_lab.commands.checkpoints import checkpoint_parser, load_client
 
 PROG: Final = "feddbp export"
 FileFormat = Literal["torch-export", "torchscript", "onnx"]

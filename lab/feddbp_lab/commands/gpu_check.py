@@ -9,11 +9,11 @@ from typing import Final
 
 from pydantic import Field
 
+from feddbp_client.config import DEVICE_HELP
 from feddbp_common.config.command_line import settings_from, settings_parser
 from feddbp_common.config.types import FrozenModel
 from feddbp_common.cpu_cores import let_waiting_threads_sleep
 from feddbp_common.errors import ExitCode
-from feddbp_lab.commands.options import DEVICE_HELP
 from feddbp_lab.processes.local_federation import require_client
 from feddbp_lab.terminal.format import terminal
 

@@ -1,14 +1,14 @@
-"""Options that several commands share, the demo's, and the loading of checkpoints."""
+"""Options that several commands share, and those of the demo."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from feddbp_client.config import DEVICE_HELP
 from feddbp_common.config.catalog import CUSTOM_DATASET, DATASETS
-from feddbp_common.config.command_line import Parser, import_from_working_directory, settings_parser
 from feddbp_common.config.data import DataConfig
 from feddbp_common.config.dry_run import FORMAT_HELP, DryRunFormat
 from feddbp_common.config.run import RunConfig
@@ -16,13 +16,8 @@ from feddbp_common.config.training import TrainingConfig
 from feddbp_common.config.types import CommaSeparated, FrozenModel
 from feddbp_common.cpu_cores import usable_cores
 from feddbp_common.errors import ConfigurationError
-from feddbp_common.optional_deps import CHECKPOINT_MODULES, require
 from feddbp_common.rpc.credentials import ClientCredentials, check_address, check_exposure
 
-if TYPE_CHECKING:
-    from feddbp_client.inference.trained_client import TrainedClient
-
-DEVICE_HELP: Final = "cpu, cuda:N or mps; auto selects the first CUDA GPU, else Apple's, else the CPU"
 TRACK_HELP: Final = "where to: tensorboard[:DIR], mlflow[:URI], wandb[:PROJECT]; several with commas"
 _HIDDEN: Final[dict[str, Any]] = {"hidden": True}
 
@@ -148,28 +143,3 @@ class DemoConfig(FrozenModel):
     @property
     def processes(self) -> int:
         return min(self.here.processes or usable_cores(), self.run.clients)
-
-
-def checkpoint_parser(prog: str, others: str, description: str, model: type[FrozenModel]) -> Parser:
-    """The parser of a command whose first argument is a checkpoint; `others` are the arguments that follow it."""
-    parser = settings_parser(prog, description, model)
-    parser.usage = f"{prog} CHECKPOINT {others} [options]"
-    parser.add_argument(
-        "checkpoint",
-        type=Path,
-        metavar="CHECKPOINT",
-        help="a client's directory in its --state-dir, STATE_DIR/RUN/client-ID, or the file in it",
-    )
-    return parser
-
-
-def load_client(path: Path, *, prog: str, device: str) -> TrainedClient:
-    require(prog, CHECKPOINT_MODULES, extra="client")
-    # torch takes a second to import: errors in the flags are reported before that
-    from feddbp_client.inference.restore import read_checkpoint
-    from feddbp_client.inference.trained_client import TrainedClient
-
-    checkpoint = read_checkpoint(path)
-    if ":" in checkpoint.architecture:
-        import_from_working_directory()
-    return TrainedClient(checkpoint, device=device)

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import Field
 
+from feddbp_client.config import DEVICE_HELP
 from feddbp_common.config.command_line import settings_from
 from feddbp_common.config.types import FrozenModel
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.humanize import percent
 from feddbp_common.image_names import is_image_name
-from feddbp_lab.commands.options import DEVICE_HELP, checkpoint_parser, load_client
+from feddbp_lab.commands.checkpoints import checkpoint_parser, load_client
 
 if TYPE_CHECKING:
     from feddbp_client.inference.trained_client import Candidate, Prediction, TrainedClient

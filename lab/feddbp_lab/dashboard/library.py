@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -37,7 +38,9 @@ class Listing(NamedTuple):
 class Library:
     """Finds and opens runs by their key."""
 
-    def __init__(self, *, single: RunSource | None = None, folder: Path | None = None, runs: list[Path] = []) -> None:  # noqa: B006 - never changed
+    def __init__(
+        self, *, single: RunSource | None = None, folder: Path | None = None, runs: Sequence[Path] = ()
+    ) -> None:
         self.single = single
         self.folder = folder
         self._paths = {str(number): path for number, path in enumerate(runs)}

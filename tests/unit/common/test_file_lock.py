@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import subprocess
 import sys
 import threading
@@ -17,11 +16,13 @@ import pytest
 from feddbp_common.file_lock import FileLock, LockHeldError, is_locked
 
 HOLDER = """
+import os
 import sys
 from pathlib import Path
 from feddbp_common.file_lock import FileLock
-with FileLock(Path(sys.argv[1])) as lock:
-    lock.record_owner()
+path = Path(sys.argv[1])
+with FileLock(path) as lock:
+    path.write_text(f"{os.getpid()}\n")
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -60,14 +61,14 @@ def test_a_killed_process_holds_its_lock_no_longer(path: Path) -> None:
         FileLock(path).release()
 
 
-def test_an_owner_that_did_not_record_itself_is_unknown(path: Path) -> None:
+def test_an_owner_that_wrote_no_id_is_unknown(path: Path) -> None:
     with FileLock(path), pytest.raises(LockHeldError, match="locked by process unknown"):
         FileLock(path)
 
 
 def test_a_released_lock_leaves_no_owner_behind(path: Path) -> None:
-    with FileLock(path) as lock:
-        lock.record_owner()
+    with FileLock(path):
+        path.write_text("123\n")
     assert path.read_text() == ""
 
 
@@ -85,13 +86,6 @@ def test_a_query_at_the_same_time_does_not_make_a_lock_fail(path: Path, monkeypa
         monkeypatch.setattr(time, "sleep", lambda _: query.close())
         with FileLock(path):
             assert is_locked(path)
-
-
-def test_a_shorter_process_id_replaces_a_longer_one(path: Path) -> None:
-    path.write_text("123456789012\n")
-    with FileLock(path) as lock:
-        lock.record_owner()
-        assert path.read_text() == f"{os.getpid()}\n"
 
 
 def test_the_lock_file_stays_after_release(path: Path) -> None:

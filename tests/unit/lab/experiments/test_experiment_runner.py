@@ -165,8 +165,8 @@ def test_runners_share_a_directory_and_do_no_cell_twice(
 
 def test_a_directory_with_a_runner_of_an_earlier_version_is_refused(run: Run, out: Path) -> None:
     out.mkdir()
-    with FileLock(out / ".runner") as lock:
-        lock.record_owner()
+    with FileLock(out / ".runner"):
+        (out / ".runner").write_text(f"{os.getpid()}\n")  # as that version did
         second = run("1")
         second.expect_exit(2)
     assert second.log == f"feddbp: error: a runner of an earlier version (process {os.getpid()}) uses {out}\n"
