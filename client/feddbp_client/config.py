@@ -12,8 +12,7 @@ from pydantic import ByteSize, Field, field_validator, model_validator
 from feddbp_common.artifacts import DATA_CACHE_NAME
 from feddbp_common.config.dry_run import FORMAT_HELP, DryRunFormat
 from feddbp_common.config.exchange import EPSILON_BUDGET
-from feddbp_common.config.references import is_module_name
-from feddbp_common.config.types import CommaSeparated, Duration, FrozenModel, parse_ids, parse_numbers
+from feddbp_common.config.types import CommaSeparated, Duration, FrozenModel, is_module_name, parse_ids, parse_numbers
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.rpc.credentials import ClientCredentials, check_address, check_exposure
 from feddbp_common.secure_sums import MAX_CLIENTS, MIN_CLIENTS

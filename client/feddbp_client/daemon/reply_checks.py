@@ -50,10 +50,6 @@ class OutOfBoundsError(InvalidReplyError):
     """A download has values that no training can use; the one of the next round may be usable."""
 
 
-class SkippedSumError(FedDBPError):
-    """The client cannot take part in a round's secure sum; it may in that of the next round."""
-
-
 def decoded(call: str, reply: MessageT | None) -> MessageT:
     """The reply, unless its bytes were no message: gRPC gives None then."""
     if reply is None:

@@ -11,8 +11,7 @@ from typing import Final, TypeAlias
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.daemon.connection import CallRefusedError, Connection
-from feddbp_client.daemon.reply_checks import SkippedSumError
-from feddbp_client.daemon.sum_journal import SumJournal
+from feddbp_client.daemon.sum_journal import SkippedSumError, SumJournal
 from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import FedDBPError, ProtocolViolationError
 from feddbp_common.fault_injection import fault_point

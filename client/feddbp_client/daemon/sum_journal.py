@@ -10,9 +10,13 @@ from typing import Final
 
 from feddbp_common.artifacts import SUM_JOURNAL_NAME
 from feddbp_common.atomic_files import replace_private
-from feddbp_common.errors import ConfigurationError, ProtocolViolationError
+from feddbp_common.errors import ConfigurationError, FedDBPError, ProtocolViolationError
 
 _ROOT_BYTES: Final = 32
+
+
+class SkippedSumError(FedDBPError):
+    """The client cannot take part in a round's secure sum; it may in that of the next round."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from feddbp_client.compute.precision import Precision
 from feddbp_client.methods.base import LocalMethod
 from feddbp_client.training.references import in_one_line, load_reference
-from feddbp_common.config.references import MARK
 from feddbp_common.config.training import TrainingConfig
+from feddbp_common.config.types import REFERENCE_MARK
 from feddbp_common.errors import ConfigurationError, FedDBPError
 
 MakeOptimizer = Callable[..., torch.optim.Optimizer]
@@ -42,7 +42,7 @@ def learning_rate_factor(training: TrainingConfig, progress: float, rounds: int)
 
 def own_optimizer(training: TrainingConfig, *, allowed: Sequence[str]) -> MakeOptimizer | None:
     """The function that a run names to make its optimiser; None if it names a built-in one."""
-    if MARK not in training.optimizer:
+    if REFERENCE_MARK not in training.optimizer:
         return None
     make: MakeOptimizer = load_reference(training.optimizer, allowed, what="the run's optimizer")
     return make

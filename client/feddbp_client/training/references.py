@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
-from feddbp_common.config.references import split_reference
+from feddbp_common.config.types import split_reference
 from feddbp_common.errors import ConfigurationError
 
 

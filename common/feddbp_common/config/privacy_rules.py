@@ -1,9 +1,9 @@
-"""Settings of a run by which its clients tell less of their data: `privacy = careful`, noise, and what they fit."""
+"""Settings by which the server of a run sees less of its clients' data, and what they go together with."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
@@ -14,6 +14,10 @@ from feddbp_common.differential_privacy.accountant import noise_for
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.methods import METHODS, PRESET_MARK, Method, MethodSettings
 from feddbp_common.methods.frozen import FROZEN
+from feddbp_common.secure_sums import MAX_CLIENTS, MIN_CLIENTS
+
+if TYPE_CHECKING:
+    from feddbp_common.config.run import RunConfig
 
 _DEFAULT_METHOD: Final = "feddbp"
 _FLAG: Final = TypeAdapter(bool)
@@ -112,8 +116,41 @@ def check_samples_private(privacy: PrivacyConfig, data: DataConfig, training: Tr
         )
 
 
+def check_sums(run: RunConfig) -> None:
+    """Raises unless the server of the run needs nothing but sums over clients, and may have them."""
+    name, wanted = run.method, "secure_sums" if run.privacy.secure_sums else "sums = fixed"
+    if run.method_spec.sum_weights(run.settings) is None:
+        raise ConfigurationError(
+            f"with {wanted} the server sees only sums over clients, but that of {name} needs more with these settings; "
+            f"methods that do with sums: {', '.join(_summed_methods())}"
+        )
+    if run.method_spec.fuses and run.privacy.fusion != "client":
+        raise ConfigurationError(f"with {wanted} clients of {name} have to fuse for themselves; add fusion = client")
+    if run.aggregation.rule != "mean":
+        raise ConfigurationError(
+            f"with {wanted} the server sees only sums over clients, but aggregation {run.aggregation.rule} compares "
+            "their uploads; leave aggregation at mean"
+        )
+    alone = next((field for field in ("finetune_rounds", "newcomers") if getattr(run, field)), None)
+    if run.exchange == "off" or alone is not None:
+        raise ConfigurationError(
+            f"with {wanted} the server sees only sums over clients, but {alone or 'exchange = off'} needs the upload "
+            "of a single one"
+        )
+    if run.privacy.secure_sums and not MIN_CLIENTS <= run.clients <= MAX_CLIENTS:
+        raise ConfigurationError(
+            f"a secure sum is over {MIN_CLIENTS} to {MAX_CLIENTS} clients; the run has {run.clients}"
+        )
+    if run.privacy.secure_sums and run.clients * run.participation < MIN_CLIENTS:
+        raise ConfigurationError(f"a secure sum needs {MIN_CLIENTS} clients, but fewer would take part in a round")
+
+
 def _refuse(wanted: str, given: object) -> None:
     raise ConfigurationError(f"privacy = careful means {wanted}, but {given} is given; leave out one of the two")
+
+
+def _summed_methods() -> list[str]:
+    return [name for name, method in METHODS.items() if method.sum_weights(method.settings()) is not None]
 
 
 def _is_on(value: object) -> bool:

@@ -22,13 +22,12 @@ from feddbp_common.config.privacy_rules import (
     check_preset,
     check_samples_private,
     check_secure_release,
+    check_sums,
     unfold_privacy,
 )
 from feddbp_common.config.protobuf import to_message, values_in
-from feddbp_common.config.references import MARK
-from feddbp_common.config.sum_checks import check_sums
 from feddbp_common.config.training import TrainingConfig
-from feddbp_common.config.types import UINT32_MAX, FrozenModel
+from feddbp_common.config.types import REFERENCE_MARK, UINT32_MAX, FrozenModel
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.methods import ExchangeShape, Method, MethodSettings, method_named, split_preset
 from feddbp_common.methods.sums import sum_rules, with_holders
@@ -340,7 +339,7 @@ class RunConfig(FrozenModel):
     def imports(self) -> tuple[str, ...]:
         """Modules of the functions that the run names, sorted: every client has to allow their import."""
         named = (self.training.transform, self.training.optimizer)
-        return tuple(sorted({name.partition(MARK)[0] for name in named if MARK in name}))
+        return tuple(sorted({name.partition(REFERENCE_MARK)[0] for name in named if REFERENCE_MARK in name}))
 
     @property
     def wire_type(self) -> WireType:

@@ -8,8 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from feddbp_common.config.catalog import FEATURE_DIM, MODEL_GROUPS
 from feddbp_common.config.identity import added_in
-from feddbp_common.config.references import MARK, split_reference
-from feddbp_common.config.types import UINT32_MAX, FrozenModel
+from feddbp_common.config.types import REFERENCE_MARK, UINT32_MAX, FrozenModel, split_reference
 from feddbp_common.errors import ConfigurationError
 
 OPTIMIZERS: Final = ("sgd", "adamw")
@@ -118,7 +117,7 @@ class TrainingConfig(FrozenModel):
     @field_validator("optimizer")
     @classmethod
     def _known_optimizer(cls, name: str) -> str:
-        if MARK in name:
+        if REFERENCE_MARK in name:
             split_reference(name, what="--optimizer")
         elif name not in OPTIMIZERS:
             raise ConfigurationError(

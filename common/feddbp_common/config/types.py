@@ -1,4 +1,4 @@
-"""Base types of configuration models: a frozen model, what its fields declare, durations, lists of numbers."""
+"""Base types of configuration models: a frozen model, what its fields declare, durations, lists, references."""
 
 from __future__ import annotations
 
@@ -85,6 +85,27 @@ def split_at_commas(value: Any) -> Any:
 
 CommaSeparated = Annotated[tuple[str, ...], BeforeValidator(split_at_commas)]
 """Texts, or one text that lists them."""
+
+
+REFERENCE_MARK: Final = ":"
+"""Tells a reference to a function of a user's own, `package.module:function`, from the name of something built in."""
+
+
+def split_reference(
+    reference: str, *, what: str, error_type: type[ConfigurationError] = ConfigurationError
+) -> tuple[str, str]:
+    """Returns the names of the module and of the function, which is not imported.
+
+    Errors begin with `what`, the option or setting.
+    """
+    module, _, function = reference.partition(REFERENCE_MARK)
+    if not (is_module_name(module) and function.isidentifier()):
+        raise error_type(f"{what} {reference}: is not of the form package.module:function")
+    return module, function
+
+
+def is_module_name(text: str) -> bool:
+    return all(part.isidentifier() for part in text.split("."))
 
 
 def parse_ids(text: str) -> tuple[int, ...]:

@@ -17,6 +17,8 @@ from feddbp_common.atomic_files import append_line, replace_lines, replace_text
 from feddbp_common.evaluation import CountedEvaluations, CurrentAccuracy, SampleCounts
 from feddbp_server.store import ReportRecord, Store
 
+log = logging.getLogger("feddbp.server")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
@@ -101,9 +103,6 @@ class Report:
         """Empty for a client without test samples of rare classes."""
         samples = self.metrics.rare_test_samples
         return {"rare_test_samples": samples, "rare_accuracy": self.metrics.rare_correct / samples} if samples else {}
-
-
-log = logging.getLogger("feddbp.server")
 
 
 @dataclass
