@@ -143,7 +143,7 @@ async def _run_clients(address: str, ids: range, server: RunningServer) -> dict[
     clients = [
         SteadyClient(number, Connection(address, client_id=number, credentials=OwnConnection())) for number in ids
     ]
-    # a server that too many clients join at once tells each when to come back
+    # a server that too many clients join at once refuses some with a time to retry
     running = (client.run_reconnecting(sampler.on_event if client is clients[0] else None) for client in clients)
     ends = await asyncio.gather(*running, return_exceptions=True)
     sampling.cancel()

@@ -43,7 +43,7 @@ class _Client(LightClient):
     config: RunConfig | None = None
     joined_at: list[float] = []  # noqa: RUF012 - of the process
     joining = asyncio.Semaphore(512)
-    """Joins at a time: more than the server takes at once, so that it tells some when to come back."""
+    """Joins at a time: more than the server takes at once, so that it refuses some with a time to retry."""
     uploading = asyncio.Semaphore(64)
     """Uploads at a time: one process of thousands begins more of them than it can send within the server's limits."""
 

@@ -52,7 +52,7 @@ COMMANDS: Final = MappingProxyType(
             summary="export a trained client to a file for other programs", module="feddbp_lab.commands.export"
         ),
         "privacy": Command(
-            summary="audit what a finished run tells about its data",
+            summary="measure what a finished run reveals of its clients' data",
             module="feddbp_lab.commands.privacy",
             subcommands=("audit",),
         ),
@@ -73,7 +73,9 @@ COMMANDS: Final = MappingProxyType(
             subcommands=("drop", "block", "allow"),
         ),
         "stop": Command(summary="end a server's run for good", module="feddbp_lab.commands.operate", function="stop"),
-        "backup": Command(summary="copy a run while its server goes on", module="feddbp_lab.commands.backup"),
+        "backup": Command(
+            summary="copy a run's state directory while its server runs", module="feddbp_lab.commands.backup"
+        ),
         "certs": Command(summary="create certificates or tokens for a federation", module="feddbp_lab.commands.certs"),
         "compose": Command(
             summary="write a Docker Compose file for a federation", module="feddbp_lab.commands.compose"

@@ -64,7 +64,7 @@ class ListenConfig(FrozenModel):
         None, ge=0, le=65535, description="serve Prometheus metrics on this port, 0 takes a free one; off by default"
     )
     metrics_host: str = Field(
-        "127.0.0.1", description="address for metrics; without --metrics-tls they are for whoever can connect"
+        "127.0.0.1", description="address for metrics; without --metrics-tls anyone who can connect can read them"
     )
     metrics_tls: bool = Field(
         False, description="serve metrics over TLS, to the operator's and the probe's certificate alone; needs --certs"
@@ -139,7 +139,9 @@ class OperationsConfig(FrozenModel):
         json_schema_extra={"metavar": "COMMAND"},
     )
     lost_after: Duration = Field(
-        timedelta(minutes=5), gt=timedelta(0), description="how long a client is disconnected before --on-event is told"
+        timedelta(minutes=5),
+        gt=timedelta(0),
+        description="how long a client is disconnected before --on-event is started",
     )
     log_file: Path | None = Field(None, description="write the log to this file, too")
     log_file_size: ByteSize = Field(

@@ -34,7 +34,7 @@ BEFORE_LISTENING = "server.start.opened"
 SERVER_FAULTS = {
     "before the first join": (BEFORE_LISTENING,),
     "a join is stored but not answered": ("server.join.committed", "server.join.committed@3"),
-    "waiting": ("server.follow.told",),
+    "waiting": ("server.follow.notified",),
     "a report is stored but not answered": ("server.report.committed@2",),
     "inside an upload stream": ("server.upload.receiving", "server.upload.receiving@5"),
     "an upload is received but not stored": ("server.upload.received@2",),
@@ -51,13 +51,13 @@ SERVER_FAULTS = {
     "the last evaluation, some results in": ("server.report.committed@5",),
     "the end is stored but not announced": ("server.end.committed",),
     "lingering, the summary is written": ("server.end.summarised",),
-    "lingering, the end is announced to some clients": ("server.end.told",),
+    "lingering, the end is announced to some clients": ("server.end.notified",),
 }
 """By phase, where the server is killed; three clients and three rounds, so @4 is in the second round.
 
 Client 2 alone makes calls for states and reports of rounds."""
 
-NOTIFIED_OF_THE_END = "client.end.told"
+NOTIFIED_OF_THE_END = "client.end.notified"
 CLIENT_FAULTS = {
     "before join": ("client.join.calling",),
     "joined, session not saved": ("client.join.answered",),
@@ -133,7 +133,7 @@ async def test_a_server_killed_anywhere_loses_nothing(
         await is_killed(doomed)
         server = await start_server(running_federation, *LIGHT_RUN)
         await crowd.ended()
-    if fault in ("server.end.summarised", "server.end.told"):
+    if fault in ("server.end.summarised", "server.end.notified"):
         server.terminate()  # it lingers for clients that were notified before the kill and have left
     await exits(server, 0)
     assert running_federation.outcome() == undisturbed_light

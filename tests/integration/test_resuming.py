@@ -34,7 +34,7 @@ async def test_a_server_resumes_with_the_options_it_was_started_with(running_fed
     async with Crowd(running_federation.address, [0, 1]) as crowd:
         await crowd.ended()
     await exits(server, 0)
-    assert "the run finished after 3 of 3 rounds; it goes on to 4 rounds" in server.log
+    assert "the run finished after 3 of 3 rounds; it is extended to 4 rounds" in server.log
     assert running_federation.summary()["completed_rounds"] == 4
     server = await start_server(running_federation, "--linger", 0)
     await exits(server, 0)

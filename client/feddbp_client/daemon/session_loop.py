@@ -239,7 +239,7 @@ class ClientDaemon:
             case "server_draining":
                 raise ServerUnavailableError("the server is shutting down")
             case "run_ended":
-                fault_point("client.end.told")
+                fault_point("client.end.notified")
                 return self._end.announced(event.run_ended, worker.directory, rounds=worker.client.config.rounds)
         return None
 

@@ -71,7 +71,7 @@ class RunConfig(FrozenModel):
         0,
         ge=0,
         le=UINT32_MAX,
-        description="last rounds of the run, in which each client goes on from the result of its own upload alone",
+        description="last rounds of the run, in which each client receives the result of its own upload alone",
         json_schema_extra=added_in("0.2.0"),
     )
     stop_after: int = Field(

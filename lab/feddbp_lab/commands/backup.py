@@ -1,4 +1,4 @@
-"""`feddbp backup DIR TARGET`: copies a run while its server goes on; the copy is a state directory itself."""
+"""`feddbp backup DIR TARGET`: copies a run's state directory while its server runs."""
 
 from __future__ import annotations
 

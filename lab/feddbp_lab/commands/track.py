@@ -59,7 +59,7 @@ async def _follow(options: TrackingConfig) -> int:
     try:
         await follow(tracker, options.server, options.credentials, patience=options.patience, on_outage=tell_outage)
     except asyncio.CancelledError:
-        print(f"{PROG}: interrupted{'; the run goes on' if tracker.has_begun else ''}", file=sys.stderr)
+        print(f"{PROG}: interrupted{'; the run continues' if tracker.has_begun else ''}", file=sys.stderr)
         return ExitCode.INTERRUPTED
     finally:
         await asyncio.to_thread(tracker.close, reason="no longer followed")

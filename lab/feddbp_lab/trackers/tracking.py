@@ -71,7 +71,7 @@ class SinkThread:
         while (call := self._calls.get()) is not None and not self._failed:
             try:
                 call()
-            except Exception as error:  # whatever a library raises, the run goes on
+            except Exception as error:  # whatever a library raises, the run continues
                 self._fail(f"{type(error).__name__}: {error}")
                 return
 

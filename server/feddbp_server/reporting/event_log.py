@@ -149,12 +149,12 @@ class EventLog:
         self._command.notify("client_lost", client=session.client_id, name=name, seconds=round(seconds))
 
     def waiting(self, waiting: Callable[[], Waiting]) -> None:
-        """A client has joined a run that waits for others; of many joins at once only some are told."""
+        """A client has joined a run that waits for others; of many joins at once only some are logged."""
         if self._waiting_lines.take():
             log.info("%s", waiting())
 
     def alone(self, client: int | None) -> None:
-        """The only client that takes part, if there are others in the run: told when that begins and ends."""
+        """The only client that takes part, if there are others in the run; logged when that begins."""
         if client == self._alone:
             return
         self._alone = client
@@ -190,19 +190,19 @@ class EventLog:
     def refused(self, call: str, refusal: RefusedError, *, peer: str, caller: str | None = None) -> None:
         """A flood of refusals is only counted: it must not displace other incidents."""
         if refusal.details.HasField("retry_after"):
-            self._told_to_return(call, refusal)
+            self._deferred(call, refusal)
         elif self.audit.record_refusal(call, refusal, client=refusal.client_id, peer=peer, caller=caller):
             whose = "" if refusal.client_id is None else f" of {self.shown(refusal.client_id)}"
             log.warning("refused %s%s (%s): %s", call, whose, refusal.reason_name, refusal)
             shown = f"refused {call} ({refusal.reason_name}): {refusal}"
             self.incident(refusal.client_id, shown, of_stranger=caller == "")
 
-    def _told_to_return(self, call: str, refusal: RefusedError) -> None:
-        """Too many callers at once, who did nothing wrong: counted, and told of once a minute."""
+    def _deferred(self, call: str, refusal: RefusedError) -> None:
+        """Too many callers at once, who did nothing wrong: counted, and logged once a minute."""
         self.audit.refused[call, refusal.reason_name] += 1
         if self._crowd_lines.take():
-            log.warning("%s: %s; others are told when to come back, too", call, refusal)
-            self.incident(None, f"too many callers of {call} at once; they are told when to come back")
+            log.warning("refused %s: %s; more of these are logged once a minute", call, refusal)
+            self.incident(None, f"too many calls of {call} at once; they are refused with a time to retry")
 
     def storage(self, trouble: str) -> None:
         """The store is not writable because of `trouble`, or is writable again if that is empty."""

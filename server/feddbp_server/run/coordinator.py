@@ -172,9 +172,9 @@ class Coordinator:
                     else:
                         yield event
                     sent = event
-                    fault_point("server.follow.told")
+                    fault_point("server.follow.notified")
                 if event.WhichOneof("event") == "run_ended":
-                    fault_point("server.end.told")
+                    fault_point("server.end.notified")
                     self._confirm_end(session.client_id)
                     return
                 if event.WhichOneof("event") == "server_draining":

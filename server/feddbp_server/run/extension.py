@@ -49,7 +49,7 @@ def open_run(store: Store, config: RunConfig, *, proposed: str, reopen: bool) ->
 
 
 def extended(state: RunState) -> RunState:
-    """The state in which a run goes on: one that is over, or in its final evaluation, waits for clients again."""
+    """The state from which a run continues: one that is over, or in its final evaluation, waits for clients again."""
     if state.phase.is_final or state.phase is Phase.EVALUATING:
         return _waiting(state)
     if state.held_phase is Phase.EVALUATING:
@@ -90,7 +90,7 @@ def _check_extension(state: RunState, rounds_before: int, config: RunConfig) -> 
 
 def _log_extension(state: RunState, rounds_before: int, config: RunConfig) -> None:
     was = f"the run {state.phase.value} after {state.round} of {rounds_before} rounds"
-    log.info("%s; it goes on to %d rounds", was, config.rounds)
+    log.info("%s; it is extended to %d rounds", was, config.rounds)
     over_run = [
         *(["the learning rate (--schedule cosine)"] if config.training.schedule == "cosine" else []),
         *([_OVER_WHOLE_RUN[config.method]] if config.method in _OVER_WHOLE_RUN else []),

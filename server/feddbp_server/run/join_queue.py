@@ -1,4 +1,4 @@
-"""Joins of many clients at once: a bounded number is in progress, and the others are told when to come back."""
+"""Joins of many clients at once: a bounded number is in progress, and the others are refused with a time to retry."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WEIGHT: Final = 0.05
 
 
 class JoinQueue:
-    """Owns how many joins are in progress, and the times at which refused clients come back.
+    """Owns how many joins are in progress, and the times at which refused clients retry.
 
     Each of them gets a time of its own, one join after the one before, so that they do not all return at once.
     """
@@ -39,7 +39,7 @@ class JoinQueue:
             retry_after = self._time_to_return()
             raise RefusedError(
                 pb.REFUSAL_REASON_BUSY,
-                f"{self._in_progress} clients are joining already; come back in {retry_after.total_seconds():.1f}s",
+                f"{self._in_progress} clients are joining already; retry in {retry_after.total_seconds():.1f}s",
                 retry_after=retry_after,
             )
         if not self._in_progress:

@@ -1,6 +1,6 @@
 """The secure sum of the open round: collects the messages of each step, and decides when a step is over.
 
-Every message and every decision is durable before anybody is told of it, so that a server that was killed goes on with
+Every message and every decision is durable before a client receives it, so that a server that was killed continues with
 the same roster, the same shares and the same survivors. Clients answer once; a second roster or a second set of
 survivors would end in a sum that nobody opens.
 """
@@ -172,7 +172,7 @@ class SecureSums:
         self._changed.publish()
 
     def close(self, round_number: int) -> None:
-        """Ends a round's sum: clients that wait for a step of it are told so."""
+        """Ends a round's sum: clients that wait for a step of it receive that it is over."""
         if self._current is not None and self._current.context.round == round_number:
             self._current.over = True
             self._changed.publish()
@@ -338,20 +338,24 @@ _BASIS: Final[Mapping[SumStep, SumStep]] = {
 
 
 def _excluded(current: _Sum, step: SumStep, client_id: int) -> str:
-    """Why the sum goes on without a client; empty if it does not."""
+    """Why a client is left out of the sum; empty if it is not."""
     basis = _BASIS[step]
     admitted = current.decided.get(basis)
     if admitted is None and basis is not step:
         return f"the step before {step} is not over"
     if admitted is not None and client_id not in admitted:
-        return f"the others went on without its {basis}"
+        return _late(basis)
     if (
         step is SumStep.SHARES
         and SumStep.SHARES in current.decided
         and client_id not in current.decided[SumStep.SHARES]
     ):
-        return f"the others went on without its {step}"
+        return _late(step)
     return ""
+
+
+def _late(step: SumStep) -> str:
+    return f"its {'upload' if step is SumStep.UPLOADED else step} did not arrive in time"
 
 
 def _shares_for(client_id: int, current: _Sum) -> dict[int, bytes]:

@@ -143,7 +143,7 @@ def test_nobody_is_reached_but_the_server() -> None:
         policy["metadata"]["name"]: policy["spec"]
         for policy in yaml_documents(KUBERNETES / "namespace" / "networkpolicy.yaml")
     }
-    assert policies["nobody"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    assert policies["default-deny"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
     ingress = [rule for spec in policies.values() for rule in spec.get("ingress", ())]
     assert len(ingress) == 1
     assert ingress[0]["ports"] == [{"protocol": "TCP", "port": 50051}]

@@ -1,4 +1,4 @@
-"""Joins of many clients at once: those beyond the limit are told when to come back, and do."""
+"""Joins of many clients at once: those beyond the limit are refused with a time to retry, and do."""
 
 from __future__ import annotations
 
@@ -91,12 +91,12 @@ async def test_clients_that_were_told_to_come_back_join_and_take_part(
         await asyncio.to_thread(disk.reached.wait)  # the first one is joining
         with caplog.at_level(logging.WARNING, "feddbp.server"):
             for _ in range(3):
-                with pytest.raises(ServerUnavailableError, match=r"is busy .*come back in") as refused:
+                with pytest.raises(ServerUnavailableError, match=r"is busy .*retry in") as refused:
                     await connections[1].join(join_request(server.coordinator, 1))
                 assert refused.value.retry_after is not None
                 assert refused.value.retry_after > timedelta(0)
         assert server.view.refusals == {"busy": 3}
-        assert sum("come back" in record.message for record in caplog.records) == 1  # not one line for each
+        assert sum("retry in" in record.message for record in caplog.records) == 1  # not one line for each
         running += [asyncio.create_task(client.run_reconnecting()) for client in others]
         disk.released.set()
         ends = await asyncio.gather(*running)
