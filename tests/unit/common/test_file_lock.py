@@ -22,7 +22,7 @@ from pathlib import Path
 from feddbp_common.file_lock import FileLock
 path = Path(sys.argv[1])
 with FileLock(path) as lock:
-    path.write_text(f"{os.getpid()}\n")
+    path.write_text(str(os.getpid()))
     print("held", flush=True)
     sys.stdin.read()
 """
