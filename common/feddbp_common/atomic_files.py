@@ -1,9 +1,10 @@
-"""Durable writes: a file is replaced as a whole, and a line is appended as a whole or not at all."""
+"""Writes to files: one is replaced as a whole, durably, and a line is appended as a whole or not at all."""
 
 from __future__ import annotations
 
 import errno
 import io
+import logging
 import os
 from collections.abc import Iterable
 from contextlib import suppress
@@ -46,6 +47,71 @@ def replace_private(path: Path, content: bytes) -> None:
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
     commit_file(partial, path)
+
+
+class WriteFailures:
+    """Logs the first of several writes that fail and, once they work again, how many did."""
+
+    def __init__(self, log: logging.Logger, name: str, *, lost: str) -> None:
+        self._log = log
+        self._name = name
+        self._lost = lost
+        """The word for what a failed write loses, in the plural."""
+        self._count = 0
+
+    def add(self, error: OSError) -> None:
+        if not self._count:
+            self._log.error(
+                "%s cannot be written: %s; %s will be missing", self._name, error.strerror or error, self._lost
+            )
+        self._count += 1
+
+    def end(self) -> None:
+        """To be called after every write that succeeds."""
+        if self._count:
+            self._log.warning("%s can be written again; missing %s: %d", self._name, self._lost, self._count)
+            self._count = 0
+
+
+class LineFile:
+    """A file to which lines are appended; one that cannot be written is counted and logged, and fails no call.
+
+    It is opened by the first line, and again after a failure.
+    """
+
+    def __init__(self, path: Path, log: logging.Logger, *, name: str = "") -> None:
+        self.path = path
+        self._file: io.FileIO | None = None
+        self._failures = WriteFailures(log, name or path.name, lost="lines")
+
+    def open(self) -> io.FileIO:
+        """Raises OSError."""
+        if self._file is None:
+            self._file = self.path.open("ab", buffering=0)
+        return self._file
+
+    def append(self, line: str) -> int:
+        """Returns the size of the file; 0 if the line could not be written."""
+        try:
+            file = self.open()
+            append_line(file, line)
+            size = file.tell()
+        except OSError as error:
+            self.close()
+            self._failures.add(error)
+            return 0
+        self._failures.end()
+        return size
+
+    def close(self) -> None:
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.close()
+            self._file = None
+
+    def remove(self) -> None:
+        self.close()
+        self.path.unlink(missing_ok=True)
 
 
 def commit_file(partial: Path, path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from feddbp_common.artifacts import AUDIT_NAME
-from feddbp_server.reporting.json_lines import LineFile
+from feddbp_common.atomic_files import LineFile
 from feddbp_server.run.limits import DEFAULT_LIMITS, Limits
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.store import StoreError
@@ -60,7 +60,7 @@ class Audit:
     def __init__(
         self, directory: Path, *, limits: Limits = DEFAULT_LIMITS, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._lines = LineFile(directory / AUDIT_NAME, "the audit log")
+        self._lines = LineFile(directory / AUDIT_NAME, log, name="the audit log")
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._lines.open()

@@ -15,8 +15,9 @@ from typing import Any, Final
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.artifacts import CLIENTS_NAME, ROUNDS_NAME
+from feddbp_common.atomic_files import LineFile
 from feddbp_server.process import resident_bytes
-from feddbp_server.reporting.json_lines import JsonLines, LineFile
+from feddbp_server.reporting.json_lines import JsonLines
 from feddbp_server.reporting.metrics_log import Report
 from feddbp_server.run.sessions import Session
 
@@ -121,8 +122,8 @@ class RunHistory:
     """Owns `rounds.jsonl`, `clients.jsonl`, the times of the open round, and the watchers; used on the event loop."""
 
     def __init__(self, directory: Path | None, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._rounds = None if directory is None else LineFile(directory / ROUNDS_NAME)
-        self._clients = None if directory is None else LineFile(directory / CLIENTS_NAME)
+        self._rounds = None if directory is None else LineFile(directory / ROUNDS_NAME, log)
+        self._clients = None if directory is None else LineFile(directory / CLIENTS_NAME, log)
         self._last_lines: dict[int, str] = {}
         """By client id, what was written of it last."""
         self._client_lines: Counter[int] = Counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
 from collections.abc import Iterable, Mapping
@@ -13,9 +14,11 @@ from zipfile import BadZipFile
 import numpy as np
 
 from feddbp_common.artifacts import CLIENT_PROTOTYPES_NAME, PROTOTYPES_DIR_NAME
+from feddbp_common.atomic_files import WriteFailures
 from feddbp_common.wire import PrototypeSet
 from feddbp_server.aggregation.comparison import ComparedPrototypes
-from feddbp_server.reporting.json_lines import WriteFailures
+
+log = logging.getLogger("feddbp.server")
 
 _MOST: Final = 40
 """Snapshots kept: enough for an animation of the whole run."""
@@ -28,7 +31,7 @@ class PrototypeSnapshots:
 
     def __init__(self, state_dir: Path) -> None:
         self._directory = state_dir / PROTOTYPES_DIR_NAME
-        self._failures = WriteFailures("prototypes", lost="snapshots")
+        self._failures = WriteFailures(log, "prototypes", lost="snapshots")
 
     def forget(self) -> None:
         """Begins a new run."""

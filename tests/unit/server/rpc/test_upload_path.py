@@ -24,7 +24,7 @@ from feddbp_server.store import SqliteStore
 T = TypeVar("T")
 
 ARCHITECTURE = Path(__file__).parents[4] / "docs" / "architecture.md"
-MOST = 25
+MOST = 26
 IN_CLIENT = ContextVar("IN_CLIENT", default=False)
 """True in tasks of the client, which shares the event loop with the server."""
 
