@@ -57,6 +57,19 @@ def small_trainer(name: str, *, rounds: int = 10, seed: int = 0, **settings: Any
     )
 
 
+def trainer_after(download: Payload, name: str, *, completed_rounds: int = 1, **options: Any) -> Any:
+    """The trainer of a method in eval mode, after it has received a download."""
+    trainer = small_trainer(name, **options).eval()
+    trainer.receive(download, completed_rounds=completed_rounds)
+    return trainer
+
+
+def trainer_with_prototypes(name: str, **options: Any) -> tuple[Any, PrototypeSet]:
+    """A trainer in eval mode, and the prototypes of classes 0, 1 and 3 that it has received."""
+    sent = prototype_set([0, 1, 3])
+    return trainer_after(Payload(prototypes=sent), name, **options), sent
+
+
 def small_strategy(
     name: str,
     *,

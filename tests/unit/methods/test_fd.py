@@ -19,6 +19,7 @@ from small_federations import (
     small_batch,
     small_strategy,
     small_trainer,
+    trainer_after,
     upload_of,
     upload_rules,
 )
@@ -56,19 +57,10 @@ def slow_distillation(logits: Tensor, labels: Tensor, targets: dict[int, list[fl
 # --- the objective
 
 
-def test_before_there_are_logits_the_objective_is_cross_entropy() -> None:
-    client = small_trainer("fd").eval()
-    client.receive(Payload(), completed_rounds=0)
-    images, labels = small_batch()
-    objective = client.objective(images, labels)
-    assert list(objective.terms) == ["ce"]
-    torch.testing.assert_close(objective.total, F.cross_entropy(client.logits(images), labels))
-
-
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_objective_equals_slow_loops_in_double_precision(target: str) -> None:
-    client, sent = small_trainer("fd", target=target, gamma=0.7).eval(), logits_of([0, 1, 3])
-    client.receive(Payload(prototypes=sent), completed_rounds=1)
+    sent = logits_of([0, 1, 3])
+    client = trainer_after(Payload(prototypes=sent), "fd", target=target, gamma=0.7)
     images, labels = small_batch()
     rows = sent.vectors.astype(np.float64).tolist()
     targets = {

@@ -20,6 +20,7 @@ from small_federations import (
     small_batch,
     small_strategy,
     small_trainer,
+    trainer_after,
     upload_of,
     upload_rules,
 )
@@ -78,9 +79,9 @@ def global_prototypes(count: int = CLASSES, seed: int = 3) -> Any:
 
 
 def received(**settings: Any) -> tuple[Any, Any]:
-    client, sent = small_trainer("fedlfp", **settings).eval(), global_prototypes()
-    client.receive(Payload(tensors={"global_prototypes": sent}), completed_rounds=1)
-    return client, sent
+    """A client in eval mode, and the global prototypes it has received."""
+    sent = global_prototypes()
+    return trainer_after(Payload(tensors={"global_prototypes": sent}), "fedlfp", **settings), sent
 
 
 def rows_of(seed: int, count: int = CLASSES) -> Payload:
@@ -95,15 +96,6 @@ def rows_of(seed: int, count: int = CLASSES) -> Payload:
 
 
 # --- the objective
-
-
-def test_without_global_prototypes_the_objective_is_cross_entropy() -> None:
-    client = small_trainer("fedlfp").eval()
-    client.receive(Payload(), completed_rounds=0)
-    images, labels = small_batch()
-    objective = client.objective(images, labels)
-    assert list(objective.terms) == ["ce"]
-    torch.testing.assert_close(objective.total, F.cross_entropy(client.logits(images), labels))
 
 
 @pytest.mark.parametrize("distance", ["squared", "exponential"])

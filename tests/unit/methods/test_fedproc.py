@@ -19,6 +19,7 @@ from small_federations import (
     small_batch,
     small_strategy,
     small_trainer,
+    trainer_with_prototypes,
     upload_of,
     upload_rules,
 )
@@ -26,13 +27,6 @@ from wire_samples import prototypes_of
 
 from feddbp_common.errors import PayloadError
 from feddbp_common.wire import Payload, PrototypeSet, encode
-
-
-def received(*, completed_rounds: int, rounds: int = 10, **settings: Any) -> tuple[Any, PrototypeSet]:
-    """A client in eval mode that has received prototypes of classes 0, 1 and 3."""
-    client, sent = small_trainer("fedproc", rounds=rounds, **settings).eval(), prototype_set([0, 1, 3])
-    client.receive(Payload(prototypes=sent), completed_rounds=completed_rounds)
-    return client, sent
 
 
 def reference_gpc(z: list[list[float]], labels: list[int], sent: PrototypeSet) -> float:
@@ -52,15 +46,6 @@ def reference_gpc(z: list[list[float]], labels: list[int], sent: PrototypeSet) -
 # --- the objective
 
 
-def test_the_first_round_has_cross_entropy_only() -> None:
-    client = small_trainer("fedproc").eval()
-    client.receive(Payload(), completed_rounds=0)
-    images, labels = small_batch()
-    objective = client.objective(images, labels)
-    assert list(objective.terms) == ["ce"]
-    torch.testing.assert_close(objective.total, F.cross_entropy(client.logits(images), labels))
-
-
 @pytest.mark.parametrize(
     ("completed_rounds", "rounds", "schedule_rounds", "share"),
     [(1, 10, None, 0.1), (9, 10, None, 0.9), (1, 3, None, 1 / 3), (5, 10, 100, 0.05), (8, 10, 4, 1.0)],
@@ -68,7 +53,9 @@ def test_the_first_round_has_cross_entropy_only() -> None:
 def test_the_weight_moves_from_the_contrast_to_cross_entropy(
     completed_rounds: int, rounds: int, schedule_rounds: int | None, share: float
 ) -> None:
-    client, sent = received(completed_rounds=completed_rounds, rounds=rounds, schedule_rounds=schedule_rounds)
+    client, sent = trainer_with_prototypes(
+        "fedproc", completed_rounds=completed_rounds, rounds=rounds, schedule_rounds=schedule_rounds
+    )
     images, labels = small_batch()
     z = client.features(images).detach()
     ce = F.cross_entropy(client.head(z), labels).item()
@@ -79,14 +66,14 @@ def test_the_weight_moves_from_the_contrast_to_cross_entropy(
 
 
 def test_the_head_gets_unscaled_features() -> None:
-    client, _ = received(completed_rounds=1)
+    client, _ = trainer_with_prototypes("fedproc", completed_rounds=1)
     images, labels = small_batch()
     expected = F.cross_entropy(client.head(client.backbone(images)), labels)
     torch.testing.assert_close(client.objective(images, labels).terms["ce"], expected.detach())
 
 
 def test_a_sample_of_a_class_without_prototype_gets_no_gradient_from_the_contrast() -> None:
-    client, _ = received(completed_rounds=1)
+    client, _ = trainer_with_prototypes("fedproc", completed_rounds=1)
     z = torch.randn(6, WIDTH, requires_grad=True)
     labels = torch.tensor([0, 2, 1, 2, 3, 4])
     (gradient,) = torch.autograd.grad(client.terms(z, labels)["gpc"], z)
@@ -96,7 +83,7 @@ def test_a_sample_of_a_class_without_prototype_gets_no_gradient_from_the_contras
 
 
 def test_the_schedule_of_a_late_client_follows_the_run() -> None:
-    client, _ = received(completed_rounds=7)
+    client, _ = trainer_with_prototypes("fedproc", completed_rounds=7)
     assert client.weights() == pytest.approx({"ce": 0.7, "gpc": 0.3})
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from small_federations import (
     CLASSES,
     WIDTH,
@@ -18,37 +15,21 @@ from small_federations import (
     small_batch,
     small_strategy,
     small_trainer,
+    trainer_with_prototypes,
     upload_of,
     upload_rules,
 )
 from wire_samples import prototypes_of
 
 from feddbp_client.methods.scores import NO_CLASS
-from feddbp_common.wire import Payload, PrototypeSet, encode
-
-
-def received(**settings: Any) -> tuple[Any, PrototypeSet]:
-    """A client in eval mode that has received prototypes of classes 0, 1 and 3."""
-    client, sent = small_trainer("fedproto", **settings).eval(), prototype_set([0, 1, 3])
-    client.receive(Payload(prototypes=sent), completed_rounds=1)
-    return client, sent
-
+from feddbp_common.wire import Payload, encode
 
 # --- the objective
 
 
-def test_before_there_are_prototypes_the_objective_is_cross_entropy() -> None:
-    client = small_trainer("fedproto").eval()
-    client.receive(Payload(), completed_rounds=0)
-    images, labels = small_batch()
-    objective = client.objective(images, labels)
-    assert list(objective.terms) == ["ce"]
-    torch.testing.assert_close(objective.total, F.cross_entropy(client.logits(images), labels))
-
-
 @pytest.mark.parametrize("lambda_proto", [10.0, 0.3])
 def test_with_prototypes_the_objective_adds_the_weighted_mean_squared_error(lambda_proto: float) -> None:
-    client, sent = received(lambda_proto=lambda_proto)
+    client, sent = trainer_with_prototypes("fedproto", lambda_proto=lambda_proto)
     images, labels = small_batch()
     z = client.features(images).detach().double()
     rows = dict(zip(sent.class_ids.tolist(), sent.vectors.astype(np.float64), strict=True))
@@ -65,7 +46,7 @@ def test_with_prototypes_the_objective_adds_the_weighted_mean_squared_error(lamb
 
 
 def test_a_sample_of_a_class_without_prototype_gets_no_gradient_from_the_alignment() -> None:
-    client, _ = received()
+    client, _ = trainer_with_prototypes("fedproto")
     z = torch.randn(6, WIDTH, requires_grad=True)
     labels = torch.tensor([0, 2, 1, 2, 3, 4])
     (gradient,) = torch.autograd.grad(client.terms(z, labels)["proto"], z)
@@ -75,13 +56,13 @@ def test_a_sample_of_a_class_without_prototype_gets_no_gradient_from_the_alignme
 
 
 def test_an_empty_download_removes_the_prototypes() -> None:
-    client, _ = received()
+    client, _ = trainer_with_prototypes("fedproto")
     client.receive(Payload(), completed_rounds=2)
     assert list(client.objective(*small_batch()).terms) == ["ce"]
 
 
 def test_a_download_is_not_part_of_the_models_state() -> None:
-    client, _ = received()
+    client, _ = trainer_with_prototypes("fedproto")
     assert set(client.state_dict()) == set(small_trainer("fedproto").state_dict())
 
 
@@ -123,7 +104,7 @@ def test_means_can_be_taken_while_training_as_in_published_code(collect: str, ep
 
 
 def test_the_nearest_known_prototype_predicts() -> None:
-    client, sent = received()
+    client, sent = trainer_with_prototypes("fedproto")
     images, _ = small_batch()
     found = client.predict(images)
     z = client.features(images).detach().double().numpy()

@@ -21,6 +21,7 @@ from small_federations import (
     small_batch,
     small_strategy,
     small_trainer,
+    trainer_after,
     upload_of,
     upload_rules,
 )
@@ -285,8 +286,7 @@ def test_the_clients_objective_is_that_of_fedproto() -> None:
     images, labels = small_batch()
     totals, predictions = [], []
     for name in ("fedproto", "fedtgp"):
-        client = small_trainer(name).eval()
-        client.receive(sent, completed_rounds=1)
+        client = trainer_after(sent, name)
         totals.append(client.objective(images, labels).total.item())
         predictions.append(client.predict(images)["prototype"].tolist())
     z = client.features(images)

@@ -20,6 +20,7 @@ from small_federations import (
     small_batch,
     small_strategy,
     small_trainer,
+    trainer_after,
     upload_of,
     upload_rules,
 )
@@ -47,21 +48,11 @@ def clusters(classes: list[int] = SENT_CLASSES, vectors: Any = None) -> Payload:
 
 def received(**settings: Any) -> tuple[Any, Any]:
     """A client in eval mode, and the cluster prototypes it has received."""
-    client, sent = small_trainer("fpl", **settings).eval(), clusters()
-    client.receive(sent, completed_rounds=1)
-    return client, sent.tensors[CLUSTER_PROTOTYPES].astype(np.float64)
+    sent = clusters()
+    return trainer_after(sent, "fpl", **settings), sent.tensors[CLUSTER_PROTOTYPES].astype(np.float64)
 
 
 # --- the objective
-
-
-def test_before_there_are_prototypes_the_objective_is_cross_entropy() -> None:
-    client = small_trainer("fpl").eval()
-    client.receive(Payload(), completed_rounds=0)
-    images, labels = small_batch()
-    objective = client.objective(images, labels)
-    assert list(objective.terms) == ["ce"]
-    torch.testing.assert_close(objective.total, F.cross_entropy(client.logits(images), labels))
 
 
 def reference_terms(z: list[list[float]], labels: list[int], rows: Any, tau: float) -> tuple[float, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from datetime import timedelta
@@ -57,10 +58,18 @@ async def test_events_do_not_pile_up_without_end(caplog: pytest.LogCaptureFixtur
     await command.close()
 
 
-async def test_without_a_command_nothing_happens() -> None:
+async def test_without_a_command_no_process_is_started(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    started: list[object] = []
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", lambda *words, **_: started.append(words))
     command = EventCommand()
-    command.notify("run_finished")
+    for _ in range(150):
+        command.notify("run_finished")
+    assert command._worker is None
     await command.close()
+    assert started == []
+    assert caplog.text == ""
 
 
 def test_a_command_line_has_quotes_but_no_shell() -> None:
