@@ -74,7 +74,7 @@ def read_folder(
         raise _unreadable_error(path, unreadable, sum(len(part.files) for part in listed))
     if unreadable:
         said = (path, len(unreadable), _some(unreadable))
-        _log.warning("%s: goes on without %d files: %s", *said, extra={LISTS_SKIPPED: True})
+        _log.warning("%s: %d files are left out: %s", *said, extra={LISTS_SKIPPED: True})
     read = [
         LabelledImages(rows, part.without(bad).labels(numbers), tuple(numbers))
         for rows, part, bad in zip(images, parts, damaged, strict=True)

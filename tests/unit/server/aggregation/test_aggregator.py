@@ -163,6 +163,19 @@ async def test_a_state_that_cannot_be_encoded_fails_the_round_and_no_download(
     assert (await aggregator.download(0, 0, label_counts)) is before
 
 
+async def test_a_strategy_of_ones_own_may_name_its_state_otherwise(
+    thread: StoreWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aggregator = Aggregator(CONFIG, thread)
+    await save(thread, 0, trained_upload(0))
+    monkeypatch.setattr(aggregator._strategy, "aggregate", lambda known, uploads, *, round_number: known)
+    monkeypatch.setattr(aggregator._strategy, "reply", lambda known, own_upload: known)
+    state = await aggregator.close_round(0, label_counts)
+    aggregator.adopt(state)
+    assert list(state.payload.arrays()) == []
+    assert (await aggregator.download(0, 1, label_counts)).manifest.total_bytes == 0
+
+
 async def test_an_error_of_the_strategy_is_raised_from_close_round(
     thread: StoreWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

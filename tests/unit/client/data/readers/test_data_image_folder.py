@@ -250,7 +250,7 @@ def test_unreadable_files_can_be_left_out(tmp_path: Path, caplog: pytest.LogCapt
     parts = load(damaged_folder(tmp_path, damaged=2), classes=2, skip_unreadable=True)
     assert (parts.train.labels.tolist(), len(parts.train.images)) == ([0, 1, 1], 3)
     assert [name.partition(" ")[0] for name in parts.skipped] == ["a/00.png", "a/01.png", "a/short.png"]
-    assert "goes on without 3 files: a/00.png (not an image)" in caplog.text
+    assert "3 files are left out: a/00.png (not an image)" in caplog.text
 
 
 def test_a_folder_of_unreadable_files_alone_is_refused(tmp_path: Path) -> None:
