@@ -72,9 +72,14 @@ class RunFiles:
         return dict(self._noted(CLIENTS_NAME, lambda path: JsonLines.read(path, _joined)))
 
     def troubles(self) -> Json:
-        """Refusals by reason and the last incidents, from the end of the audit log."""
-        read = partial(JsonLines.read, parse=AuditEntry.from_dict, last_bytes=_AUDIT_BYTES)
-        return troubles(self._noted(AUDIT_NAME, read))
+        """Refusals by reason and the last incidents, from the end of the audit log, which may have a new file."""
+        newest, before = self.state / AUDIT_NAME, f"{AUDIT_NAME}.1"
+        older = max(0, _AUDIT_BYTES - newest.stat().st_size) if newest.exists() else _AUDIT_BYTES
+        return troubles([*self._audited(before, older), *self._audited(AUDIT_NAME, _AUDIT_BYTES)])
+
+    def _audited(self, name: str, last_bytes: int) -> list[AuditEntry]:
+        read = partial(JsonLines.read, parse=AuditEntry.from_dict, last_bytes=last_bytes)
+        return self._noted(name, read)
 
     def _noted(self, name: str, read: Callable[[Path], JsonLines[T]]) -> list[T]:
         """Reads a file, and notes what is damaged in it."""

@@ -11,7 +11,9 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.artifacts import AUDIT_NAME
 from feddbp_lab.results.run_files import RunFiles
 from feddbp_server.aggregation.screening import Deviation, Screening
+from feddbp_server.reporting.audit import Audit
 from feddbp_server.reporting.event_log import AUDITED_INCIDENTS
+from feddbp_server.run.limits import Limits
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.state_machine.events import ClientsSetAside, CloseRound, MembersDropped, RunBegan
 
@@ -64,6 +66,16 @@ def test_refused_calls_are_all_counted_whether_or_not_each_was_written(tmp_path:
     events.audit.close()
     assert RunFiles(tmp_path).troubles()["refusals"] == events.audit.refusals
     assert events.audit.refusals.total() == 600
+
+
+def test_a_log_that_was_continued_in_a_new_file_is_read_from_the_one_before(tmp_path: Path) -> None:
+    audit = Audit(tmp_path, limits=Limits(audit_bytes=1000))
+    for number in range(10):
+        audit.record("skipped", client=number, round=0, cause="training diverged")
+    audit.close()
+    assert (tmp_path / f"{AUDIT_NAME}.1").exists()
+    shown = RunFiles(tmp_path).troubles()["incidents"]
+    assert [entry["client"] for entry in shown] == list(range(10))
 
 
 def test_refused_calls_that_an_earlier_version_only_counted_have_no_reason(tmp_path: Path) -> None:
