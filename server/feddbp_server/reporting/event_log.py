@@ -33,7 +33,7 @@ from feddbp_server.run.state_machine.events import (
     RunBegan,
     RunEnded,
 )
-from feddbp_server.run.state_machine.state import Phase
+from feddbp_server.run.state_machine.state import Phase, RunState
 
 log = logging.getLogger("feddbp.server")
 
@@ -255,6 +255,20 @@ class EventLog:
                 if self.audit.record_client_event(what, client=client, round=number, reason=text):
                     log.warning("the upload of %s to %s was %s", self.shown(client), where, text)
                     self.incident(client, f"upload to {where} was {text}")
+
+    def resumed(self, state: RunState) -> None:
+        """A run was found in the state directory."""
+        if state.phase.is_final:
+            log.warning(
+                "the run in this state directory %s after %d rounds: %s; more --rounds extend it, another run needs "
+                "another --state-dir",
+                state.phase.value,
+                state.round,
+                state.reason,
+            )
+            return
+        self.rounds.resumed(state.selected)
+        log.info("resuming the run: %s, %s", state.phase.value, self.rounds.name(state.round))
 
     def lingering(self, unaware: frozenset[int], seconds: float) -> None:
         """The server would stop, but for clients that have not received the end of the run."""

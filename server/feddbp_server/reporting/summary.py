@@ -17,7 +17,7 @@ from feddbp_common.humanize import client_names
 from feddbp_server.reporting.metrics_log import MetricsLog, Report, reports_in
 from feddbp_server.run.sessions import Session
 from feddbp_server.run.state_machine.state import Phase
-from feddbp_server.store import Jobs
+from feddbp_server.store import Jobs, StoreError
 
 log = logging.getLogger("feddbp.server")
 
@@ -91,10 +91,14 @@ class RunOutcome:
 
 
 async def write_summary(outcome: RunOutcome, store: Jobs, metrics_log: MetricsLog) -> None:
-    """Writes `summary.json`, and the lines `metrics.jsonl` is missing."""
-    summary = await store.run(lambda store: summarise(outcome, reports_in(store)))
-    await store.run(lambda store: metrics_log.complete(reports_in(store)))
-    metrics_log.write_summary(summary)
+    """Writes `summary.json`, and the lines `metrics.jsonl` is missing; a failure is only logged."""
+    try:
+        summary = await store.run(lambda store: summarise(outcome, reports_in(store)))
+        await store.run(lambda store: metrics_log.complete(reports_in(store)))
+        metrics_log.write_summary(summary)
+    except (OSError, StoreError) as error:
+        log.error("the summary could not be written: %s; the next start of the server writes it", error)
+        return
     log.info("%sthe summary is %s", _result_text(summary), metrics_log.summary_path)
     participants = summary["participants"]
     if participants["trained_alone"]:

@@ -178,18 +178,9 @@ class RunEngine:
             joined=frozenset(record.client_id for record in clients),
             last_join=self.clock(),
         )
-        if self.state.phase.is_final:
-            log.warning(
-                "the run in this state directory %s after %d rounds: %s; more --rounds extend it, another run needs "
-                "another --state-dir",
-                self.state.phase.value,
-                self.state.round,
-                self.state.reason,
-            )
-        else:
-            self.event_log.rounds.resumed(self.state.selected)
-            self.history.opened(state.round)
-            log.info("resuming the run: %s, %s", state.phase.value, self.event_log.rounds.name(state.round))
+        self.event_log.resumed(self.state)
+        if not self.state.phase.is_final:
+            self.history.opened(self.state.round)
 
     # --- events ---
 
@@ -335,10 +326,7 @@ class RunEngine:
             prototypes_sha256=self.aggregator.sha256,
             began_with=self.state.began_with,
         )
-        try:
-            await write_summary(outcome, self.store, self.metrics_log)
-        except (OSError, StoreError) as error:
-            log.error("the summary could not be written: %s; the next start of the server writes it", error)
+        await write_summary(outcome, self.store, self.metrics_log)
         await self._save_client_prototypes()
 
     async def _save_client_prototypes(self) -> None:
