@@ -20,6 +20,9 @@ from feddbp_common.wire import Payload
 
 _UNSEEN_SAMPLES: Final = 0.1
 """Samples of a class that a client has none of, as its prior counts them: unlikely, but not impossible."""
+_LARGEST_GRADIENT: Final = 100.0
+"""Norm to which a gradient of the own network is clipped; ordinary ones are smaller. A client with nearly all samples
+of one class has larger ones, since the guide pulls all of them to the same class, and would diverge."""
 
 
 def feddbp(*, backbone: nn.Module, make_head: Callable[[], nn.Module], settings: FedDBPSettings, task: Task) -> FedDBP:
@@ -72,6 +75,11 @@ class GuidedFedDBP(FedDBP):
         if self.settings.distillation and self._has_choice:
             terms["distillation"] = distillation(passed.logits, guide.detach(), self.settings.temperature)
         return Objective.weighted(terms, {**self._weights, "distillation": self.settings.distillation})
+
+    def clip_gradients(self) -> None:
+        super().clip_gradients()
+        own = (parameter for name, parameter in self.named_parameters() if not name.startswith("guide."))
+        nn.utils.clip_grad_norm_(own, _LARGEST_GRADIENT)
 
     def collect(self, images: Images, labels: Tensor, *, batch_size: int) -> Payload:
         return replace(super().collect(images, labels, batch_size=batch_size), tensors=self.guide.tensors())

@@ -97,6 +97,21 @@ def test_a_client_of_one_class_learns_nothing_from_the_guide() -> None:
     assert "distillation" not in method.objective(images, labels).terms
 
 
+@pytest.mark.parametrize(("scale", "is_clipped"), [(1.0, False), (1e4, True)])
+def test_steps_of_the_own_network_that_are_far_too_long_are_clipped(scale: float, is_clipped: bool) -> None:
+    method = client(distillation=1.0)
+    before = gradients(method, scale * method.objective(*tiny_batch()).total)
+    method.clip_gradients()
+    after = {name: weight.grad for name, weight in method.named_parameters() if weight.grad is not None}
+    own = [name for name in before if not name.startswith("guide.")]
+    norm_before, norm = (torch.nn.utils.get_total_norm([found[name] for name in own]) for found in (before, after))
+    assert (float(norm_before) > 100) == is_clipped
+    if is_clipped:
+        assert float(norm) == pytest.approx(100, rel=1e-4)
+    unchanged = {name for name in before if torch.equal(before[name], after[name])}
+    assert unchanged == {name for name in before if not is_clipped or name.startswith("guide.")}
+
+
 def test_without_the_prior_the_guide_is_left_as_it_is() -> None:
     method = client(guide_prior="none")
     method.set_label_counts([6, 3, 1, 0, 0])
