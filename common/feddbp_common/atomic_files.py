@@ -76,7 +76,7 @@ class WriteFailures:
 class LineFile:
     """A file to which lines are appended; one that cannot be written is counted and logged, and fails no call.
 
-    It is opened by the first line, and again after a failure.
+    It is opened by the first line, and again after a failure or if another file, or none, is in its place.
     """
 
     def __init__(self, path: Path, log: logging.Logger, *, name: str = "") -> None:
@@ -86,9 +86,17 @@ class LineFile:
 
     def open(self) -> io.FileIO:
         """Raises OSError."""
+        if self._file is not None and not self._is_in_place(self._file):
+            self.close()
         if self._file is None:
             self._file = self.path.open("ab", buffering=0)
         return self._file
+
+    def _is_in_place(self, file: io.FileIO) -> bool:
+        try:
+            return os.path.samestat(os.fstat(file.fileno()), self.path.stat())
+        except FileNotFoundError:
+            return False
 
     def append(self, line: str) -> int:
         """Returns the size of the file; 0 if the line could not be written."""

@@ -78,7 +78,7 @@ class GuidedFedDBP(FedDBP):
 
     def clip_gradients(self) -> None:
         super().clip_gradients()
-        own = (parameter for name, parameter in self.named_parameters() if not name.startswith("guide."))
+        own = [parameter for name, parameter in self.named_parameters() if not name.startswith("guide.")]
         nn.utils.clip_grad_norm_(own, _LARGEST_GRADIENT)
 
     def collect(self, images: Images, labels: Tensor, *, batch_size: int) -> Payload:

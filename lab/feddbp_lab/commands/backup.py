@@ -65,8 +65,10 @@ def _copy_run(directory: Path, target: Path) -> None:
     """Copies the database, which a server needs, and the files from which reports and the dashboard show more."""
     summary = _fetch(directory / SUMMARY_NAME, target)  # before the database, which may be that of a longer run
     write_backup(directory, target / DATABASE_NAME)
-    for name in (AUDIT_NAME, ROUNDS_NAME, CLIENTS_NAME):
-        _copy(directory / name, target)
+    for earlier in target.glob(f"{AUDIT_NAME}*"):
+        earlier.unlink()
+    for path in (*directory.glob(f"{AUDIT_NAME}*"), directory / ROUNDS_NAME, directory / CLIENTS_NAME):
+        _copy(path, target)
     replace_lines(target / METRICS_NAME, map(json.dumps, stored_metrics(target)))
     if summary is not None and _has_ended(target):
         commit_file(summary, target / SUMMARY_NAME)

@@ -74,7 +74,10 @@ class RunFiles:
     def troubles(self) -> Json:
         """Refusals by reason and the last incidents, from the end of the audit log, which may have a new file."""
         newest, before = self.state / AUDIT_NAME, f"{AUDIT_NAME}.1"
-        older = max(0, _AUDIT_BYTES - newest.stat().st_size) if newest.exists() else _AUDIT_BYTES
+        try:
+            older = max(0, _AUDIT_BYTES - newest.stat().st_size)
+        except OSError:  # a server that is running may begin a new file at any time
+            older = _AUDIT_BYTES
         return troubles([*self._audited(before, older), *self._audited(AUDIT_NAME, _AUDIT_BYTES)])
 
     def _audited(self, name: str, last_bytes: int) -> list[AuditEntry]:

@@ -25,7 +25,11 @@ class RunResults:
     @classmethod
     def read(cls, directory: Path) -> RunResults:
         """Raises OSError for a file that cannot be read, and ValueError, naming file and line, for a damaged one."""
-        return cls(summary=read_summary(directory), metrics=_metrics(_metrics_text(directory)))
+        summary, metrics = read_summary(directory), _metrics(_metrics_text(directory))
+        if not any(has_trained(line) or "trained" in line for line in metrics):
+            # packed before lines said so: cells kept then have every client in every round
+            metrics = [{**line, "trained": line["round"] < summary["completed_rounds"]} for line in metrics]
+        return cls(summary=summary, metrics=metrics)
 
     @classmethod
     def read_unfinished(cls, directory: Path) -> RunResults | None:

@@ -7,6 +7,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -165,6 +166,8 @@ class Audit:
             return
         self._grows = False
         self._lines.close()
+        with suppress(OSError):  # the next entry tries again, and reports it
+            self._lines.open()
 
     def close(self) -> None:
         self._record_flood(self._strangers, "refusals", caller="strangers")

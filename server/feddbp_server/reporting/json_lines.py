@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, Generic, TypeVar
 
 T = TypeVar("T")
-MALFORMED: Final = (LookupError, TypeError, ValueError, AttributeError)
+MALFORMED: Final = (LookupError, TypeError, ValueError, AttributeError, OverflowError)
 """Errors from parsing a line in which something is missing or of the wrong type."""
 
 

@@ -69,3 +69,17 @@ def test_every_interruption_is_logged_once_and_its_lines_are_counted(
         "rounds.jsonl cannot be written: No space left on device; lines will be missing",
         "rounds.jsonl can be written again; missing lines: 3",
     ]
+
+
+def test_a_line_goes_to_the_file_that_is_in_place(tmp_path: Path) -> None:
+    path = tmp_path / "rounds.jsonl"
+    lines = LineFile(path, logging.getLogger("feddbp.server"))
+    lines.append("first")
+    path.rename(tmp_path / "moved")
+    lines.append("second")
+    path.unlink()
+    path.write_text("restored\n")
+    lines.append("third")
+    lines.close()
+    assert (tmp_path / "moved").read_text() == "first\n"
+    assert path.read_text() == "restored\nthird\n"

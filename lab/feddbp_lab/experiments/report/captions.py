@@ -16,6 +16,8 @@ from feddbp_lab.results.protocol import Basis
 
 _HIGHEST: Final = "The highest of a column is underlined, if all of it are of the same seeds."
 
+_LACKING_RULE: Final = "A rule that the reference lacks is compared with the reference's own."
+
 _DESCRIBED: Final = (
     ("clients", "{} clients"),
     ("training.model_group", "models {}"),
@@ -78,6 +80,7 @@ def difference_caption(plan: Plan, grid: ResultGrid) -> str:
         f"In brackets: {100 * CONFIDENCE:.0f} % interval, paired bootstrap {drawn}.",
         "Bold: the interval excludes zero.",
         "federation's share: difference to the same networks and losses without exchange." if grid.has_controls else "",
+        _LACKING_RULE if grid.part.report.rules else "",
     ]
     return " ".join(filter(None, sentences))
 
@@ -92,7 +95,7 @@ def last_difference_caption() -> str:
 def rule_caption() -> str:
     return (
         f"Every inference rule alone, in the round chosen for it. {OWN_MARK}: the rule by which the method decides "
-        "and is compared in all other tables. A rule that the reference lacks is compared with the reference's own."
+        f"and is compared in all other tables. {_LACKING_RULE}"
     )
 
 

@@ -57,7 +57,11 @@ async def test_the_state_directory_of_a_server_can_be_reported(
     assert running_federation.summary()["prototypes_sha256"] in output
     assert (directory / "curves.png").read_bytes().startswith(b"\x89PNG")
     copy = directory.with_name("copy")
+    (directory / "audit.jsonl.1").write_text("{}\n")  # an older file of the audit log
+    copy.mkdir()
+    (copy / "audit.jsonl.2").write_text("{}\n")  # of an earlier backup
     assert main(["backup", str(directory), str(copy)]) == 0
+    assert sorted(path.name for path in copy.glob("audit*")) == ["audit.jsonl", "audit.jsonl.1"]
     assert [path.name for path in copy.iterdir() if path.stat().st_mode & 0o077] == []
     capsys.readouterr()
     assert main(["report", str(copy)]) == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,20 @@ def test_a_client_that_missed_a_round_counts_in_a_packed_cell_too(tmp_path: Path
         assert last.test.correct == {0: pytest.approx(SAMPLES[0] * 0.42), 1: pytest.approx(SAMPLES[1] * 0.36)}
         assert [results.trained_rounds(client) for client in (0, 1)] == [[1, 2], [1, 2]]
         assert list(results.accuracies(1)) == [1]
+
+
+def test_cells_that_were_packed_without_what_was_trained_count_every_round(tmp_path: Path) -> None:
+    source, (cell_id, *_) = grid(tmp_path / "source", done=1)
+    packed, again = OutputDir(tmp_path / "packed"), OutputDir(tmp_path / "again")
+    pack(source, packed)
+    path = packed.cell_dir(cell_id).path / PACKED_METRICS_NAME
+    lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+    for line in lines:
+        del line["trained"]
+    path.write_bytes(gzip.compress("".join(f"{json.dumps(line)}\n" for line in lines).encode()))
+    pack(packed, again)
+    for output in (packed, again):
+        assert output.cell_dir(cell_id).results().trained_rounds(0) == [1, 2]
 
 
 def test_only_finished_cells_are_packed_and_only_once(tmp_path: Path) -> None:

@@ -18,8 +18,10 @@ def number_in(entry: dict[str, Any]) -> int:
 def test_damaged_lines_are_counted_and_a_last_line_without_end_is_not(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     whole = [json.dumps({"number": number}) for number in range(3)]
-    path.write_text("\n".join([whole[0], '{"number": ', "[]", '{"other": 1}', "", *whole[1:], '{"num']))
-    assert JsonLines.read(path, number_in) == JsonLines([0, 1, 2], damaged=4)
+    path.write_text(
+        "\n".join([whole[0], '{"number": ', "[]", '{"other": 1}', '{"number": 1e999}', "", *whole[1:], '{"num'])
+    )
+    assert JsonLines.read(path, number_in) == JsonLines([0, 1, 2], damaged=5)
     assert JsonLines.read(tmp_path / "none", number_in) == JsonLines([])
     with pytest.raises(IsADirectoryError):
         JsonLines.read(tmp_path, number_in)
