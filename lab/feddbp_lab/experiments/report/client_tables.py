@@ -13,6 +13,7 @@ from feddbp_lab.experiments.report.formatted import (
     FormattedValue,
     TableColumn,
     assembled,
+    assembled_by_place,
     signed,
 )
 from feddbp_lab.experiments.report.grid import ResultGrid
@@ -37,22 +38,14 @@ def client_table(grid: ResultGrid) -> FormattedTable | None:
     if grid.part.report.value != "test" or not grid.references:
         return None
     reference = grid.references[0]
-    labels: list[tuple[str, ...]] = []
-    lines: list[list[FormattedValue]] = []
+    lines: list[tuple[tuple[str, ...], list[FormattedValue]]] = []
     for place in grid.places:
         theirs = grid.result(reference, place)
         for row in grid.rows:
             ours = grid.result(row, place)
             if ours is not None and ours.by_seed:
-                labels.append((place.title, *row.labels))
-                lines.append(_client_values(ours, None if row == reference else theirs))
-    columns = [
-        TableColumn(group=head, head="", full_head=head, values=[line[number] for line in lines])
-        for number, head in enumerate(_CLIENT_HEADS)
-    ]
-    if not any(place for place, *_ in labels):  # there is one place, without a title
-        return assembled(grid.row_heads, [label[1:] for label in labels], columns) if lines else None
-    return assembled(("", *grid.row_heads), labels, columns)
+                lines.append(((place.title, *row.labels), _client_values(ours, None if row == reference else theirs)))
+    return assembled_by_place(grid.row_heads, _CLIENT_HEADS, lines)
 
 
 def _client_values(ours: PointResult, theirs: PointResult | None) -> list[FormattedValue]:

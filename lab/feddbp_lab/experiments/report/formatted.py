@@ -83,6 +83,27 @@ def assembled(
     )
 
 
+def assembled_by_place(
+    row_heads: tuple[str, ...],
+    heads: Sequence[str],
+    lines: Sequence[tuple[tuple[str, ...], Sequence[FormattedValue]]],
+) -> FormattedTable | None:
+    """The table of these lines, each with its labels, the first of which is its place; None without lines.
+
+    A single place without a title has no column.
+    """
+    if not lines:
+        return None
+    columns = [
+        TableColumn(group=head, head="", full_head=head, values=[values[number] for _, values in lines])
+        for number, head in enumerate(heads)
+    ]
+    labels = [label for label, _ in lines]
+    if any(place for place, *_ in labels):
+        return assembled(("", *row_heads), labels, columns)
+    return assembled(row_heads, [label[1:] for label in labels], columns)
+
+
 def signed(value: float) -> str:
     # a minus sign has the width of a plus sign, a hyphen has not
     return f"{value:+.2f}".replace("-", "−")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from feddbp_lab.experiments.report.formatted import FormattedTable, FormattedValue, TableColumn, assembled
+from feddbp_lab.experiments.report.formatted import FormattedTable, FormattedValue, assembled_by_place
 from feddbp_lab.experiments.report.grid import GridColumn, GridRow, ResultGrid
 from feddbp_lab.experiments.report.outcomes import PointResult
 from feddbp_lab.experiments.report.tables import accuracy_text, difference_value, last_text
@@ -21,8 +21,7 @@ def rule_table(grid: ResultGrid) -> FormattedTable | None:
     report = grid.part.report
     if report.value != "test" or report.rules or not grid.references:
         return None
-    labels: list[tuple[str, ...]] = []
-    lines: list[list[FormattedValue]] = []
+    lines: list[tuple[tuple[str, ...], list[FormattedValue]]] = []
     for place in grid.places:
         for row in grid.rows:
             result = grid.result(row, place)
@@ -31,18 +30,10 @@ def rule_table(grid: ResultGrid) -> FormattedTable | None:
             for rule in result.rules():
                 is_own = any(cell.inference == rule for cell in result.results)
                 name = rule.replace("_", " ")
-                labels.append((place.title, *row.labels, f"{OWN_MARK} {name}" if is_own else name))
-                lines.append(_values(grid, row, grid.with_rule(place, rule), result))
-    if not lines:
-        return None
+                labels = (place.title, *row.labels, f"{OWN_MARK} {name}" if is_own else name)
+                lines.append((labels, _values(grid, row, grid.with_rule(place, rule), result)))
     heads = ["accuracy", "last", f"Δ to {grid.references[0].title}", *(["federation's share"] * grid.has_controls)]
-    columns = [
-        TableColumn(group=head, head="", full_head=head, values=[line[number] for line in lines])
-        for number, head in enumerate(heads)
-    ]
-    has_places = any(place for place, *_ in labels)
-    row_heads = (*([""] * has_places), *grid.row_heads, "rule")
-    return assembled(row_heads, labels if has_places else [label[1:] for label in labels], columns)
+    return assembled_by_place((*grid.row_heads, "rule"), heads, lines)
 
 
 def _values(grid: ResultGrid, row: GridRow, column: GridColumn, result: PointResult) -> list[FormattedValue]:
