@@ -7,7 +7,6 @@ from typing import Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from feddbp_common.config.identity import added_in
 from feddbp_common.config.types import UINT32_MAX, FrozenModel
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.methods.guide_network import GUIDES
@@ -16,7 +15,6 @@ CAREFUL_SAMPLES: Final = 5
 """The least `min_class_samples` under `privacy = careful`."""
 EPSILON_BUDGET: Final = 8.0
 """What a client spends at most over all its runs, unless its operator allows more."""
-_PLANNED: Final = added_in("0.2.0", planned=True)
 
 
 class FisherForm(StrEnum):
@@ -157,13 +155,6 @@ class GuideConfig(FrozenModel):
         "guide_large",
         description=f"for methods that exchange one: {', '.join(GUIDES)}",
         json_schema_extra={"flag": "--guide"},
-    )
-    interval: int = Field(
-        1,
-        ge=1,
-        le=UINT32_MAX,
-        description="rounds between two exchanges of the guide",
-        json_schema_extra=_PLANNED | {"flag": "--guide-interval"},
     )
 
     @field_validator("network")

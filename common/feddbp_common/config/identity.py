@@ -38,14 +38,12 @@ def canonical(config: BaseModel) -> dict[str, Any]:
 
 
 def visible(config: BaseModel) -> dict[str, Any]:
-    """Returns the configuration as JSON values, without settings that are only planned or have no effect in it."""
+    """Returns the configuration as JSON values, without settings that have no effect in it."""
     values = config.model_dump(mode="json")
-    for name, field in type(config).model_fields.items():
+    for name in values:
         part = getattr(config, name)
         if isinstance(part, BaseModel):
             values[name] = visible(part)
-        if field_extra(field).get("planned") or (isinstance(part, BaseModel) and not values[name]):
-            del values[name]
     for location in getattr(config, "without_effect", ()):
         values = without(values, location)
     return values
@@ -57,7 +55,7 @@ def added_settings(config: BaseModel) -> dict[str, Any]:
 
 
 def added_names(model: type[BaseModel]) -> frozenset[str]:
-    """Returns the dotted names of all settings that were added to a model and are not only planned."""
+    """Returns the dotted names of all settings that were added to a model."""
     return frozenset(".".join(location) for location in _declared(model, (), added=False))
 
 
@@ -90,5 +88,5 @@ def _declared(model: type[BaseModel], location: Location, *, added: bool) -> Ite
         counts = added or is_added(field)
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from _declared(field.annotation, (*location, name), added=counts)
-        elif counts and not field_extra(field).get("planned"):
+        elif counts:
             yield (*location, name)

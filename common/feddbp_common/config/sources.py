@@ -93,11 +93,7 @@ def add_flags(parser: argparse.ArgumentParser, model: type[BaseModel], *, env_pr
             groups[option.group] = parser.add_argument_group(option.group)
         group = groups[option.group]
         variable = option.variable(env_prefix)
-        help_text = (
-            argparse.SUPPRESS
-            if option.extra.get("planned")
-            else f"{option.field.description or ''}{_default_text(option.field)} [{variable}]".replace("%", "%%")
-        )
+        help_text = f"{option.field.description or ''}{_default_text(option.field)} [{variable}]".replace("%", "%%")
         if option.field.annotation is bool:
             group.add_argument(
                 option.flag,

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
 from pydantic.fields import FieldInfo
 
 from feddbp_common.errors import ConfigurationError
-from feddbp_common.version import VERSION
 
 UINT32_MAX: Final = 2**32 - 1
 """Largest value of the protocol's integer fields."""
@@ -22,21 +21,12 @@ class FrozenModel(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    @model_validator(mode="after")
-    def _planned_settings_keep_their_default(self) -> Self:
-        for name, field in type(self).model_fields.items():
-            value = getattr(self, name)
-            if field_extra(field).get("planned") and value != field.get_default():
-                raise ConfigurationError(f"{name} is not available in feddbp {VERSION}")
-        return self
-
 
 def field_extra(field: FieldInfo) -> Mapping[str, Any]:
     """Returns what a field declares beyond its type, default and description, as `json_schema_extra`.
 
     `flag`, `aliases` and `metavar` replace what name and type give on the command line, `hidden` leaves the field out;
-    `proto` and `zero_is_none` are for the conversion to protobuf; `added_in` is for its identity. `planned` reserves a
-    setting whose implementation is to come: the command line accepts only its default, and does not list it.
+    `proto` and `zero_is_none` are for the conversion to protobuf; `added_in` is for its identity.
     """
     return field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
 

@@ -16,7 +16,6 @@ from feddbp_common.config.catalog import FEATURE_DIM
 from feddbp_common.config.command_line import Parser
 from feddbp_common.config.data import MAX_CLASSES
 from feddbp_common.config.run import MAX_CLIENTS
-from feddbp_common.config.types import field_extra
 from feddbp_common.errors import ExitCode
 from feddbp_common.humanize import NO_VALUE
 from feddbp_common.methods import METHODS, PRESET_MARK, ExchangeShape, Method, method_named
@@ -103,7 +102,7 @@ def methods_table(scale: Scale) -> RenderableType:
 
 def settings_table(method: Method, scale: Scale) -> RenderableType:
     heading = Group(Text.assemble((method.title, "bold"), f"  {method.reference}"), *_traffic(method, scale))
-    settings = _available(method)
+    settings = method.settings.model_fields
     if not settings:
         return Group(heading, "No settings.")
     table = plain_table("setting", "default", "description")
@@ -151,7 +150,7 @@ def _choices(field: FieldInfo) -> list[str]:
 
 
 def _example(method: Method) -> str:
-    name, field = next(iter(_available(method).items()))
+    name, field = next(iter(method.settings.model_fields.items()))
     return f"{name}={field.get_default()}"
 
 
@@ -180,11 +179,6 @@ def _as_dict(method: Method, scale: Scale) -> dict[str, Any]:
                 "description": field.description or "",
                 **({"choices": _choices(field)} if _choices(field) else {}),
             }
-            for name, field in _available(method).items()
+            for name, field in method.settings.model_fields.items()
         ],
     }
-
-
-def _available(method: Method) -> dict[str, FieldInfo]:
-    fields = method.settings.model_fields
-    return {name: field for name, field in fields.items() if not field_extra(field).get("planned")}

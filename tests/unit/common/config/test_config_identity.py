@@ -10,10 +10,9 @@ from pydantic import Field
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.features import missing_features, required_features, supported_features
-from feddbp_common.config.identity import added_in, added_names, added_settings, canonical, visible
+from feddbp_common.config.identity import added_in, added_names, added_settings, canonical
 from feddbp_common.config.protobuf import to_message, values_in
 from feddbp_common.config.run import RunConfig, run_from_proto, run_to_proto
-from feddbp_common.config.sources import options_of
 from feddbp_common.config.training import TrainingConfig
 from feddbp_common.config.types import FrozenModel
 from feddbp_common.errors import ConfigurationError
@@ -27,7 +26,6 @@ class GrownTraining(TrainingConfig):
 
     blur: Literal["none", "box"] = Field("none", description="", json_schema_extra=ADDED)
     passes: int = Field(1, description="", json_schema_extra=ADDED)
-    reserved: int = Field(0, description="", json_schema_extra=added_in("9.0.0", planned=True))
 
 
 class NewGroup(FrozenModel):
@@ -36,18 +34,11 @@ class NewGroup(FrozenModel):
     level: float = Field(0.0, description="", json_schema_extra=ADDED)
 
 
-class ReservedGroup(FrozenModel):
-    """Reserved: a group of which nothing is there yet."""
-
-    level: float = Field(0.0, description="", json_schema_extra=added_in("9.0.0", planned=True))
-
-
 class GrownRun(RunConfig):
     """Run: as a later version has it."""
 
     training: GrownTraining = GrownTraining()
     new: NewGroup = Field(NewGroup(), json_schema_extra=ADDED)
-    reserved: ReservedGroup = Field(ReservedGroup(), json_schema_extra=ADDED)
 
 
 def grown(**values: Any) -> GrownRun:
@@ -108,10 +99,6 @@ def test_a_run_needs_the_features_it_uses() -> None:
     assert missing_features(["training.blur"], supported_features("feddbp")) == ["training.blur"]
 
 
-def test_a_setting_that_is_only_planned_is_no_feature_yet() -> None:
-    assert "training.reserved" not in added_names(GrownRun)
-
-
 def test_a_setting_of_an_added_group_needs_no_mark_of_its_own() -> None:
     class Plain(FrozenModel):
         """Plain: a group whose settings are not marked."""
@@ -127,46 +114,3 @@ def test_a_setting_of_an_added_group_needs_no_mark_of_its_own() -> None:
     assert Grown().fingerprint == RunConfig().fingerprint
     assert added_settings(Grown(plain=Plain(level=1.0, labels={}))) == {"plain.level": 1.0, "plain.labels": {}}
     assert {"plain.level", "plain.labels"} <= added_names(Grown)
-
-
-def test_planned_settings_are_not_shown() -> None:
-    shown = visible(grown())
-    assert "reserved" not in shown["training"]
-    assert "reserved" not in shown
-    assert shown["training"]["local_epochs"] == 10
-
-
-PLANNED = [
-    (option.location, option)
-    for option in options_of(RunConfig)
-    if option.extra.get("planned") and option.field.annotation is not dict
-]
-
-
-@pytest.mark.parametrize(("location", "option"), PLANNED, ids=[".".join(location) for location, _ in PLANNED])
-def test_a_planned_setting_takes_its_default_and_nothing_else(location: tuple[str, ...], option: Any) -> None:
-    values: dict[str, Any] = {}
-    part = values
-    for key in location[:-1]:
-        part = part.setdefault(key, {})
-    part[location[-1]] = option.field.get_default()
-    assert RunConfig.model_validate(values) == RunConfig()
-    part[location[-1]] = _other_value(option.field.get_default(), option.field.annotation)
-    with pytest.raises(ConfigurationError, match=f"{location[-1]} is not available in feddbp"):
-        RunConfig.model_validate(values)
-
-
-def _other_value(default: Any, annotation: Any) -> Any:
-    choices = getattr(annotation, "__args__", ())
-    if choices:
-        return next(choice for choice in choices if choice != default)
-    match default:
-        case bool():
-            return not default
-        case str():
-            return "other"
-        case int():
-            return default + 1
-        case float():
-            return default + 0.25 if default < 0.5 else default * 2
-    raise AssertionError(default)
