@@ -18,7 +18,19 @@ from feddbp_common.errors import ConfigurationError
 from feddbp_lab.experiments.report.paper import PAPER
 from feddbp_lab.experiments.resources import Resources
 
-BUILT_IN: Final = ("table1", "table2", "table3", "fig2", "fig3", "study", "controls", "guided", "newcomer", "tuning")
+BUILT_IN: Final = (
+    "table1",
+    "table2",
+    "table3",
+    "fig2",
+    "fig3",
+    "study",
+    "controls",
+    "guided",
+    "traffic",
+    "newcomer",
+    "tuning",
+)
 
 
 class ReportSpec(FrozenModel):

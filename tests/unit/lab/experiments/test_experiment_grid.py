@@ -112,13 +112,16 @@ def test_the_same_run_is_the_same_cell_in_every_experiment() -> None:
     assert len(table1 & fig3) == 14
     assert len(table1 & cells["controls"]) == 8  # local training and seven methods
     assert len(table1 & cells["guided"]) == 12  # three methods on four data sets
+    assert len(table1 & cells["traffic"]) == 3  # local training, feddbp:guided and FedDBP
     assert len(table1 & cells["tuning"]) == 8  # by their settings; the seeds of tuning are others
     assert not table1 & cells["newcomer"]
     assert len(table1 & study) == 2
     assert len(table3 & study) == 4  # the full method, and without hard negatives, on two data sets
 
 
-@pytest.mark.parametrize(("name", "cells"), list(zip(BUILT_IN, (56, 18, 20, 12, 70, 42, 17, 20, 18, 32), strict=True)))
+@pytest.mark.parametrize(
+    ("name", "cells"), list(zip(BUILT_IN, (56, 18, 20, 12, 70, 42, 17, 20, 7, 18, 32), strict=True))
+)
 def test_built_in_experiments_have_the_expected_number_of_cells(name: str, cells: int) -> None:
     for profile in PROFILES:
         # one epoch of `smoke` stands for both 1 and 10 of the paper
