@@ -54,7 +54,8 @@ class Workload:
         self.over = 0
 
     def advance(self, cell: Cell, share: float) -> None:
-        self._first_share.setdefault(cell.id, share)
+        if share:  # an attempt reports nothing done until its server says how far the run is
+            self._first_share.setdefault(cell.id, share)
         self._share[cell.id] = share
 
     def finish(self, cell: Cell) -> None:

@@ -505,6 +505,7 @@ def test_time_left_is_estimated_from_the_pace_of_this_runner() -> None:
     load = Workload(cells, clock=lambda: now[0])
     assert str(load) == "0 of 4 cells, 0.0 s"
     now[0] = 100.0
+    load.advance(cells[0], 0.0)
     load.advance(cells[0], 0.5)  # resumed: the first half was done by an earlier runner
     assert load.seconds_left() is None
     load.finish(cells[0])
