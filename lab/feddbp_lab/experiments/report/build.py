@@ -13,6 +13,7 @@ from feddbp_lab.experiments.report.captions import (
     cost_caption,
     description_of,
     difference_caption,
+    exchanged_difference_caption,
     last_difference_caption,
     rule_caption,
     warnings_of,
@@ -24,7 +25,7 @@ from feddbp_lab.experiments.report.figures import draw_panels, panels_of
 from feddbp_lab.experiments.report.formatted import FormattedTable
 from feddbp_lab.experiments.report.gain import gain_picture
 from feddbp_lab.experiments.report.grid import ResultGrid
-from feddbp_lab.experiments.report.outcomes import Outcomes
+from feddbp_lab.experiments.report.outcomes import Moment, Outcomes
 from feddbp_lab.experiments.report.page import PageFigure, PagePart, PageSection, PageTable, render_page
 from feddbp_lab.experiments.report.rule_table import rule_table
 from feddbp_lab.experiments.report.tables import accuracy_table, difference_table
@@ -98,7 +99,12 @@ class _ReportWriter:
         return [
             ("", accuracy_table(grid), accuracy_caption(plan, grid)),
             ("differences", difference_table(grid), difference_caption(plan, grid)),
-            ("differences in the last round", difference_table(grid, last=True), last_difference_caption()),
+            (
+                "differences before fine-tuning",
+                difference_table(grid, Moment.EXCHANGED),
+                exchanged_difference_caption(),
+            ),
+            ("differences in the last round", difference_table(grid, Moment.LAST), last_difference_caption()),
             ("inference rules", rule_table(grid), rule_caption()),
             ("clients", client_table(grid), client_caption(grid) if grid.references else ""),
             ("cost", cost_table(grid), cost_caption(plan)),

@@ -85,10 +85,17 @@ def difference_caption(plan: Plan, grid: ResultGrid) -> str:
     return " ".join(filter(None, sentences))
 
 
+def exchanged_difference_caption() -> str:
+    return (
+        "The same after the last round with exchange. In the rounds of fine-tuning that follow, what a client has of "
+        "the others' prototypes is replaced by its own."
+    )
+
+
 def last_difference_caption() -> str:
     return (
         "The same after the last round. Choosing a round on few validation samples adds chance that the intervals "
-        "above do not contain: trust a difference that both tables show."
+        "of the first table do not contain: trust a difference that does not depend on the round."
     )
 
 

@@ -9,7 +9,7 @@ from statistics import fmean
 import numpy as np
 
 from feddbp_lab.experiments.report.intervals import Interval, SeedObservations, bootstrap_interval, pooled_mean
-from feddbp_lab.experiments.report.outcomes import CellResult, ClientCounts, PointResult
+from feddbp_lab.experiments.report.outcomes import CellResult, ClientCounts, Moment, PointResult
 
 _CountsOf = Callable[[CellResult], ClientCounts]
 
@@ -35,14 +35,16 @@ class Difference:
         return sorted(gain for gain in self.gains.values() if gain < 0)
 
 
-def compare(ours: PointResult, theirs: PointResult, rule: str | None, *, last: bool = False) -> Difference | None:
+def compare(
+    ours: PointResult, theirs: PointResult, rule: str | None, moment: Moment = Moment.REPORTED
+) -> Difference | None:
     """Compares a method's own rule with the other method's own, and any other rule with the same one.
 
-    A rule that the other method lacks, such as that of a second network, is compared with its own. The round is that of
-    the result, or the last one.
+    A rule that the other method lacks, such as that of a second network, is compared with its own.
     """
     is_own_rule = any(cell.inference == rule for cell in ours.results)
-    return _difference(ours, theirs, _test_counts(rule, last), _test_counts_or_own(None if is_own_rule else rule, last))
+    other_rule = None if is_own_rule else rule
+    return _difference(ours, theirs, _test_counts(rule, moment), _test_counts_or_own(other_rule, moment))
 
 
 def compare_rare(ours: PointResult, theirs: PointResult) -> Difference | None:
@@ -52,23 +54,21 @@ def compare_rare(ours: PointResult, theirs: PointResult) -> Difference | None:
 
 def accuracy_interval(result: PointResult, rule: str | None) -> Interval | None:
     """The interval of an accuracy, in per cent. Clients differ in difficulty: it is wider than that of a difference."""
-    counts = [_test_counts(rule, last=False)(cell) for cell in result.results]
+    counts = [_test_counts(rule, Moment.REPORTED)(cell) for cell in result.results]
     seeds = [_observations(of_seed.correct, of_seed.samples) for of_seed in counts if any(of_seed.samples.values())]
     return bootstrap_interval(seeds) if seeds else None
 
 
-def _test_counts(rule: str | None, last: bool) -> _CountsOf:
+def _test_counts(rule: str | None, moment: Moment) -> _CountsOf:
     def counts_of(cell: CellResult) -> ClientCounts:
         found = cell.of_rule(rule)
-        if found is None:
-            return ClientCounts.none()
-        return found.last.test if last else found.reported.test
+        return found.counts(moment) if found else ClientCounts.none()
 
     return counts_of
 
 
-def _test_counts_or_own(rule: str | None, last: bool) -> _CountsOf:
-    return lambda cell: _test_counts(rule if rule in cell.rules else None, last)(cell)
+def _test_counts_or_own(rule: str | None, moment: Moment) -> _CountsOf:
+    return lambda cell: _test_counts(rule if rule in cell.rules else None, moment)(cell)
 
 
 def _difference(

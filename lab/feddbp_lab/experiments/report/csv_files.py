@@ -12,7 +12,7 @@ from feddbp_lab.experiments.plan import Part, Plan
 from feddbp_lab.experiments.report.comparison import Difference, accuracy_interval
 from feddbp_lab.experiments.report.grid import GridColumn, GridRow, ResultGrid
 from feddbp_lab.experiments.report.intervals import Interval
-from feddbp_lab.experiments.report.outcomes import Outcomes, PointResult, SeedValues
+from feddbp_lab.experiments.report.outcomes import Moment, Outcomes, PointResult, SeedValues
 from feddbp_lab.experiments.report.paper import PaperValue
 
 Line = dict[str, Any]
@@ -65,9 +65,10 @@ def _test_values(grid: ResultGrid, row: GridRow, place: GridColumn, rule: str) -
     assert result is not None
     column = grid.with_rule(place, rule or None)
     values = {
-        **_statistics("accuracy", result.reported(rule)),
+        **_statistics("accuracy", result.accuracy(rule)),
         **_bounds("accuracy", accuracy_interval(result, rule)),
-        **_statistics("last", result.last(rule)),
+        **_statistics("last", result.accuracy(rule, Moment.LAST)),
+        **_statistics("before_fine_tuning", result.accuracy(rule, Moment.EXCHANGED)),
     }
     for reference in grid.references:
         values |= _difference(f"difference_to_{reference.key}", grid.difference(row, reference, column))

@@ -83,7 +83,7 @@ def _sweep(part: Part, outcomes: Outcomes, column: Coordinates) -> Panel:
     ticks = _ticks([value.label for value in axis.values])
     lines = []
     for row in part.combinations(part.report.rows):
-        found = [outcomes.at(part.point({**row, **column, axis.name: index})).reported() for index in range(len(ticks))]
+        found = [outcomes.at(part.point({**row, **column, axis.name: index})).accuracy() for index in range(len(ticks))]
         points = [(tick, values) for (tick, _), values in zip(ticks, found, strict=True) if values is not None]
         lines.append(
             Line(

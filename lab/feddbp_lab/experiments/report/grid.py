@@ -9,7 +9,7 @@ from functools import cached_property
 
 from feddbp_lab.experiments.plan import Coordinates, Part
 from feddbp_lab.experiments.report.comparison import Difference, compare
-from feddbp_lab.experiments.report.outcomes import Outcomes, PointResult, SeedValues
+from feddbp_lab.experiments.report.outcomes import Moment, Outcomes, PointResult, SeedValues
 from feddbp_lab.experiments.report.paper import PaperValue, paper_value
 from feddbp_lab.results.protocol import Basis
 
@@ -88,24 +88,21 @@ class ResultGrid:
         if result is None:
             return None
         is_validation = self.part.report.value == "validation"
-        return result.validation(column.rule) if is_validation else result.reported(column.rule)
+        return result.validation(column.rule) if is_validation else result.accuracy(column.rule)
 
     def difference(
-        self, row: GridRow, reference: GridRow, column: GridColumn, *, last: bool = False
+        self, row: GridRow, reference: GridRow, column: GridColumn, moment: Moment = Moment.REPORTED
     ) -> Difference | None:
-        """Of a row to another one in the same column; None for a row to itself, or without common clients.
-
-        In the round of the result, or in the last one.
-        """
+        """Of a row to another one in the same column; None for a row to itself, or without common clients."""
         ours, theirs = self.result(row, column), self.result(reference, column)
         if row == reference or ours is None or theirs is None:
             return None
-        return compare(ours, theirs, column.rule, last=last)
+        return compare(ours, theirs, column.rule, moment)
 
-    def federation_share(self, row: GridRow, column: GridColumn, *, last: bool = False) -> Difference | None:
+    def federation_share(self, row: GridRow, column: GridColumn, moment: Moment = Moment.REPORTED) -> Difference | None:
         """Difference of a row to its control; None if it has none."""
         control = next((other for other in self.rows if other.is_control and other.key == row.key), None)
-        return None if row.is_control or control is None else self.difference(row, control, column, last=last)
+        return None if row.is_control or control is None else self.difference(row, control, column, moment)
 
     def paper(self, row: GridRow, column: GridColumn) -> PaperValue | None:
         """The value in the paper; None if it has none, as for every control."""

@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from statistics import fmean, stdev
 from typing import Any
 
@@ -22,6 +23,16 @@ Curve = dict[int, float]
 """Accuracy in per cent over all clients' test samples, by completed rounds."""
 _Line = Mapping[str, Any]
 """A line of `metrics.jsonl`: a client in a round."""
+
+
+class Moment(StrEnum):
+    """After which round of a run a result is taken."""
+
+    REPORTED = "reported"
+    """The round of the result, by the protocol."""
+    EXCHANGED = "before fine-tuning"
+    """The last round with exchange: the next one begins with what the federation gave."""
+    LAST = "last"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,13 +109,9 @@ class PointResult:
         """Every inference rule that was recorded."""
         return list(dict.fromkeys(rule for result in self.results for rule in result.rules))
 
-    def reported(self, rule: str | None = None) -> SeedValues | None:
-        """Test accuracy in the round of the result."""
-        return self._over_seeds(rule, lambda found: found.reported.test.accuracy)
-
-    def last(self, rule: str | None = None) -> SeedValues | None:
-        """Test accuracy in the last round."""
-        return self._over_seeds(rule, lambda found: found.last.test.accuracy)
+    def accuracy(self, rule: str | None = None, moment: Moment = Moment.REPORTED) -> SeedValues | None:
+        """Test accuracy; None without results, or without fine-tuning where it is that before it."""
+        return self._over_seeds(rule, lambda found: found.counts(moment).accuracy)
 
     def validation(self, rule: str | None = None) -> SeedValues | None:
         """Validation accuracy in the round of the result; None without validation samples."""
@@ -192,7 +199,8 @@ class CellResult:
         config, inference = summary["config"], lines[0]["inference"]
         basis = basis_of(config)
         counted = [line for line in lines if counts_in_result(config, line["client"])]
-        rules = {rule: RuleResult.of(rule, counted, basis) for rule in lines[0]["accuracies"]}
+        exchanged = config["rounds"] - config["finetune_rounds"] if config.get("finetune_rounds") else None
+        rules = {rule: RuleResult.of(rule, counted, basis, exchanged) for rule in lines[0]["accuracies"]}
         reported = rules[inference].reported.round
         return cls(
             options=dotted(config),
@@ -223,10 +231,12 @@ class RuleResult:
     curve: Curve
     reported: RoundResult
     """The round of the result."""
+    exchanged: RoundResult | None
+    """The last round with exchange; None without fine-tuning."""
     last: RoundResult
 
     @classmethod
-    def of(cls, rule: str, lines: Iterable[_Line], basis: Basis) -> RuleResult:
+    def of(cls, rule: str, lines: Iterable[_Line], basis: Basis, exchanged_round: int | None) -> RuleResult:
         with_rule = (EvaluationLine(line) for line in lines if rule in line["accuracies"])
         ordered = sorted(with_rule, key=lambda evaluation: evaluation.round)
         rounds = [
@@ -238,8 +248,14 @@ class RuleResult:
         return cls(
             curve={found.round: found.test.accuracy for found in rounds if found.test.accuracy is not None},
             reported=reported,
+            exchanged=next((found for found in rounds if found.round == exchanged_round), None),
             last=rounds[-1],
         )
+
+    def counts(self, moment: Moment) -> ClientCounts:
+        """On test samples."""
+        found = {Moment.REPORTED: self.reported, Moment.EXCHANGED: self.exchanged, Moment.LAST: self.last}[moment]
+        return found.test if found else ClientCounts.none()
 
 
 @dataclass(frozen=True, kw_only=True)

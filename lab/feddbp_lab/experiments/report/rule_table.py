@@ -6,8 +6,8 @@ from typing import Final
 
 from feddbp_lab.experiments.report.formatted import FormattedTable, FormattedValue, assembled_by_place
 from feddbp_lab.experiments.report.grid import GridColumn, GridRow, ResultGrid
-from feddbp_lab.experiments.report.outcomes import PointResult
-from feddbp_lab.experiments.report.tables import accuracy_text, difference_value, last_text
+from feddbp_lab.experiments.report.outcomes import Moment, PointResult
+from feddbp_lab.experiments.report.tables import accuracy_text, difference_value, has_fine_tuning, mean_text
 
 OWN_MARK: Final = "•"
 """Before the rule by which a method decides, and is compared in all other tables."""
@@ -32,14 +32,23 @@ def rule_table(grid: ResultGrid) -> FormattedTable | None:
                 name = rule.replace("_", " ")
                 labels = (place.title, *row.labels, f"{OWN_MARK} {name}" if is_own else name)
                 lines.append((labels, _values(grid, row, grid.with_rule(place, rule), result)))
-    heads = ["accuracy", "last", f"Δ to {grid.references[0].title}", *(["federation's share"] * grid.has_controls)]
+    heads = [
+        "accuracy",
+        *_other_moments(grid),
+        f"Δ to {grid.references[0].title}",
+        *(["federation's share"] * grid.has_controls),
+    ]
     return assembled_by_place((*grid.row_heads, "rule"), heads, lines)
 
 
 def _values(grid: ResultGrid, row: GridRow, column: GridColumn, result: PointResult) -> list[FormattedValue]:
     values = [
-        FormattedValue(text=accuracy_text(result, result.reported(column.rule), is_marked=False)),
-        FormattedValue(text=last_text(result, column.rule), faint=True),
+        FormattedValue(text=accuracy_text(result, result.accuracy(column.rule), is_marked=False)),
+        *(FormattedValue(text=mean_text(result, column.rule, moment), faint=True) for moment in _other_moments(grid)),
         difference_value(grid.difference(row, grid.references[0], column)),
     ]
     return [*values, difference_value(grid.federation_share(row, column))] if grid.has_controls else values
+
+
+def _other_moments(grid: ResultGrid) -> list[Moment]:
+    return [Moment.EXCHANGED, Moment.LAST] if has_fine_tuning(grid) else [Moment.LAST]

@@ -16,7 +16,7 @@ from feddbp_lab.experiments.report.formatted import (
     signed,
 )
 from feddbp_lab.experiments.report.grid import GridColumn, GridRow, ResultGrid
-from feddbp_lab.experiments.report.outcomes import PointResult, SeedValues
+from feddbp_lab.experiments.report.outcomes import Moment, PointResult, SeedValues
 from feddbp_lab.experiments.report.paper import PaperValue
 from feddbp_lab.results.protocol import Basis
 
@@ -34,6 +34,12 @@ def accuracy_table(grid: ResultGrid) -> FormattedTable:
 def has_last_round(grid: ResultGrid) -> bool:
     """Whether the table has the last round: beside rounds that were chosen on validation samples."""
     return grid.part.report.value == "test" and Basis.VALIDATION in grid.bases
+
+
+def has_fine_tuning(grid: ResultGrid) -> bool:
+    """Whether runs of the table have rounds of fine-tuning."""
+    results = (grid.result(row, place) for row in grid.rows for place in grid.places)
+    return any(result is not None and result.accuracy(moment=Moment.EXCHANGED) for result in results)
 
 
 def is_mixed(grid: ResultGrid) -> bool:
@@ -57,7 +63,7 @@ def _accuracy_columns(grid: ResultGrid, column: GridColumn) -> Iterator[TableCol
     full_head = ", ".join(filter(None, (group, column.head)))
     yield TableColumn(group=group, head=head, full_head=full_head, values=_accuracies(grid, column))
     if last:
-        yield beside("last", lambda row: last_text(grid.result(row, column), column.rule))
+        yield beside("last", lambda row: mean_text(grid.result(row, column), column.rule, Moment.LAST))
     if paper:
         yield beside("paper", lambda row: _paper_text(grid.paper(row, column)))
 
@@ -76,22 +82,24 @@ def _accuracies(grid: ResultGrid, column: GridColumn) -> list[FormattedValue]:
     ]
 
 
-def difference_table(grid: ResultGrid, *, last: bool = False) -> FormattedTable | None:
+def difference_table(grid: ResultGrid, moment: Moment = Moment.REPORTED) -> FormattedTable | None:
     """Differences to rows that the part compares with and to the same runs without exchange; None if there are none.
 
-    In the round of the result, or in the last one where that is another.
+    None also for the last round where it is that of the result, and before fine-tuning where there is none.
     """
     if grid.part.report.value != "test" or not (grid.references or grid.has_controls):
         return None
-    if last and not has_last_round(grid):
+    if moment is Moment.LAST and not has_last_round(grid):
+        return None
+    if moment is Moment.EXCHANGED and not has_fine_tuning(grid):
         return None
     columns = []
     for column in grid.columns:
         for reference in grid.references:
-            values = [difference_value(grid.difference(row, reference, column, last=last)) for row in grid.rows]
+            values = [difference_value(grid.difference(row, reference, column, moment)) for row in grid.rows]
             columns.append(_difference_column(column, f"Δ to {reference.title}", values))
         if grid.has_controls:
-            values = [difference_value(grid.federation_share(row, column, last=last)) for row in grid.rows]
+            values = [difference_value(grid.federation_share(row, column, moment)) for row in grid.rows]
             columns.append(_difference_column(column, "federation's share", values))
     return assembled(grid.row_heads, (row.labels for row in grid.rows), columns).without_empty_rows()
 
@@ -127,8 +135,8 @@ def accuracy_text(result: PointResult | None, values: SeedValues | None, *, is_m
     return f"{plus_minus(values.mean, values.deviation)}{mark}{missing}"
 
 
-def last_text(result: PointResult | None, rule: str | None) -> str:
-    values = None if result is None else result.last(rule)
+def mean_text(result: PointResult | None, rule: str | None, moment: Moment) -> str:
+    values = None if result is None else result.accuracy(rule, moment)
     return "" if values is None else f"{values.mean:.2f}"
 
 

@@ -147,7 +147,33 @@ def test_differences_after_the_last_round_stand_below_those_of_the_chosen_round(
     markdown = (output_dir.report_dir / "small.md").read_text()
     assert rows(markdown, 1)["FedDBP"] == ["**+20.00 [+20.00, +20.00]**"] * 2
     assert rows(markdown, 2)["FedDBP"] == ["**−10.00 [−10.00, −10.00]**"] * 2
-    assert "trust a difference that both tables show" in markdown
+    assert "trust a difference that does not depend on the round" in markdown
+
+
+def test_differences_before_fine_tuning_are_of_the_last_round_with_exchange(tmp_path: Path) -> None:
+    def accuracy(cell: Cell, rounds: int) -> float:
+        """FedDBP is ahead by 30 points in the last of two rounds with exchange, and behind in those after it."""
+        if cell.run.method != "feddbp":
+            return 0.5
+        return {0: 0.1, 1: 0.6, 2: 0.8}.get(rounds, 0.3)
+
+    output_dir, expanded = planned(tmp_path, base={**VALIDATED, "rounds": 4, "finetune_rounds": 2})
+    for cell in expanded.cells.values():
+        finish(output_dir, cell, accuracy, validation=lambda _, rounds: 0.9 if rounds == 1 else 0.5)
+    write_report(output_dir)
+    markdown = (output_dir.report_dir / "small.md").read_text()
+    assert rows(markdown, 1)["FedDBP"] == ["**+10.00 [+10.00, +10.00]**"] * 2
+    assert rows(markdown, 2)["FedDBP"] == ["**+30.00 [+30.00, +30.00]**"] * 2
+    assert rows(markdown, 3)["FedDBP"] == ["**−20.00 [−20.00, −20.00]**"] * 2
+    assert "after the last round with exchange" in markdown
+    with (output_dir.report_dir / "small.csv").open(newline="") as file:
+        line = next(entry for entry in csv.DictReader(file) if entry["method"] == "feddbp")
+    assert [float(line[name]) for name in ("accuracy_mean", "before_fine_tuning_mean", "last_mean")] == [60, 80, 30]
+
+
+def test_runs_without_fine_tuning_have_no_table_of_it(tmp_path: Path) -> None:
+    directory = reported(tmp_path, base=VALIDATED)
+    assert "with exchange" not in (directory / "small.md").read_text()
 
 
 def test_every_inference_rule_is_compared_with_what_the_reference_decides_by(tmp_path: Path) -> None:
