@@ -41,9 +41,10 @@ class FileLock:
     def __init__(self, path: Path, *, wait: bool = False, shared: bool = False, mode: int = _DEFAULT_MODE) -> None:
         """Acquires the lock, creating its file if there is none. Shared locks only exclude those that are not.
 
-        Raises LockHeldError if it is held and `wait` is false, and OSError if the file cannot be opened for writing.
+        Raises LockHeldError if it is held and `wait` is false, and OSError if the file cannot be opened for writing or
+        is a symbolic link, whose target would be emptied.
         """
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, mode)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, mode)
         try:
             _acquire(self._descriptor, wait=wait, shared=shared)
             _truncate(self._descriptor)  # a process that was killed leaves its id

@@ -140,3 +140,12 @@ def test_a_new_lock_file_has_the_mode_asked_for(path: Path) -> None:
 def test_a_file_that_cannot_be_opened_is_an_os_error(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         FileLock(tmp_path)
+
+
+def test_a_symbolic_link_in_place_of_the_file_is_not_followed(path: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_text("kept")
+    path.symlink_to(target)
+    with pytest.raises(OSError, match="symbolic links"):
+        FileLock(path)
+    assert target.read_text() == "kept"

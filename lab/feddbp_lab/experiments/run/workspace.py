@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import getpass
+import os
 import shutil
+import stat
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -19,6 +21,7 @@ from feddbp_common.artifacts import (
     SUMMARY_NAME,
 )
 from feddbp_common.config.run import RunConfig
+from feddbp_common.errors import ConfigurationError
 from feddbp_common.file_lock import FileLock, is_locked
 from feddbp_lab.experiments.run.cell_dir import STATE_DIRS, CellDir, Failure
 from feddbp_lab.experiments.run.copies import CellCopies
@@ -97,7 +100,7 @@ class NodeWorkspace(Workspace):
 
     def __init__(self, store: Store, lease: Lease, work_dir: Path) -> None:
         super().__init__(store, lease)
-        work_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make_private(work_dir)
         with FileLock(work_dir / _LOCK_NAME, wait=True):
             _remove_abandoned(work_dir)
             self._root = Path(tempfile.mkdtemp(dir=work_dir, prefix=f"{lease.cell_id[:80]}-{lease.epoch}-"))
@@ -167,6 +170,22 @@ class NodeWorkspace(Workspace):
 
 def default_work_dir() -> Path:
     return Path(tempfile.gettempdir()) / f"feddbp-{getpass.getuser()}"
+
+
+def _make_private(work_dir: Path) -> None:
+    """Creates the directory, or makes sure that no other user can write to it: in /tmp anyone may have created it."""
+    with suppress(FileExistsError):
+        work_dir.mkdir(mode=0o700, parents=True)
+    found = work_dir.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        problem = "is not a directory" + (" but a symbolic link" if stat.S_ISLNK(found.st_mode) else "")
+    elif found.st_uid != os.geteuid():
+        problem = f"belongs to another user (id {found.st_uid})"
+    elif found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        problem = "can be written to by other users; take their write permission away (chmod go-w)"
+    else:
+        return
+    raise ConfigurationError(f"the work directory {work_dir} {problem}, or give another --work-dir")
 
 
 def _replace(source: Path, target: Path) -> None:
