@@ -6,6 +6,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Final
+
+_DOUBLINGS: Final = 32
+"""Beyond any `longest`; the power of an unbounded number would overflow."""
 
 
 @dataclass(kw_only=True)
@@ -43,6 +47,6 @@ class Backoff:
         if asked is not None:
             soonest = max(asked.total_seconds(), self.first.total_seconds() / 2)  # never in a busy loop
             return min(soonest * (1.0 + 0.1 * self.jitter()), left)
-        ceiling = min(self.first.total_seconds() * 2.0**self._attempts, self.longest.total_seconds())
+        ceiling = min(self.first.total_seconds() * 2.0 ** min(self._attempts, _DOUBLINGS), self.longest.total_seconds())
         self._attempts += 1
         return min(ceiling * (0.5 + 0.5 * self.jitter()), left)

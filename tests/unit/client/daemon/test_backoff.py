@@ -74,3 +74,8 @@ def test_a_server_that_wants_to_be_called_at_once_is_not_called_in_a_busy_loop()
     backoff = Backoff(patience=timedelta(seconds=60), clock=lambda: 0.0, jitter=lambda: 0.0)
     assert backoff.next_delay(asked=timedelta(0)) == 0.1
     assert backoff.next_delay(asked=timedelta(seconds=3)) == 3.0
+
+
+def test_a_patience_of_days_is_kept_to_its_end() -> None:
+    retry = backoff(Clock(), patience=timedelta(days=7).total_seconds())
+    assert [retry.next_delay() for _ in range(2000)][-1] == 10.0
