@@ -62,8 +62,8 @@ class Server:
         self._config = config
         self._limits = replace(config.limits.in_force, lost_after=config.operations.lost_after)
         self._stopping = asyncio.Event()
-        tighten(config.listen.state_dir)
         self._store = StoreWriter(SqliteStore(config.listen.state_dir))
+        tighten(config.listen.state_dir)
         self._records = self._open_records()
         self.engine = RunEngine(
             config=config.run,

@@ -13,6 +13,17 @@ from typing import Final
 
 from threadpoolctl import threadpool_limits
 
+from feddbp_common.artifacts import (
+    AUDIT_NAME,
+    CLIENTS_NAME,
+    DATABASE_NAME,
+    ENDPOINT_NAME,
+    METRICS_NAME,
+    PROTOTYPES_DIR_NAME,
+    ROUNDS_NAME,
+    SERVER_LOCK_NAME,
+    SUMMARY_NAME,
+)
 from feddbp_common.errors import ConfigurationError
 
 _M_ARENA_MAX: Final = -8  # of glibc's malloc.h
@@ -24,6 +35,18 @@ _KEPT_BYTES: Final = 64 << 20
 _GC_THRESHOLDS: Final = (10_000, 20, 20)
 _OTHER_FILES: Final = 64
 """Open files besides connections: the store, logs, gRPC's own."""
+_OWN_FILES: Final = (
+    f"{DATABASE_NAME}*",
+    SERVER_LOCK_NAME,
+    ENDPOINT_NAME,
+    METRICS_NAME,
+    SUMMARY_NAME,
+    ROUNDS_NAME,
+    CLIENTS_NAME,
+    f"{AUDIT_NAME}*",
+    f"{PROTOTYPES_DIR_NAME}/*.npz",
+)
+"""Of a server in its state directory, which may be a directory that has other files, too."""
 
 
 def prepare_process() -> None:
@@ -40,8 +63,11 @@ def _keep_files_private() -> None:
 
 
 def tighten(directory: Path) -> None:
-    """Takes the rights of other users from the files of a state directory, which an earlier version left readable."""
-    for path in directory.rglob("*"):
+    """Takes the rights of other users from a server's files in its state directory: an earlier version left them.
+
+    To be called once the store is open: only then is the directory known to be this server's.
+    """
+    for path in (path for pattern in _OWN_FILES for path in directory.glob(pattern)):
         with suppress(OSError):  # another user's file; the store says so if it is one of its own
             mode = path.lstat().st_mode
             if stat.S_ISREG(mode) and mode & 0o077:
