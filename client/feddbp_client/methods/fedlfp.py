@@ -55,12 +55,13 @@ class FedLFP(PlainModel[FedLFPSettings]):
             )
             prototypes = directions(torch.from_numpy(found.means)).float()
             answers = self.head(prototypes.to(self.device)).float().softmax(dim=1)
-        # shuffled: in class order a row would reveal its class
-        order = torch.randperm(len(prototypes)).numpy()
+        rows, confidence = prototypes.numpy(), answers.amax(dim=1).cpu().numpy()
+        # sorted by values: class order would reveal classes, and a shuffle could be undone by all who know the seed
+        order = np.lexsort((found.counts, confidence, *rows.T))
         return Payload(
             tensors={
-                LOCAL_PROTOTYPES: prototypes.numpy()[order],
-                CONFIDENCE: answers.amax(dim=1).cpu().numpy()[order].astype(np.float32),
+                LOCAL_PROTOTYPES: rows[order],
+                CONFIDENCE: confidence[order].astype(np.float32),
                 COUNTS: found.counts[order],
             }
         )
