@@ -28,10 +28,10 @@ def _serve(argv: Sequence[str]) -> int:
     if config.listen.dry_run:
         print_options(config, config.listen.dry_run_format)
         return 0
+    prepare_process()  # first: the log file is as private as those of the state directory
     configure_logging(
         as_json=config.listen.json_output, level=config.listen.log_level, file=config.operations.log_target
     )
-    prepare_process()
     check_open_files(config.run.clients)
     return asyncio.run(_run(config))
 

@@ -344,3 +344,15 @@ def test_more_clients_than_files_may_be_open_are_refused_at_the_start(tmp_path: 
     assert done.returncode == 2
     assert "may open 500 files, but 1000 clients need one each" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_log_file_is_readable_by_its_user_alone(tmp_path: Path) -> None:
+    log_file = tmp_path / "logs" / "server.log"
+    script = 'umask 022; ulimit -n 500; exec "$0" -m feddbp_server.cli --clients 1000 --state-dir "$1" --log-file "$2"'
+    subprocess.run(  # ends after it has opened the file: it may not open enough for its clients
+        ["bash", "-c", script, sys.executable, str(tmp_path / "state"), str(log_file)],
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+    assert log_file.stat().st_mode & 0o077 == 0
