@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
@@ -84,8 +85,7 @@ class Pages:
     async def login(self, request: Request) -> Response:
         if request.method == "GET":
             return self._page("login.html.j2", request, api="", title="Key", failed=False)
-        form = await request.body()
-        key = _form_value(form[:_BODY_BYTES], "key")
+        key = _form_value(await _body(request), "key")
         if not (is_same_origin(request.headers) and self._access.admits(key)):
             return self._page("login.html.j2", request, api="", title="Key", failed=True, status=403)
         return self.signed_in("/")
@@ -134,7 +134,7 @@ class Pages:
             message = "this browser may look, but not control the run: open the address that the command printed"
             return _json({"error": message}, status=403)
         try:
-            body = json.loads((await request.body())[:_BODY_BYTES])
+            body = json.loads(await _body(request))
             confirmed, reason = body["confirm"], str(body.get("reason", ""))
         except (ValueError, LookupError, TypeError, AttributeError):
             return _json({"error": "the request has no confirmation"}, status=400)
@@ -170,6 +170,16 @@ def _changes(source: RunSource, cursor: Cursor) -> Json:
 
 def _json(content: Json, status: int = 200) -> Response:
     return JSONResponse(content, status_code=status, headers={"cache-control": "no-store"})
+
+
+async def _body(request: Request) -> bytes:
+    """The request's body; refused once it is too long, before the rest of it is read."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > _BODY_BYTES:
+            raise HTTPException(413)
+    return bytes(body)
 
 
 def _form_value(body: bytes, name: str) -> str:
@@ -212,7 +222,7 @@ def build_app(
 
 
 class Gate:
-    """Adds the security headers to every answer, and turns away who may not look."""
+    """Adds the security headers to every answer, and rejects requests without access."""
 
     def __init__(self, app: ASGIApp, *, pages: Pages, access: Access, hosts: frozenset[str] | None) -> None:
         self._app = app

@@ -146,6 +146,23 @@ async def test_beyond_loopback_nothing_is_shown_without_the_key() -> None:
         assert "secure" in right.headers["set-cookie"].lower()
 
 
+@pytest.mark.parametrize("path", ["/login", "/run/0/api/stop"])
+async def test_a_body_that_is_too_long_is_refused_before_it_is_read_to_its_end(path: str) -> None:
+    access, sent = Access(open_to_view=False), 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal sent
+        for _ in range(1000):
+            sent += 1000
+            yield b"x" * 1000
+
+    async with browser(FakeLive(), access) as client:
+        headers = await signed_in(client, access)
+        answer = await client.post(path, content=endless(), headers=headers)
+    assert answer.status_code == 413
+    assert sent < 10_000
+
+
 async def test_the_run_is_json_that_names_nothing_unprintable() -> None:
     run = FakeLive()
     run.model.join({"id": 3, "name": "a\x1b[2Jb\u202e", "label_counts": [1, 2]})
