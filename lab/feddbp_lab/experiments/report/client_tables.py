@@ -97,8 +97,11 @@ def _core_minutes(result: PointResult | None) -> float | None:
 
 
 def _megabytes(result: PointResult | None) -> float | None:
-    total = None if result is None else result.total(lambda cell: cell.megabytes)
-    return None if result is None or total is None else total / len(result.results)
+    """None also without exchange: what such a client sends comes back to it alone, and could stay where it is."""
+    if result is None or any(cell.options.get("exchange") == "off" for cell in result.results):
+        return None
+    total = result.total(lambda cell: cell.megabytes)
+    return None if total is None else total / len(result.results)
 
 
 def _sum(values: Iterable[float | None]) -> float | None:

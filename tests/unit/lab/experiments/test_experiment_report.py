@@ -242,6 +242,16 @@ def test_a_control_stands_below_its_row_and_the_difference_is_the_federations_sh
     }
 
 
+def test_a_control_has_computing_time_but_no_traffic(tmp_path: Path) -> None:
+    output_dir, expanded = planned(tmp_path, controls=True, report={"rows": "method", "compare": "local"})
+    for cell in expanded.cells.values():
+        finish(output_dir, cell, rising, core_seconds=60)
+    write_report(output_dir)
+    *_, cost = tables((output_dir.report_dir / "small.md").read_text())
+    assert cost["FedDBP",][:2] == ["1.0", "1.50"]
+    assert cost["FedDBP, no exchange",][:2] == ["1.0", ""]
+
+
 def test_a_report_of_validation_accuracy_shows_no_test_accuracy(tmp_path: Path) -> None:
     report = {"rows": "data.alpha", "columns": "method", "value": "validation"}
     output_dir, expanded = planned(tmp_path, base=VALIDATED, report=report)
