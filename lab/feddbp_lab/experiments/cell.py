@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Final
 
+from feddbp_common.config.exchange import GuideConfig, RealType
 from feddbp_common.config.run import RunConfig
+from feddbp_common.methods import PRESET_MARK
 from feddbp_lab.experiments.resources import Resources
+from feddbp_lab.experiments.run_options import presets_in
 
 NO_EXCHANGE: Final = "no-exchange"
 _READABLE: Final = 150
@@ -16,14 +20,14 @@ _READABLE: Final = 150
 
 @dataclass(frozen=True)
 class Cell:
-    """A run, its id and its title."""
+    """A run, and how it is called."""
 
     run: RunConfig
     resources: Resources = field(default=Resources(), compare=False)
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The parts of the id, by which `--only` selects."""
+        """The parts of the id."""
         run = self.run
         return (
             run.method,
@@ -45,12 +49,25 @@ class Cell:
         return f"{readable[:_READABLE]}-{self.run.fingerprint}"
 
     @property
+    def names(self) -> frozenset[str]:
+        """What `--only` selects by before it looks for parts of the id: words, METHOD:PRESET, and exchange."""
+        preset = _preset_of(self.run)
+        named = [f"{self.run.method}{PRESET_MARK}{preset}"] if preset else []
+        return frozenset((*self.words, *named, *(["exchange"] if self.run.exchange == "on" else [])))
+
+    @property
     def title(self) -> str:
-        run = self.run
-        changed = "".join(f" {setting}" for setting in _changed_settings(run))
-        where = f"{run.data.dataset}, α {run.data.alpha:g}, E {run.training.local_epochs}"
+        run, preset = self.run, _preset_of(self.run)
+        of_preset = run.method_spec.presets[preset].settings if preset else {}
+        changed = [
+            *_changed_settings(run, but=of_preset),
+            *([run.guide.network] if run.guide != GuideConfig() else []),
+            *([run.wire.wire_dtype.value] if run.wire.wire_dtype is not RealType.FLOAT32 else []),
+        ]
+        method = " ".join([f"{run.method_spec.title}{PRESET_MARK if preset else ''}{preset}", *changed])
         alone = " without exchange" if run.exchange == "off" else ""
-        return f"{run.method_spec.title}{changed}{alone} on {where}, seed {run.seed}"
+        where = f"{run.data.dataset}, α {run.data.alpha:g}, E {run.training.local_epochs}"
+        return f"{method}{alone} on {where}, seed {run.seed}"
 
     @property
     def cost(self) -> float:
@@ -59,6 +76,13 @@ class Cell:
         return float(self.run.rounds * self.run.training.local_epochs * pixels)
 
 
-def _changed_settings(run: RunConfig) -> list[str]:
+def _changed_settings(run: RunConfig, *, but: Container[str] = ()) -> list[str]:
     defaults = run.method_spec.settings().model_dump(mode="json")
-    return [f"{name}={value}" for name, value in run.method_settings.items() if value != defaults[name]]
+    return [
+        f"{name}={value}" for name, value in run.method_settings.items() if value != defaults[name] and name not in but
+    ]
+
+
+def _preset_of(run: RunConfig) -> str:
+    """Empty if the run has the settings of none."""
+    return next(reversed(presets_in(run.method_spec, run.method_settings)), "")

@@ -91,8 +91,8 @@ def select_cells(cells: Iterable[Cell], only: Sequence[str]) -> list[Cell]:
 
 
 def _matching_ids(word: str, cells: Sequence[Cell]) -> list[str]:
-    """Cells with the exact word, if there are any, so that cifar10 does not select cifar100; else by substring."""
-    exact = [cell.id for cell in cells if word in cell.words]
+    """Cells of this name, if there are any, so that cifar10 does not select cifar100; else by substring of the id."""
+    exact = [cell.id for cell in cells if word in cell.names]
     return exact or [cell.id for cell in cells if word in cell.id]
 
 

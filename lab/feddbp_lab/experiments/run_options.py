@@ -13,7 +13,7 @@ from feddbp_common.config.nested import dotted, undotted
 from feddbp_common.config.run import RunConfig, resolve_settings
 from feddbp_common.config.sources import options_of
 from feddbp_common.errors import ConfigurationError
-from feddbp_common.methods import METHODS, PRESET_MARK, method_named, split_preset
+from feddbp_common.methods import METHODS, PRESET_MARK, Method, method_named, split_preset
 
 METHOD: Final = "method"
 SETTINGS: Final = "method_settings"
@@ -66,10 +66,15 @@ def titles_of(options: Mapping[str, Any]) -> dict[str, str]:
         return titles  # refused when the run is made
     spec = METHODS[method]
     titles[method] = spec.title
-    for name, preset in spec.presets.items():
-        if preset.settings.items() <= settings.items():
-            titles[f"{method}{PRESET_MARK}{name}"] = f"{spec.title}{PRESET_MARK}{name}"
+    for preset in presets_in(spec, settings):
+        titles[f"{method}{PRESET_MARK}{preset}"] = f"{spec.title}{PRESET_MARK}{preset}"
     return titles
+
+
+def presets_in(method: Method, settings: Mapping[str, Any]) -> list[str]:
+    """The presets whose settings are all among these, that with the most settings last."""
+    held = [name for name, preset in method.presets.items() if preset.settings.items() <= settings.items()]
+    return sorted(held, key=lambda name: len(method.presets[name].settings))
 
 
 def has_history(options: Mapping[str, Any]) -> bool:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from feddbp_lab.experiments.plan import Plan
 from feddbp_lab.experiments.report.outcomes import CellResult, Outcomes
+from feddbp_lab.experiments.run_options import titles_of
 from feddbp_lab.results.pictures.figure import Picture
 from feddbp_lab.results.pictures.run_pictures import draw_gain
 
@@ -30,14 +31,15 @@ def gain_picture(plan: Plan, outcomes: Outcomes) -> Picture | None:
     rows = [row for found in same for row in _pairs(found, local[_split(found)])]
     if not rows:
         return None
+    title = list(titles_of(first.options).values())[-1]
     better = sum(after > before for before, after in rows)
     points = 100 * sum(after - before for before, after in rows) / len(rows)
     return Picture(
         name=f"{plan.name}-gain",
         title="Gain over local training, per client",
-        caption=f"Accuracy of each client with {method} and with local training on the same split: {better} of "
+        caption=f"Accuracy of each client with {title} and with local training on the same split: {better} of "
         f"{len(rows)} better, {points:+.1f} points on average. A client of each seed and split is one pair.",
-        draw=partial(draw_gain, pairs=dict(enumerate(rows)), ours=method),
+        draw=partial(draw_gain, pairs=dict(enumerate(rows)), ours=title),
         aspect=0.4,
     )
 

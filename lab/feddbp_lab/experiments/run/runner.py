@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from typing import Final
+from typing import Any, Final
 
 from feddbp_common.artifacts import CELL_FAILURE_NAME, CELL_LOCK_NAME
 from feddbp_common.file_lock import is_locked
 from feddbp_lab.experiments.cell import Cell
 from feddbp_lab.experiments.resources import Allocation
 from feddbp_lab.experiments.run.attempt import CellJob, CellOutcome, CellProgressReport, Verdict, is_done
-from feddbp_lab.experiments.run.cell_dir import Failure
+from feddbp_lab.experiments.run.cell_dir import DamagedCellError, Failure
 from feddbp_lab.experiments.run.display import CellDisplay
 from feddbp_lab.experiments.run.executor import Executor
 from feddbp_lab.experiments.run.lease import LeaseRecord, LeaseWatch, boot_id, cell_key, current_lease
 from feddbp_lab.experiments.run.output_dir import OutputDir
 from feddbp_lab.experiments.run.store import DirectoryStore
 
+log = logging.getLogger("feddbp.lab")
+
 _POLL_SECONDS: Final = 1.0
 _LOSSES: Final = 3
 """Attempts of a cell that may lose their node before the cell counts as failed."""
+_FAILED_LOOKS: Final = 300
+"""Times in a row that --out could not be read, a poll apart, after which a cell counts as failed."""
 
 
 class _Available(Enum):
@@ -32,7 +37,9 @@ class _Available(Enum):
     """Another runner has it."""
     DONE = auto()
     FAILED = auto()
-    """Another runner failed at it since this one has begun."""
+    """Another runner failed at it since this one has begun, or --out cannot be read."""
+    UNKNOWN = auto()
+    """--out could not be read this time."""
 
 
 @dataclass(kw_only=True)
@@ -57,6 +64,7 @@ class Runner:
         self._tried: set[str] = set()
         """Cells at which this runner, or another meanwhile, has begun an attempt: their failures are new."""
         self._losses: Counter[str] = Counter()
+        self._failed_looks: Counter[str] = Counter()
         self._watch = LeaseWatch()
         self._ended: dict[str, LeaseRecord | None] = {}
 
@@ -125,13 +133,22 @@ class Runner:
             case _Available.ELSEWHERE:
                 self._elsewhere[cell.id] = cell
                 self._tried.add(cell.id)
+            case _Available.UNKNOWN:
+                self._elsewhere[cell.id] = cell
             case _Available.DONE:
-                self._show_done(cell, None)
+                self._show_stored(cell)
             case _Available.FAILED:
-                self._fail(cell, self.output.cell_dir(cell.id).failure() or Failure(cause="failed elsewhere"))
+                self._fail(cell, self._failure_elsewhere(cell))
 
     async def _availability(self, cell: Cell) -> _Available:
-        available, record = await asyncio.to_thread(self._look_up, cell)
+        try:
+            available, record = await asyncio.to_thread(self._look_up, cell)
+        except OSError as error:
+            self._failed_looks[cell.id] += 1
+            if self._failed_looks[cell.id] == 1:
+                log.warning("%s: %s cannot be read: %s; trying again", cell.id, self.output.name, error)
+            return _Available.FAILED if self._failed_looks[cell.id] >= _FAILED_LOOKS else _Available.UNKNOWN
+        self._failed_looks[cell.id] = 0
         if available is _Available.FREE:
             self._ended[cell.id] = record
         elif record is not None:
@@ -143,6 +160,7 @@ class Runner:
         """What others have done with a cell, and its lease if that has not been removed."""
         store = self.output.store
         if is_done(store, cell.id):
+            self.output.refresh([cell.id])
             return _Available.DONE, None
         record = current_lease(store, cell.id)
         if record is not None and not record.released and not self._has_ended(cell, record):
@@ -169,8 +187,10 @@ class Runner:
 
     def _settle(self, cell: Cell, outcome: CellOutcome) -> None:
         match outcome.verdict:
+            case Verdict.DONE if outcome.summary is None:  # done by another runner meanwhile
+                self._elsewhere[cell.id] = cell
             case Verdict.DONE:
-                self._show_done(cell, outcome)
+                self._show_done(cell, outcome.summary)
             case Verdict.FAILED:
                 self._fail(cell, outcome.failure or Failure(cause="unknown"))
             case Verdict.BUSY:
@@ -182,13 +202,25 @@ class Runner:
                 else:
                     self._elsewhere[cell.id] = cell
 
-    def _show_done(self, cell: Cell, outcome: CellOutcome | None) -> None:
-        summary = outcome.summary if outcome is not None else None
-        if summary is None:
-            self.output.refresh([cell.id])
-            summary = self.output.cell_dir(cell.id).results().summary
+    def _show_stored(self, cell: Cell) -> None:
+        directory = self.output.cell_dir(cell.id)
+        try:
+            directory.reported()
+            self._show_done(cell, directory.results().summary)
+        except DamagedCellError as error:
+            self._fail(cell, Failure.of(error))
+
+    def _show_done(self, cell: Cell, summary: dict[str, Any]) -> None:
         self.display.done(cell, summary)
         self.display.end(cell)
+
+    def _failure_elsewhere(self, cell: Cell) -> Failure:
+        if self._failed_looks[cell.id]:
+            return Failure(cause=f"{self.output.name} could not be read {self._failed_looks[cell.id]} times in a row")
+        try:
+            return self.output.cell_dir(cell.id).failure() or Failure(cause="failed elsewhere")
+        except (OSError, ValueError, KeyError, TypeError):
+            return Failure(cause="failed elsewhere, for a reason that cannot be read")
 
     def _fail(self, cell: Cell, failure: Failure) -> None:
         self.failed.append(cell)

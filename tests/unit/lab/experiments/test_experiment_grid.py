@@ -518,6 +518,21 @@ def test_only_prefers_an_exact_word_over_a_substring() -> None:
     assert len(selection()) == 4 * len({run.method for run in quick_runs()})
 
 
+def test_only_selects_a_method_with_its_preset() -> None:
+    cells = built_in("guided", seeds=(1,)).cells.values()
+    (with_exchange,) = select_cells(cells, ["feddbp:guided", "exchange", "cifar100"])
+    assert with_exchange.title == "FedDBP:guided on cifar100, α 0.1, E 2, seed 1"
+    (cell,) = select_cells(cells, ["feddbp:guided", "no-exchange", "cifar100"])
+    assert cell.run.method_settings["guided"]
+    assert cell.title == "FedDBP:guided without exchange on cifar100, α 0.1, E 2, seed 1"
+
+
+def test_a_title_names_the_guide_and_the_type_on_the_wire_if_they_are_not_the_usual_ones() -> None:
+    titles = {cell.title for cell in built_in("traffic").cells.values()}
+    assert len(titles) == 7
+    assert "FedDBP:guided guide_small float16 on cifar100, α 0.1, E 2, seed 0" in titles
+
+
 def test_words_in_one_only_are_alternatives_and_a_second_only_narrows() -> None:
     assert selection("cifar10,tiny-imagenet", "feddbp,fd") == {
         (method, dataset) for method in ("feddbp", "fd") for dataset in ("cifar10", "tiny-imagenet")
