@@ -40,6 +40,10 @@ class SlowDisk(MemoryStore):
         self._wait("upload")
         super().save_upload(record, body)
 
+    def forget_upload(self, client_id: int, round_number: int) -> None:
+        self._wait("forgotten upload")
+        super().forget_upload(client_id, round_number)
+
     def save_report(self, record: Any) -> bool:
         self._wait("report")
         return super().save_report(record)

@@ -222,6 +222,7 @@ class Uploads:
         check_report(header.round, header.metrics, session.data, engine.state, self._limits, exact_counts=exact)
 
     def _check_open(self, session: Session, header: pb.UploadHeader) -> None:
+        self._engine.check_allowed(session.client_id)
         check_upload(session.client_id, header.round, self._engine.state)
         self._engine.store.check()
 
@@ -285,9 +286,6 @@ class Uploads:
         announced: Announcement | None = None,
     ) -> pb.UploadReceipt:
         """Makes a checked upload durable. What is given to the store before the round closes counts in it."""
-        if not self._engine.sessions.is_current(session):
-            raise _superseded()
-        self._check_open(session, header)
         return await self._engine.tasks.run_shielded(self._commit(session, header, body, payload, announced))
 
     async def _commit(
@@ -299,6 +297,10 @@ class Uploads:
         announced: Announcement | None,
     ) -> pb.UploadReceipt:
         engine, manifest = self._engine, header.manifest
+        # nothing is awaited from here until the store has the job: one that deletes the upload comes before or after it
+        if not engine.sessions.is_current(session):
+            raise _superseded()
+        self._check_open(session, header)
         record = UploadRecord(
             client_id=session.client_id,
             round=header.round,
@@ -309,6 +311,7 @@ class Uploads:
         fault_point("server.upload.received")
         before, is_new_report = await engine.store.run(lambda store: _save_once(store, record, body, report), announced)
         fault_point("server.upload.committed")
+        engine.check_allowed(session.client_id)  # the upload was deleted meanwhile
         session.last_seen = engine.clock()
         if before is None:
             engine.aggregator.cache(header.round, session.client_id, payload)

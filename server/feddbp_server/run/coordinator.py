@@ -59,6 +59,7 @@ class Coordinator:
     def __init__(self, engine: RunEngine, limits: Limits) -> None:
         self.view = RunView(engine)
         self.sessions = engine.sessions
+        self.check_allowed = engine.check_allowed
         self._engine = engine
         self._limits = limits
         self._states = PushedStates(engine, limits)
@@ -345,11 +346,15 @@ class Coordinator:
         return True
 
     async def _block(self, client_id: int, reason: str) -> None:
-        state = self._engine.state
-        if Phase.AGGREGATING not in (state.phase, state.held_phase):
-            # before the round can be closed: the list of its uploads is read by a later job of the store
-            await self._engine.store.run(lambda store: store.forget_upload(client_id, state.round))
-        await self._remove(client_id, Blocked(client_id), "blocked", reason)
+        engine, state = self._engine, self._engine.state
+        engine.being_blocked.add(client_id)  # or another upload could be stored once this one is deleted
+        try:
+            if Phase.AGGREGATING not in (state.phase, state.held_phase):
+                # before the round can be closed: the list of its uploads is read by a later job of the store
+                await engine.store.run(lambda store: store.forget_upload(client_id, state.round))
+            await self._remove(client_id, Blocked(client_id), "blocked", reason)
+        finally:
+            engine.being_blocked.discard(client_id)
 
     async def allow(self, client_id: int) -> bool:
         """Ends a block."""
@@ -371,11 +376,6 @@ class Coordinator:
         engine.event_log.operated(what, client_id, reason)
         engine.run_changed.publish()  # ends the client's event streams
         engine.status_changed.publish()
-
-    def check_allowed(self, client_id: int) -> None:
-        """Refuses a client that an operator has blocked."""
-        if client_id in self._engine.state.blocked:
-            raise RefusedError(pb.REFUSAL_REASON_BLOCKED, f"an operator has blocked client {client_id}")
 
     @property
     def blocked(self) -> frozenset[int]:

@@ -34,6 +34,7 @@ from feddbp_server.run.durations import PhaseTimes
 from feddbp_server.run.extension import open_run
 from feddbp_server.run.limits import Limits
 from feddbp_server.run.participants import Waiting, sole_participant
+from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.round_closing import RoundCloser
 from feddbp_server.run.sessions import Sessions
 from feddbp_server.run.snapshot import StoredState
@@ -80,6 +81,8 @@ class RunEngine:
         self.clock = clock
         self.state = RunState()
         self.draining = False
+        self.being_blocked: set[int] = set()
+        """Clients whose block is not durable yet: what they have uploaded is being deleted."""
         self.tasks = BackgroundTasks()
         self.run_changed = Broadcast()
         """Something a client receives over its event stream."""
@@ -136,6 +139,11 @@ class RunEngine:
     @property
     def history(self) -> RunHistory:
         return self.records.history
+
+    def check_allowed(self, client_id: int) -> None:
+        """Refuses a client that an operator has blocked."""
+        if client_id in self.state.blocked or client_id in self.being_blocked:
+            raise RefusedError(pb.REFUSAL_REASON_BLOCKED, f"an operator has blocked client {client_id}")
 
     # --- start ---
 

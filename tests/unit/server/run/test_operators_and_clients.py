@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from datetime import timedelta
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 from coordinator_runs import (
     CLIENTS,
+    PATIENCE,
     Daemon,
     Server,
+    accept,
     activities,
     join_all,
     join_request,
@@ -20,6 +23,7 @@ from coordinator_runs import (
     trained_upload,
 )
 from run_machine import ids
+from slow_disk import SlowDisk
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.artifacts import AUDIT_NAME
@@ -84,6 +88,34 @@ async def test_a_blocked_client_is_shut_out_until_it_is_allowed_again(tmp_path: 
         ("allowed_by_operator", 2),
     ]
     assert operated[0]["reason"] == "certificate stolen"
+
+
+async def test_an_upload_is_refused_while_a_block_deletes_the_one_before(tmp_path: Path) -> None:
+    disk = SlowDisk()
+    async with Server(disk, tmp_path, **TWO_OF_THREE) as server:
+        third = (await join_all(server))[2]
+        disk.slow_at = "forgotten upload"
+        blocking = asyncio.create_task(server.coordinator.block(2, ""))
+        assert await asyncio.to_thread(disk.reached.wait, PATIENCE)
+        async with asyncio.timeout(PATIENCE / 2):
+            refusal = await refusal_of(accept(server, third, trained_upload(2, 0, Payload())))
+        disk.released.set()
+        assert await blocking
+        assert refusal.reason == pb.REFUSAL_REASON_BLOCKED
+        assert await server.thread.run(lambda store: store.uploads(0)) == []
+
+
+@pytest.mark.parametrize("first", ["block", "upload"])
+async def test_no_upload_of_a_client_is_averaged_that_is_blocked_at_the_same_time(first: str, tmp_path: Path) -> None:
+    async with Server(SqliteStore(tmp_path), tmp_path, **TWO_OF_THREE) as server:
+        third = (await join_all(server))[2]
+        upload = refusal_of(accept(server, third, trained_upload(2, 0, Payload())))
+        calls = [upload, server.coordinator.block(2, "")]
+        results = await asyncio.gather(*(calls if first == "upload" else calls[::-1]))
+        refusals = [result for result in results if isinstance(result, pb.Refusal)]
+        assert [refusal.reason for refusal in refusals] == [pb.REFUSAL_REASON_BLOCKED]
+        assert await server.thread.run(lambda store: store.uploads(0)) == []
+        assert server.engine.state.uploaded == ids()
 
 
 async def test_a_client_that_never_joined_can_be_blocked(tmp_path: Path) -> None:
