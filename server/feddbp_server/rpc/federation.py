@@ -48,6 +48,8 @@ class FederationService(pb_grpc.FederationServicer):
         """The session of a secret, which alone is not enough where callers have identities."""
         session = self._coordinator.sessions.resolve(secret)
         with self._acting_as(session.client_id, context):
+            # a block is durable before the session has ended: a crash in between leaves a session that is valid
+            self._coordinator.check_allowed(session.client_id)
             yield session
 
     async def GetRun(self, request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:

@@ -330,9 +330,7 @@ class Coordinator:
     async def drop(self, client_id: int, reason: str) -> bool:
         """Removes a client from the run; it may join again, and takes part from the next round."""
         self._check_client_of_running(client_id)
-        session = self.sessions.get(client_id)
-        is_in_session = session is not None and self.sessions.is_current(session)
-        if client_id not in self._engine.state.members and not is_in_session:
+        if client_id not in self._engine.state.members and not self._is_in_session(client_id):
             return False
         await self._engine.tasks.run_shielded(self._remove(client_id, Left(client_id), "dropped", reason))
         return True
@@ -340,7 +338,7 @@ class Coordinator:
     async def block(self, client_id: int, reason: str) -> bool:
         """Removes a client from the run, with its upload of the open round, and refuses all its calls."""
         self._check_client_of_running(client_id)
-        if client_id in self.blocked:
+        if client_id in self.blocked and not self._is_in_session(client_id):
             return False
         await self._engine.tasks.run_shielded(self._block(client_id, reason))
         return True
@@ -364,6 +362,10 @@ class Coordinator:
         await self._operate(Allowed(client_id))
         self._engine.event_log.operated("allowed", client_id)
         return True
+
+    def _is_in_session(self, client_id: int) -> bool:
+        session = self.sessions.get(client_id)
+        return session is not None and self.sessions.is_current(session)
 
     async def _remove(self, client_id: int, event: Event, what: str, reason: str) -> None:
         engine = self._engine

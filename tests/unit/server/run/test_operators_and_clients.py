@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,7 +32,7 @@ from feddbp_common.artifacts import AUDIT_NAME
 from feddbp_common.wire import Payload
 from feddbp_server.rpc.status_reply import status_of
 from feddbp_server.run.state_machine.state import Phase
-from feddbp_server.store import MemoryStore, SqliteStore, Store
+from feddbp_server.store import ClientRecord, MemoryStore, SqliteStore, Store, StoreError
 
 TWO_OF_THREE: dict[str, Any] = {"min_clients": 2, "clients": CLIENTS, "join_window": timedelta(days=1)}
 
@@ -116,6 +118,39 @@ async def test_no_upload_of_a_client_is_averaged_that_is_blocked_at_the_same_tim
         assert [refusal.reason for refusal in refusals] == [pb.REFUSAL_REASON_BLOCKED]
         assert await server.thread.run(lambda store: store.uploads(0)) == []
         assert server.engine.state.uploaded == ids()
+
+
+class NoRoomForClients(MemoryStore):
+    """Fails to store sessions while `full`."""
+
+    full = False
+
+    def save_client(self, record: ClientRecord) -> None:
+        if self.full:
+            raise sqlite3.OperationalError("database or disk is full")
+        super().save_client(record)
+
+
+async def test_a_session_that_a_block_could_not_end_is_of_no_use_and_ended_by_the_next_block(tmp_path: Path) -> None:
+    disk = NoRoomForClients()
+    async with Server(disk, tmp_path, **TWO_OF_THREE) as server:
+        third = (await join_all(server))[2]
+        disk.full = True
+        with pytest.raises(StoreError):
+            await server.coordinator.block(2, "")
+        disk.full = False
+    async with Server(disk, tmp_path, **TWO_OF_THREE) as restarted:
+        third = third.moved_to(restarted)
+        context: Any = SimpleNamespace()  # without authentication, nothing of it is used
+        for call in (
+            restarted.federation.Report(pb.ReportRequest(session=third.secret, progress=pb.Progress()), context),
+            anext(restarted.federation.Follow(pb.FollowRequest(session=third.secret), context)),
+        ):
+            assert (await refusal_of(call)).reason == pb.REFUSAL_REASON_BLOCKED
+        assert await restarted.coordinator.block(2, "")
+        assert not await restarted.coordinator.block(2, "")
+        assert not restarted.engine.sessions.is_current(third.session)
+        assert await restarted.thread.run(lambda store: store.clients()[2].session_sha256) == b""
 
 
 async def test_a_client_that_never_joined_can_be_blocked(tmp_path: Path) -> None:
