@@ -187,10 +187,10 @@ class Runner:
 
     def _settle(self, cell: Cell, outcome: CellOutcome) -> None:
         match outcome.verdict:
-            case Verdict.DONE if outcome.summary is None:  # done by another runner meanwhile
-                self._elsewhere[cell.id] = cell
-            case Verdict.DONE:
+            case Verdict.DONE if outcome.summary is not None:
                 self._show_done(cell, outcome.summary)
+            case Verdict.DONE:  # by another runner meanwhile
+                self._elsewhere[cell.id] = cell
             case Verdict.FAILED:
                 self._fail(cell, outcome.failure or Failure(cause="unknown"))
             case Verdict.BUSY:

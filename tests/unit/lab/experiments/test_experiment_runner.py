@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
+import itertools
 import json
+import math
 import os
 from collections.abc import Callable
 from datetime import timedelta
@@ -24,13 +27,23 @@ from feddbp_lab.cli import main
 from feddbp_lab.experiments.cell import Cell
 from feddbp_lab.experiments.config import ExecutionConfig
 from feddbp_lab.experiments.expansion import expand
-from feddbp_lab.experiments.resources import Resources
-from feddbp_lab.experiments.run.attempt import CellInUseError, CellJob, CellProgressReport, wait_until_released
+from feddbp_lab.experiments.resources import Allocation, Resources
+from feddbp_lab.experiments.run import runner as runner_module
+from feddbp_lab.experiments.run.attempt import (
+    CellInUseError,
+    CellJob,
+    CellOutcome,
+    CellProgressReport,
+    Progress,
+    Verdict,
+    wait_until_released,
+)
 from feddbp_lab.experiments.run.cell_dir import CellState, Failure
 from feddbp_lab.experiments.run.display import LiveCellDisplay, Workload
 from feddbp_lab.experiments.run.executor import LocalExecutor
 from feddbp_lab.experiments.run.output_dir import OutputDir
 from feddbp_lab.experiments.run.runner import Runner
+from feddbp_lab.experiments.run.store import DirectoryStore
 from feddbp_lab.experiments.spec import load_experiment
 
 GRID = """
@@ -195,16 +208,18 @@ def test_no_process_outlives_a_killed_runner(run: Run, out: Path, capsys: pytest
 
 
 class FailureRecorder:
-    """A display that records the causes of failures."""
+    """A display that records which cells are done, and the causes of failures."""
 
     def __init__(self) -> None:
         self.causes: list[str] = []
+        self.finished: list[str] = []
 
     def begin(self, cell: Cell) -> None: ...
 
     def show(self, cell: Cell, progress: CellProgressReport) -> None: ...
 
-    def done(self, cell: Cell, summary: dict[str, Any]) -> None: ...
+    def done(self, cell: Cell, summary: dict[str, Any]) -> None:
+        self.finished.append(cell.id)
 
     def end(self, cell: Cell) -> None: ...
 
@@ -236,6 +251,93 @@ async def test_a_cell_directory_with_another_run_is_not_changed(tmp_path: Path) 
     assert "training.learning_rate is 0.5 there and 0.01 here" in cause
     assert directory.state is CellState.FAILED
     assert json.loads((directory.path / "config.json").read_text()) == config
+
+
+class NoWork(LocalExecutor):
+    """Cells whose runs succeed at once."""
+
+    async def run(self, job: CellJob, allocation: Allocation, progress: Progress) -> CellOutcome:
+        return CellOutcome(verdict=Verdict.DONE, summary={})
+
+
+def two_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Runner, FailureRecorder]:
+    monkeypatch.setattr(runner_module, "_POLL_SECONDS", 0.0)
+    output_dir, expanded = planned(tmp_path, axes={"method": ["fd", "local"]}, report={})
+    recorder = FailureRecorder()
+    runner = runner_of(output_dir, [*expanded.cells.values()], recorder)
+    runner.executor = NoWork(jobs=2, cores=2)
+    return runner, recorder
+
+
+def make_unreadable(monkeypatch: pytest.MonkeyPatch, cell: Cell, times: float) -> None:
+    """Makes a cell's folder unreadable for so many times."""
+    names, failures = DirectoryStore.names, itertools.count()
+
+    def unreliable_names(store: DirectoryStore, key: str) -> list[str]:
+        if cell.id in key and next(failures) < times:
+            raise OSError(errno.EIO, "stale file handle")
+        return names(store, key)
+
+    monkeypatch.setattr(DirectoryStore, "names", unreliable_names)
+
+
+async def test_a_store_that_cannot_be_read_for_an_instant_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner, recorder = two_cells(tmp_path, monkeypatch)
+    make_unreadable(monkeypatch, runner.cells[0], times=3)
+    await runner.run()
+    assert recorder.finished == [runner.cells[1].id, runner.cells[0].id]
+    assert runner.failed == []
+    (warning,) = caplog.messages
+    assert "stale file handle; trying again" in warning
+
+
+async def test_a_store_that_stays_unreadable_fails_the_cell_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, recorder = two_cells(tmp_path, monkeypatch)
+    make_unreadable(monkeypatch, runner.cells[0], times=math.inf)
+    await runner.run()
+    assert recorder.finished == [runner.cells[1].id]
+    assert runner.failed == [runner.cells[0]]
+    assert recorder.causes == [f"{tmp_path} could not be read 300 times in a row"]
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"accuracy": 1}'])
+async def test_damaged_results_of_another_runner_fail_the_cell_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    runner, recorder = two_cells(tmp_path, monkeypatch)
+    damaged = runner.cells[0]
+    finish(runner.output, damaged, lambda *_: 0.5)
+    (runner.output.cell_dir(damaged.id).path / "summary.json").write_text(content)
+    await runner.run()
+    assert runner.failed == [damaged]
+    assert recorder.finished == [runner.cells[1].id]
+    (cause,) = recorder.causes
+    assert "its results cannot be read" in cause
+
+
+async def test_a_failure_of_another_runner_that_cannot_be_read_is_still_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, recorder = two_cells(tmp_path, monkeypatch)
+    failing = runner.cells[0]
+    directory = runner.output.cell_dir(failing.id).path
+
+    class TakenMeanwhile(NoWork):
+        async def run(self, job: CellJob, allocation: Allocation, progress: Progress) -> CellOutcome:
+            if job.cell is not failing:
+                return await super().run(job, allocation, progress)
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / "failure.json").write_text("{")
+            return CellOutcome(verdict=Verdict.BUSY)
+
+    runner.executor = TakenMeanwhile(jobs=2, cores=2)
+    await runner.run()
+    assert runner.failed == [failing]
+    assert recorder.causes == ["failed elsewhere, for a reason that cannot be read"]
 
 
 async def test_processes_of_a_killed_runner_are_waited_for(tmp_path: Path) -> None:
