@@ -94,7 +94,7 @@ async def test_a_refusal_is_logged_with_call_client_and_reason_and_counted(
     refused = audit(running_federation, "refused")
     assert [(entry["call"], entry["client"], entry["reason"], entry["field"]) for entry in refused] == [
         ("Join", 0, "other_run", "run_id"),
-        ("Join", 7, "unknown_client", "client_id"),
+        ("Join", None, "unknown_client", "client_id"),
         ("Report", 1, "wrong_round", "round"),
         ("Report", None, "stale_session", "session"),
         ("Upload", 1, "invalid_payload", "counts"),

@@ -34,13 +34,17 @@ class FederationService(pb_grpc.FederationServicer):
 
     @contextmanager
     def _acting_as(self, client_id: int, context: Context) -> Iterator[None]:
-        """Holds the caller to the identity of a client; every refusal from inside carries the client's id."""
+        """Holds the caller to the identity of a client; every refusal from inside carries the client's id.
+
+        Unless the run has no client of this id.
+        """
         try:
             self._identity.check_client(context, client_id)
             yield
         except (RefusedError, PayloadError, StoreError) as error:
             refusal = as_refusal(error)
-            refusal.client_id = client_id
+            if client_id < self._coordinator.config.clients:  # any other id is made up; it would be a caller of its own
+                refusal.client_id = client_id
             raise refusal from None
 
     @contextmanager

@@ -80,6 +80,12 @@ async def test_the_refusal_of_a_join_names_the_client_that_asked(server: Server)
     assert await refused_client(server.federation.Join(request, CONTEXT)) == 1
 
 
+async def test_the_refusal_of_a_join_under_an_id_outside_of_the_run_names_no_client(server: Server) -> None:
+    request = join_request(server.coordinator, 1)
+    request.client_id = 4_000_000_000
+    assert await refused_client(server.federation.Join(request, CONTEXT)) is None
+
+
 async def test_a_stream_that_ends_because_its_session_was_superseded_names_its_client(server: Server) -> None:
     daemon = await Daemon.join(server, 1)
     events = server.federation.Follow(pb.FollowRequest(session=daemon.secret), CONTEXT)
