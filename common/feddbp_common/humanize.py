@@ -7,6 +7,8 @@ from typing import Final
 from urllib.parse import unquote
 
 NO_VALUE: Final = "–"
+_LISTED: Final = 200
+"""Characters of ids in a line; the status has all of them."""
 _NAMED: Final = 20
 """Clients in a line up to which each is shown with its name."""
 
@@ -46,6 +48,15 @@ def id_ranges(ids: Collection[int]) -> str:
         else:
             ranges.append([number])
     return ", ".join(str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}" for numbers in ranges)
+
+
+def listed_ids(ids: Collection[int]) -> str:
+    """Ids as ranges, cut off where they would fill the screen."""
+    text = id_ranges(ids)
+    if len(text) <= _LISTED:
+        return text
+    shown = text[:_LISTED].rpartition(", ")[0]
+    return f"{shown} and others, {len(ids)} in all"
 
 
 def client_names(ids: Collection[int], names: Callable[[int], str] = lambda _: "") -> str:

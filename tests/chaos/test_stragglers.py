@@ -39,7 +39,7 @@ async def test_a_deadline_passes_without_any_traffic(running_federation: Federat
     assert [ended and ended.outcome for ended in outcomes.values()] == [pb.RUN_OUTCOME_FINISHED] * 3
     for number in (1, 2):
         assert f"round {number}/2: 2 of 3 clients uploaded, without client 2, in " in server.log
-    assert re.search("no final results from .*client 2", server.log)
+    assert re.search(r"no final results from clients? (\S+, |\d-)*2", server.log)
     assert running_federation.summary()["completed_rounds"] == 2
 
 

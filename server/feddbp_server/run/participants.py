@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
 
-from feddbp_common.humanize import human_seconds, id_ranges
+from feddbp_common.humanize import human_seconds, listed_ids
 from feddbp_server.run.state_machine.state import Phase, RoundPolicy, RunState
-
-_LISTED: Final = 200
-"""Characters of ids in a line; the status has all of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +45,7 @@ class Waiting:
     def __str__(self) -> str:
         parts = [f"{self.joined} of {self.clients} joined"]
         if self.missing:
-            parts.append(f"missing {listed(self.missing)}")
+            parts.append(f"missing {listed_ids(self.missing)}")
         if self.still_needed:
             when = f"begins when {self.still_needed} more have joined"
         elif self.seconds_left is None:
@@ -57,15 +53,6 @@ class Waiting:
         else:
             when = f"begins in {human_seconds(self.seconds_left)}"
         return f"{', '.join(parts)}; {when}"
-
-
-def listed(ids: frozenset[int]) -> str:
-    """Ids as ranges, cut off where they would fill the screen."""
-    text = id_ranges(ids)
-    if len(text) <= _LISTED:
-        return text
-    shown = text[:_LISTED].rpartition(", ")[0]
-    return f"{shown} and others, {len(ids)} in all"
 
 
 def sole_participant(state: RunState, policy: RoundPolicy) -> int | None:

@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 from typing import TypeAlias
 
+from feddbp_common.humanize import listed_ids
 from feddbp_common.seeding import derive_seed
 from feddbp_server.run.state_machine.events import (
     ALL_DONE,
@@ -345,4 +346,7 @@ def _counted(number: int, noun: str) -> str:
 
 
 def _names(clients: frozenset[int]) -> str:
-    return ", ".join(f"client {client}" for client in sorted(clients)) or "no client"
+    """Of a bounded length: a reason is sent to every client, also as the message of a status."""
+    if not clients:
+        return "no client"
+    return f"{'client' if len(clients) == 1 else 'clients'} {listed_ids(clients)}"

@@ -47,8 +47,7 @@ def test_a_run_of_which_rounds_in_a_row_come_to_nothing_fails() -> None:
     run(*(Skipped(client, 2) for client in range(CLIENTS)))
     assert run.phase is Phase.FAILED
     assert run.state.reason == (
-        "round 3 needs 3 uploads and has 0 after 2 rounds that gave nothing; "
-        "not able to train: client 0, client 1, client 2"
+        "round 3 needs 3 uploads and has 0 after 2 rounds that gave nothing; not able to train: clients 0-2"
     )
 
 
