@@ -210,7 +210,7 @@ class BodyLog:
 
 def check_header(fd: int, path: Path, key: BodyKey, place: Place) -> None:
     """Raises DamagedBodyError unless the body of this key is in this place."""
-    if os.pread(fd, HEADER_BYTES, place.start) != _header(key, place.length):
+    if _pread(fd, HEADER_BYTES, place.start) != _header(key, place.length):
         raise _damaged(path, key)
 
 
@@ -218,7 +218,7 @@ def read_body(fd: int, path: Path, key: BodyKey, place: Place, limit: int | None
     """The body in a place. A process other than the server has to hold `reading` since before it has read the row."""
     check_header(fd, path, key, place)
     wanted = place.length if limit is None else min(limit, place.length)
-    body = os.pread(fd, wanted, place.start + HEADER_BYTES)
+    body = _pread(fd, wanted, place.start + HEADER_BYTES)
     if len(body) != wanted:
         raise _damaged(path, key)
     return body
@@ -266,6 +266,13 @@ def _storage_error(error: OSError) -> sqlite3.OperationalError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return sqlite3.OperationalError("database or disk is full")
     return sqlite3.OperationalError("disk I/O error")
+
+
+def _pread(fd: int, length: int, offset: int) -> bytes:
+    try:
+        return os.pread(fd, length, offset)
+    except OSError as error:
+        raise _storage_error(error) from error
 
 
 def _write_all(fd: int, pieces: tuple[bytes, ...], offset: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import resource
 import sqlite3
@@ -183,6 +184,25 @@ def test_a_sync_that_fails_fails_the_transaction(
             save(store, 0)
     assert rows(tmp_path, "SELECT client_id FROM upload") == []
     save(store, 0)
+    assert store.upload_body(upload_record(0)) == body_of(0)
+
+
+@pytest.mark.parametrize("failing", [1, 2], ids=["header", "body"])
+def test_a_read_that_fails_is_a_failure_of_the_store_and_may_be_repeated(
+    failing: int, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(store, 0)
+    reads = itertools.count(1)
+    real = os.pread
+
+    def pread(fd: int, length: int, offset: int) -> bytes:
+        if next(reads) == failing:
+            raise OSError(5, "Input/output error")
+        return real(fd, length, offset)
+
+    monkeypatch.setattr(os, "pread", pread)
+    with pytest.raises(sqlite3.OperationalError, match="disk I/O error"):
+        store.upload_body(upload_record(0))
     assert store.upload_body(upload_record(0)) == body_of(0)
 
 
