@@ -10,6 +10,8 @@ PRIME: Final = 2**256 + 297
 """The smallest prime above 2^256, so that every 32 bytes are an element."""
 SECRET_BYTES: Final = 32
 SHARE_BYTES: Final = 33
+_KNOWN_WEIGHTS: Final = 512
+"""Sets of holders whose weights are kept: where shares do not fit together, many sets are tried for each secret."""
 
 DrawBelow = Callable[[int], int]
 """A uniform element below a bound, from a source that fits secrets."""
@@ -44,7 +46,7 @@ def _polynomial(coefficients: Sequence[int], point: int, prime: int) -> int:
     return value
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=_KNOWN_WEIGHTS)
 def _weights_at_zero(holders: tuple[int, ...], prime: int) -> tuple[int, ...]:
     """Lagrange's weights; the same holders reveal the secrets of all clients of a round."""
     points = [_point(holder) for holder in holders]

@@ -41,6 +41,17 @@ def test_fewer_shares_than_the_threshold_tell_nothing() -> None:
         assert all(sorted(found) == list(range(prime)) for found in seen.values())
 
 
+def test_weights_of_the_sets_that_are_tried_for_one_secret_are_known_for_the_next() -> None:
+    holders = range(100)
+    shared = [shamir.split(secret, holders, threshold=3, draw=secrets.randbelow) for secret in range(2)]
+    sets = list(itertools.islice(itertools.combinations(holders, 3), 300))
+    shamir._weights_at_zero.cache_clear()
+    for shares in shared:
+        for chosen in sets:
+            shamir.combine({holder: shares[holder] for holder in chosen}, threshold=3)
+    assert shamir._weights_at_zero.cache_info().misses == len(sets)
+
+
 @given(
     secret=st.integers(0, 2**256 - 1),
     holders=st.sets(st.integers(0, 100_000), min_size=5, max_size=20),
