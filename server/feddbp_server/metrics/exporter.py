@@ -120,6 +120,11 @@ class _Listener(ThreadingHTTPServer):
         # not HTTPServer's, which resolves the host's name and may wait for that
         socketserver.TCPServer.server_bind(self)
 
+    def get_request(self) -> tuple[Any, Any]:
+        connection, address = super().get_request()
+        # what is counted and ended is the socket that the thread uses: encryption leaves the other one closed
+        return (connection if self._tls is None else self._tls.encrypted(connection)), address
+
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._make_room(request):
             self.shutdown_request(request)
@@ -145,7 +150,8 @@ class _Listener(ThreadingHTTPServer):
                     return False
                 del self._began[oldest]
                 with suppress(OSError):
-                    oldest.shutdown(socket.SHUT_RDWR)  # its thread, which reads or writes, fails at once
+                    # its thread, which reads or writes, fails at once; SSLSocket's own would let it go on unencrypted
+                    socket.socket.shutdown(oldest, socket.SHUT_RDWR)
             self._began[request] = now
         return True
 
@@ -155,12 +161,10 @@ class _Listener(ThreadingHTTPServer):
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         """Handles a request in its thread, in which the handshake of TLS may take its time, too."""
-        if self._tls is None:
-            super().finish_request(request, client_address)
-            return
-        request.settimeout(self._scrape_seconds)
-        with self._tls.accept(request) as encrypted:
-            super().finish_request(encrypted, client_address)
+        if self._tls is not None:
+            request.settimeout(self._scrape_seconds)
+            self._tls.authenticate(request)
+        super().finish_request(request, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A broken connection is not worth a traceback on the server's terminal."""

@@ -24,14 +24,16 @@ class ScrapeCredentials:
         self._context.load_cert_chain(certs / f"{SERVER}.pem", certs / f"{SERVER}.key")
         self._context.load_verify_locations(certs / f"{CA}.pem")
 
-    def accept(self, connection: socket.socket) -> ssl.SSLSocket:
-        """The encrypted connection; raises OSError for a caller without the right certificate."""
-        encrypted = self._context.wrap_socket(connection, server_side=True)
-        subjects = _common_names(encrypted)
+    def encrypted(self, connection: socket.socket) -> ssl.SSLSocket:
+        """Takes the place of a connection, before any handshake."""
+        return self._context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+
+    def authenticate(self, connection: ssl.SSLSocket) -> None:
+        """Waits for the handshake; raises OSError for a caller without the right certificate."""
+        connection.do_handshake()
+        subjects = _common_names(connection)
         if not any(name in _READERS for name in subjects):
-            encrypted.close()
             raise ConnectionRefusedError(f"{', '.join(subjects)} may not read metrics")
-        return encrypted
 
 
 def _common_names(connection: ssl.SSLSocket) -> list[str]:

@@ -14,6 +14,8 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from certificates import issue_certificates
+from coordinator_runs import PATIENCE
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
@@ -22,6 +24,7 @@ from feddbp_server.app import Server
 from feddbp_server.config import ListenConfig, ServerConfig
 from feddbp_server.metrics import Monitor
 from feddbp_server.metrics.exporter import Exporter, LoopIsBusyError, OnLoop
+from feddbp_server.metrics.scrape_tls import ScrapeCredentials
 from feddbp_server.run.limits import DEFAULT_LIMITS, Limits
 
 
@@ -42,10 +45,12 @@ class Gauge:
 
 
 @asynccontextmanager
-async def exported(gauge: Gauge, limits: Limits = DEFAULT_LIMITS) -> AsyncIterator[Exporter]:
+async def exported(
+    gauge: Gauge, limits: Limits = DEFAULT_LIMITS, tls: ScrapeCredentials | None = None
+) -> AsyncIterator[Exporter]:
     registry = CollectorRegistry(support_collectors_without_names=True)
     registry.register(OnLoop(gauge.families, asyncio.get_running_loop(), limits))
-    exporter = Exporter(registry, host="127.0.0.1", port=0, limits=limits)
+    exporter = Exporter(registry, host="127.0.0.1", port=0, limits=limits, tls=tls)
     try:
         yield exporter
     finally:
@@ -154,6 +159,16 @@ async def test_slow_readers_make_room_for_a_scrape() -> None:
                         await asyncio.sleep(0.1)
                 # the connection of the first is closed, so that its thread ends: it holds no room any more
                 assert await asyncio.to_thread(readers[0].recv, 1) == b""
+
+
+async def test_a_scraper_that_does_not_encrypt_makes_room_for_another(tmp_path: Path) -> None:
+    """It is connected, and its handshake never begins."""
+    limits = Limits(scrapes=1, scrape_turn=timedelta(0), scrape_wait=timedelta(hours=1))
+    tls = ScrapeCredentials(issue_certificates(tmp_path, clients=1))
+    async with exported(Gauge("feddbp_test"), limits, tls) as listening:
+        address = ("127.0.0.1", listening.port)
+        with socket.create_connection(address, timeout=PATIENCE) as silent, socket.create_connection(address):
+            assert await asyncio.to_thread(silent.recv, 1) == b""
 
 
 async def test_after_closing_neither_port_nor_thread_is_left() -> None:
