@@ -5,7 +5,7 @@ cells/ID/server, clients state of the federation, removed once the cell has resu
 cells/ID/certs           certificates of its parties, likewise; only with secure sums
 cells/ID/logs            of every process
 cells/ID/metrics.jsonl, summary.json   the results; the summary is written last and marks the cell as done
-cells/ID/cost.json       CPU time of all attempts, their number, and the machine of the last
+cells/ID/cost.json       CPU time of all attempts, their number, and the machine and software of the last
 cells/ID/lease-*.json    which process works on the cell (`lease`)
 cells/ID/copy-*          copies of the state of a cell that runs on another disk (`copies`)
 cells/ID/failure.json    why the last attempt failed
@@ -14,10 +14,13 @@ cells/ID/failure.json    why the last attempt failed
 from __future__ import annotations
 
 import json
+import platform
 import shutil
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -46,6 +49,7 @@ from feddbp_lab.results.run_results import MetricsTail, RunResults, weighted_acc
 
 STATE_DIRS: Final = ("server", "clients", "certs")
 FINISHED: Final = "finished"
+_DISTRIBUTIONS: Final = ("feddbp", "numpy", "torch", "torchvision")
 _REMEDY: Final = "remove the cell's directory to run it again"
 
 
@@ -182,8 +186,9 @@ class CellDir:
         replace_text(self.path / CELL_COST_NAME, json.dumps(cost) + "\n")
 
     def record_attempt(self, attempt: int, node: str) -> None:
-        """Records the number of the attempt and where it runs."""
-        replace_text(self.path / CELL_COST_NAME, json.dumps(self._cost() | {"attempts": attempt, "node": node}) + "\n")
+        """Records the number of the attempt, where it runs and with which versions."""
+        recorded = {"attempts": attempt, "node": node, "software": installed_versions()}
+        replace_text(self.path / CELL_COST_NAME, json.dumps(self._cost() | recorded) + "\n")
 
     def core_seconds(self) -> float | None:
         """CPU time of the cell so far; None if it was not recorded."""
@@ -276,6 +281,15 @@ class CellDir:
         for name in STATE_DIRS:
             if (self.path / name).exists():
                 shutil.rmtree(self.path / name)
+
+
+def installed_versions() -> dict[str, str]:
+    """Of what the bits of a result may depend on."""
+    found = {"python": platform.python_version()}
+    for name in _DISTRIBUTIONS:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def _check_same(stored: dict[str, Any], given: dict[str, Any], path: Path) -> None:

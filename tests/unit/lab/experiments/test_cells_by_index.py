@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,10 @@ def test_cells_of_a_plan_are_run_by_their_index(grid: str, tmp_path: Path, capsy
     assert capsys.readouterr().out == f"grid: 2 cells; feddbp experiment cell {out} --index 0 to 1\n"
     assert main(["experiment", "cell", out, "--index", "1", "--work-dir", str(tmp_path / "node")]) == 0
     assert "done    fedproto-digits-a0.1-mini-8-e10-r2-s0-" in capsys.readouterr().out
+    (cost,) = Path(out).glob("cells/*-r2-*/cost.json")
+    software = json.loads(cost.read_text())["software"]
+    assert software["feddbp"] == version("feddbp")
+    assert {"python", "numpy", "torch"} <= software.keys()
     assert main(["experiment", "cell", out, "--index", "1"]) == 0
     assert "nothing to do" in capsys.readouterr().out
     assert main(["experiment", "status", out, "--json"]) == 0
