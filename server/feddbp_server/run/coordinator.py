@@ -132,8 +132,11 @@ class Coordinator:
         except StoreError:
             self.sessions.leave(session)  # the caller never receives it: release the id now, not at lease expiry
             raise
-        if superseded is not None and superseded.streams:
-            engine.run_changed.publish()  # ends the event streams of the superseded session
+        engine.lost_clients.watch(session)
+        if superseded is not None:
+            engine.lost_clients.forget(superseded)
+            if superseded.streams:
+                engine.run_changed.publish()  # ends the event streams of the superseded session
         return session, secret
 
     async def _release(self, joining: asyncio.Task[tuple[Session, str]]) -> None:
@@ -154,6 +157,7 @@ class Coordinator:
         engine = self._engine
         session.peer = peer or session.peer
         session.streams += 1
+        engine.lost_clients.forget(session)
         sent: pb.RoundEvent | None = None
         pushed: int | None = None
         try:
@@ -192,9 +196,8 @@ class Coordinator:
     def _notice_disconnection(self, session: Session) -> None:
         """Reports a lost client, unless it leaves or is back in a moment: an orderly goodbye ends the stream, too."""
         wait = self._limits.disconnection_wait.total_seconds()
-        loop = asyncio.get_running_loop()
-        loop.call_later(wait, self._report_disconnection, session)
-        loop.call_later(self._limits.lost_after.total_seconds(), self._report_lost, session, session.last_seen)
+        asyncio.get_running_loop().call_later(wait, self._report_disconnection, session)
+        self._engine.lost_clients.watch(session)
 
     def _report_disconnection(self, session: Session) -> None:
         engine, state = self._engine, self._engine.state
@@ -203,12 +206,6 @@ class Coordinator:
             return
         awaited_in = state.round if session.client_id in state.missing else None
         engine.event_log.disconnected(session, awaited_in=awaited_in, seconds_left=self.view.time_left())
-
-    def _report_lost(self, session: Session, since: float) -> None:
-        engine = self._engine
-        was_back = session.last_seen != since or session.streams > 0 or not self.sessions.is_current(session)
-        if not was_back and not engine.draining and not engine.state.phase.is_final:
-            engine.event_log.lost(session, engine.clock() - since)
 
     async def download(self, session: Session, round_number: int) -> AsyncIterator[pb.DownloadPart]:
         """The client's own state for a round: its manifest, then its body in chunks."""

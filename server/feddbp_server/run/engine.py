@@ -33,10 +33,11 @@ from feddbp_server.run.concurrency import BackgroundTasks, Broadcast
 from feddbp_server.run.durations import PhaseTimes
 from feddbp_server.run.extension import open_run
 from feddbp_server.run.limits import Limits
+from feddbp_server.run.lost_clients import LostClients
 from feddbp_server.run.participants import Waiting, sole_participant
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.round_closing import RoundCloser
-from feddbp_server.run.sessions import Sessions
+from feddbp_server.run.sessions import Session, Sessions
 from feddbp_server.run.snapshot import StoredState
 from feddbp_server.run.state_machine.events import (
     CloseRound,
@@ -115,6 +116,7 @@ class RunEngine:
             event_log=self.event_log,
             gives_up=self.secure_sums is not None,
         )
+        self.lost_clients = LostClients(self.sessions, after=limits.lost_after, clock=clock, report=self._report_lost)
         self.phase_times = PhaseTimes(clock)
         self._stored = StoredState(self.store, clock)
         self._lock = asyncio.Lock()
@@ -187,8 +189,15 @@ class RunEngine:
             last_join=self.clock(),
         )
         self.event_log.resumed(self.state)
+        for session in self.sessions.all():
+            if session.client_id in self.state.members and self.sessions.is_current(session):
+                self.lost_clients.watch(session)
         if not self.state.phase.is_final:
             self.history.opened(self.state.round)
+
+    def _report_lost(self, session: Session, seconds: float) -> None:
+        if not (self.draining or self.state.phase.is_final):
+            self.event_log.lost(session, seconds)
 
     # --- events ---
 

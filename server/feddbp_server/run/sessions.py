@@ -34,6 +34,8 @@ class Session:
     progress: pb.Progress = field(default_factory=pb.Progress)
     peer: str = ""
     """Where it last joined or followed from, as gRPC names it; empty before that."""
+    lost_timer: asyncio.TimerHandle | None = None
+    """Runs while it has no event stream; see `LostClients`."""
 
     @cached_property
     def label_counts(self) -> tuple[int, ...]:

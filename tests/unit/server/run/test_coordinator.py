@@ -386,6 +386,41 @@ async def test_a_client_that_left_or_is_back_is_not_reported_as_lost(server: Ser
     assert reported.lines == ["client 2 is disconnected; round 1/2 waits for it"]
 
 
+SOON_LOST = replace(DEFAULT_LIMITS, lost_after=timedelta(seconds=0.3))
+
+
+async def test_a_client_that_does_not_return_after_a_restart_of_the_server_is_lost(tmp_path: Path) -> None:
+    store = MemoryStore()
+    async with Server(store, tmp_path) as server:
+        await join_all(server)
+    with logged("client 2 has been disconnected for") as lost:
+        async with Server(store, tmp_path, limits=SOON_LOST):
+            await lost.first(1)
+
+
+async def test_a_client_that_reports_once_more_after_its_stream_broke_is_lost_later(tmp_path: Path) -> None:
+    async with Server(MemoryStore(), tmp_path, limits=SOON_LOST) as server:
+        daemon = (await join_all(server))[0]
+        with logged("client 0 has been disconnected") as lost:
+            await follow_once(server, daemon)
+            server.coordinator.report_progress(daemon.session, pb.Progress())
+            await lost.first(1)
+        assert server.engine.clock() - daemon.session.last_seen >= SOON_LOST.lost_after.total_seconds()
+
+
+async def test_a_client_that_reconnects_again_and_again_has_one_timer(server: Server) -> None:
+    daemon = (await join_all(server))[0]
+    timers = []
+    for _ in range(3):
+        await follow_once(server, daemon)
+        timers.append(daemon.session.lost_timer)
+    events = server.coordinator.follow(daemon.session)
+    await next_event(events)
+    assert all(timer is not None and timer.cancelled() for timer in timers)
+    assert daemon.session.lost_timer is None
+    await events.aclose()
+
+
 # --- reports ---
 
 
