@@ -50,7 +50,7 @@ def run_families(run: RunView) -> Iterator[Metric]:
         GaugeMetricFamily("feddbp_clients", "Clients that ever joined, by activity.", labels=["state"]),
         {(name,): activities[activity] for activity, name in ACTIVITY_NAMES.items()},
     )
-    yield GaugeMetricFamily("feddbp_clients_missing", "Clients the phase still waits for.", len(state.missing))
+    yield GaugeMetricFamily("feddbp_clients_missing", "Clients the phase still waits for.", len(run.missing))
     accuracy = GaugeMetricFamily(
         "feddbp_mean_accuracy",
         "Accuracy over all test samples, in the newest evaluation of every client after its first training, 0 to 1.",
