@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.artifacts import SUMMARY_NAME
@@ -45,6 +45,7 @@ _COPY_SHARE: Final = 20
 """A copy is followed by at least so many times the time it took."""
 
 Progress = Callable[["CellProgressReport"], None]
+Result = TypeVar("Result")
 
 
 class CellInUseError(FedDBPError):
@@ -163,54 +164,79 @@ class _Attempt:
 
     async def run(self) -> CellOutcome:
         self._report()
-        workspace = self._workspace()
         running = asyncio.current_task()
         assert running is not None
         renewing = asyncio.create_task(self._renew(running))
         try:
-            summary = await self._run_in(workspace)
+            async with self._workspace() as workspace:
+                return await self._run_in(workspace)
+        except asyncio.CancelledError:
+            if self._lost is None:
+                raise
+            running.uncancel()
+            return CellOutcome(verdict=Verdict.LOST)
+        finally:
+            renewing.cancel()
+
+    @asynccontextmanager
+    async def _workspace(self) -> AsyncIterator[Workspace]:
+        created: list[Workspace] = []
+        try:
+            await _uninterrupted(lambda: created.append(self._new_workspace()))
+            yield created[0]
+        finally:
+            if created:
+                await _uninterrupted(created[0].close)
+            else:
+                await _uninterrupted(self._release)
+
+    def _new_workspace(self) -> Workspace:
+        if self._job.in_place:
+            assert isinstance(self._store, DirectoryStore)
+            return InPlaceWorkspace(self._store, self._lease)
+        return NodeWorkspace(self._store, self._lease, self._job.work_dir or default_work_dir())
+
+    async def _run_in(self, workspace: Workspace) -> CellOutcome:
+        try:
+            summary = await self._results(workspace)
         except LeaseLostError:
             return CellOutcome(verdict=Verdict.LOST)
         except asyncio.CancelledError:
-            if self._lost is not None:
-                running.uncancel()
-                return CellOutcome(verdict=Verdict.LOST)
-            self._leave_to_others(workspace)
+            if self._lost is None:
+                await _uninterrupted(self._leave_to_others, workspace)
             raise
         except (FedDBPError, OSError, ValueError, KeyError) as error:  # the last two: a file is damaged
             failure = Failure.of(error)
             # the node's directory is removed, its logs are kept at --out
             kept = f"{self._job.out}/{cell_key(self._job.cell.id)}".rstrip("/")
             failure = replace(failure, cause=failure.cause.replace(str(workspace.directory.path), kept))
-            # on a full disk the failure is at least displayed, and the other cells run
-            with suppress(OSError, LeaseLostError):
-                workspace.publish_failure(failure)
-                self._lease.release()
+            await _uninterrupted(self._publish_failure, workspace, failure)
             return CellOutcome(verdict=Verdict.FAILED, failure=failure)
-        finally:
-            renewing.cancel()
-            workspace.close()
         return CellOutcome(verdict=Verdict.DONE, summary=summary)
 
-    def _workspace(self) -> Workspace:
-        if self._job.in_place:
-            assert isinstance(self._store, DirectoryStore)
-            return InPlaceWorkspace(self._store, self._lease)
-        return NodeWorkspace(self._store, self._lease, self._job.work_dir or default_work_dir())
-
-    async def _run_in(self, workspace: Workspace) -> dict[str, Any]:
-        directory = workspace.directory
+    async def _results(self, workspace: Workspace) -> dict[str, Any]:
+        directory, keep_state = workspace.directory, self._job.keep_state
         await wait_until_released(directory.process_locks(), _EXIT_PATIENCE)
         await _uninterrupted(workspace.open, self._job.cell.run)
         directory.record_attempt(self._lease.epoch, self._lease.record.node)
         await self._run_federation(workspace)
-        self._lease.verify()
-        results = directory.collect_results(keep_state=self._job.keep_state)
-        await _uninterrupted(partial(workspace.publish, keep_state=self._job.keep_state))
-        if isinstance(self._store, DirectoryStore):
-            CellDir(self._store.path / cell_key(self._job.cell.id)).clean_up(keep_state=self._job.keep_state)
-        self._lease.remove()
+        await asyncio.to_thread(self._lease.verify)
+        results = await _uninterrupted(partial(directory.collect_results, keep_state=keep_state))
+        await _uninterrupted(self._publish, workspace)
         return results.summary
+
+    def _publish(self, workspace: Workspace) -> None:
+        keep_state = self._job.keep_state
+        workspace.publish(keep_state=keep_state)
+        if isinstance(self._store, DirectoryStore):
+            CellDir(self._store.path / cell_key(self._job.cell.id)).clean_up(keep_state=keep_state)
+        self._lease.remove()
+
+    def _publish_failure(self, workspace: Workspace, failure: Failure) -> None:
+        # on a full disk the failure is at least displayed, and the other cells run
+        with suppress(OSError, LeaseLostError):
+            workspace.publish_failure(failure)
+            self._lease.release()
 
     async def _run_federation(self, workspace: Workspace) -> None:
         allocation = self._allocation
@@ -274,15 +300,30 @@ class _Attempt:
                 workspace.copy()
             self._lease.release()
 
+    def _release(self) -> None:
+        with suppress(OSError, LeaseLostError):
+            self._lease.release()
 
-async def _uninterrupted(work: Callable[..., object], *arguments: object) -> None:
-    """Calls a function in a thread, while the lease is renewed; a cancellation takes effect when it has returned."""
+
+async def _uninterrupted(work: Callable[..., Result], *arguments: object) -> Result:
+    """Calls a function in a thread, while leases are renewed; cancellations take effect when it has returned.
+
+    So nothing removes the directory that it works in. The second of two cancellations is delivered at the next await.
+    """
     task = asyncio.create_task(asyncio.to_thread(work, *arguments))
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait({task})
-        raise
+    cancellations = 0
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            cancellations += 1
+    if not cancellations:
+        return task.result()
+    running = asyncio.current_task()
+    assert running is not None
+    if cancellations > 1:
+        running.cancel()
+    raise asyncio.CancelledError from task.exception()
 
 
 async def wait_until_released(locks: Iterable[Path], patience: timedelta) -> None:
