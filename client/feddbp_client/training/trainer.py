@@ -146,6 +146,11 @@ class LocalTrainer:
     def device(self) -> torch.device:
         return self._compute.device
 
+    @property
+    def _is_private(self) -> bool:
+        """Whether nothing of the training samples may leave the client but a release with noise."""
+        return self._config.privacy.dp != "off"
+
     def stop(self) -> None:
         """Stops a round in progress at its next batch, and every later round at its start."""
         self._stop.set()
@@ -191,11 +196,27 @@ class LocalTrainer:
             self._receive(received, round_number)
             try:
                 with self._optimization.in_short_steps():
-                    return self._train_and_collect(metrics, round_number, on_epoch)
+                    # under differential privacy nobody else may see that this is a second attempt
+                    return self._train_and_collect(metrics, round_number, _no_report if self._is_private else on_epoch)
             except DivergedError as error:
                 self.load_state(before)
+                if self._is_private:
+                    return self._release_alone(metrics, received, round_number, error)
                 del metrics.losses[:]
                 return RoundResult(metrics=metrics, upload=None, skipped=str(error))
+
+    def _release_alone(
+        self, metrics: pb.RoundMetrics, received: Payload, round_number: int, error: DivergedError
+    ) -> RoundResult:
+        """The round of a client whose own head has diverged: its release depends on no training."""
+        log.warning(
+            "client %d: %s: training diverged again: %s; the head stays as it was",
+            self._client_id,
+            round_name(round_number, self._config.rounds),
+            error.cause,
+        )
+        self._receive(received, round_number)
+        return RoundResult(metrics=metrics, upload=self._collected())
 
     @contextmanager
     def _on_device(self) -> Iterator[None]:
@@ -231,14 +252,18 @@ class LocalTrainer:
         start = _TrainingStart(self) if self._training.may_chunk else RandomState(self.device)
         losses = self._memory.run(self._training, lambda: self._train(round_number, on_epoch), start)
         trained = time.perf_counter()
-        upload = self._memory.run(self._collection, self._collect, RandomState(self.device))
-        self._check_upload(upload)
-        if self._config.privacy.dp != "off":  # both would tell of the training samples
+        upload = self._collected()
+        if self._is_private:  # both would tell of the training samples
             return RoundResult(metrics=metrics, upload=upload)
         metrics.losses.extend(pb.LossTerm(name=name, value=value) for name, value in losses.items())
         metrics.seconds.train = trained - started
         metrics.seconds.collect = time.perf_counter() - trained
         return RoundResult(metrics=metrics, upload=upload)
+
+    def _collected(self) -> Payload:
+        upload = self._memory.run(self._collection, self._collect, RandomState(self.device))
+        self._check_upload(upload)
+        return upload
 
     def _check_upload(self, upload: Payload) -> None:
         """The server would refuse values that are not finite or out of bounds."""
@@ -296,7 +321,7 @@ class LocalTrainer:
     def _collect(self) -> Payload:
         self.method.eval()
         split = self._train_split
-        if self._config.privacy.dp != "off":
+        if self._is_private:
             return self._private_release()
         payload = self.method.collect(split.images, split.labels, batch_size=self._pass_batch)
         return disclosed(payload, self._label_counts, self._config.privacy)
@@ -310,6 +335,10 @@ class LocalTrainer:
         )
         release = Release.of(table, exact=self._config.privacy.secure_sums)
         return Payload(tensors={SUMS: release.sums, frozen.COUNTS: release.counts})
+
+
+def _no_report(_epoch: int, _epochs: int) -> None:
+    return
 
 
 class _TrainingStart:

@@ -17,7 +17,7 @@ from feddbp_client.training.setup import LocalClient, LocalOptions, build_client
 from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.methods.frozen import COUNTS, NOISE, SUMS
-from feddbp_common.wire import Payload
+from feddbp_common.wire import Payload, encode
 from feddbp_server.strategies.base import RunFacts
 
 WEIGHTLESS = {"feature_dim": 16, "local_epochs": 1}
@@ -110,6 +110,30 @@ def test_what_leaves_a_private_client_depends_on_training_samples_by_the_release
     np.testing.assert_array_equal(again.tensors[SUMS], result.upload.tensors[SUMS])
     with pytest.raises(RuntimeError, match="no exact sums"):
         client.trainer.method.collect(torch.zeros(1), torch.zeros(1), batch_size=1)
+
+
+def test_nobody_sees_that_the_head_of_a_private_client_diverges(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    calm, diverging = (
+        client_of(privacy=PRIVATE, training={**WEIGHTLESS, "learning_rate": rate}) for rate in (0.01, 1e30)
+    )
+    before = {name: value.clone() for name, value in diverging.trainer.method.state_dict().items()}
+    (tmp_path / "client-1").mkdir()
+    seen = []
+    for client in (calm, diverging):
+        client.trainer.release_table = prepare_release(
+            client.config.privacy, tmp_path / "client-1", run_id="run", client_id=1, budget=8.0
+        )
+        epochs: list[tuple[int, int]] = []
+        result = client.trainer.train(Payload(), 0, lambda done, of, epochs=epochs: epochs.append((done, of)))
+        assert not result.skipped
+        result.metrics.ClearField("seconds")
+        seen.append((epochs, result.metrics, encode(result.upload).body()))
+    assert seen[0] == seen[1]
+    assert "training diverged again" in caplog.text
+    for name, value in diverging.trainer.method.state_dict().items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=0)
 
 
 def test_features_of_a_private_client_do_not_depend_on_other_samples() -> None:
