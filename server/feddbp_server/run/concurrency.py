@@ -35,7 +35,13 @@ class BackgroundTasks:
         self._running: set[asyncio.Task[Any]] = set()
 
     def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Runs work as a task that `settled` waits for."""
+        """Runs work that nothing awaits, as a task that `settled` waits for; its failure is logged."""
+        task = self.begin_for_caller(work)
+        task.add_done_callback(_log_failure)
+        return task
+
+    def begin_for_caller(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Runs work whose failure is raised at a caller, who may be gone by then."""
         task = asyncio.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._done)
@@ -43,7 +49,7 @@ class BackgroundTasks:
 
     async def run_shielded(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs work shielded from the caller's cancellation, so that what became durable is also applied."""
-        return await asyncio.shield(self.begin(work))
+        return await asyncio.shield(self.begin_for_caller(work))
 
     async def settled(self) -> None:
         """Returns once no task is running, including those that others have begun meanwhile."""
@@ -54,3 +60,8 @@ class BackgroundTasks:
         self._running.discard(task)
         if not task.cancelled() and task.exception() is not None:  # raised where it is awaited, if it still is
             log.debug("a task of the run has failed", exc_info=task.exception())
+
+
+def _log_failure(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("a task in the background has failed", exc_info=error)

@@ -95,7 +95,7 @@ class Coordinator:
             self._confirm_end(request.client_id)  # the refusal below says so
         check_join(request, self.run_id, self.config, state, self._limits)
         caller = asyncio.Event()
-        joining = self._engine.tasks.begin(self._commit_join(request, peer, gone=caller))
+        joining = self._engine.tasks.begin_for_caller(self._commit_join(request, peer, gone=caller))
         try:
             return await asyncio.shield(joining)
         except asyncio.CancelledError:

@@ -11,7 +11,6 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -350,10 +349,12 @@ class RunEngine:
         snapshots = self.records.snapshots
         if snapshots is None:
             return
-        with suppress(StoreError):
+        try:
             compared = [await self.aggregator.compared(session.client_id) for session in self.sessions.all()]
-            found = [rows for rows in compared if rows is not None]
-            await asyncio.to_thread(snapshots.save_clients, found)
+        except StoreError as error:
+            log.error("the prototypes of clients are not compared with the global ones: %s", error)
+            return
+        await asyncio.to_thread(snapshots.save_clients, [rows for rows in compared if rows is not None])
 
     async def drain(self) -> None:
         """Ends event streams with a notice that the server stops, and finishes a round that is being closed."""

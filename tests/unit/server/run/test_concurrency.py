@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from feddbp_server.run.concurrency import BackgroundTasks, Broadcast
+from feddbp_server.store.body_log import DamagedBodyError
 
 
 async def test_no_change_is_missed_between_reading_and_waiting() -> None:
@@ -64,6 +65,22 @@ async def test_settled_waits_for_tasks_that_a_task_begins() -> None:
     tasks.begin(first())
     await tasks.settled()
     assert done == ["first", "last"]
+
+
+async def test_a_failure_that_no_caller_sees_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    tasks = BackgroundTasks()
+
+    async def fail() -> None:
+        raise DamagedBodyError("run.sqlite3-uploads does not hold the upload of client 1")
+
+    with pytest.raises(DamagedBodyError):
+        await tasks.run_shielded(fail())
+    assert caplog.records == []
+    tasks.begin(fail())
+    await tasks.settled()
+    (record,) = caplog.records
+    assert record.levelname == "ERROR"
+    assert "DamagedBodyError: run.sqlite3-uploads does not hold" in caplog.text
 
 
 async def test_a_task_that_fails_does_not_fail_those_that_wait_for_all() -> None:
