@@ -82,6 +82,8 @@ class LineFile:
     def __init__(self, path: Path, log: logging.Logger, *, name: str = "") -> None:
         self.path = path
         self._file: io.FileIO | None = None
+        self._is_torn = False
+        """The last line has no end, as after a power failure; another one would be lost with it."""
         self._failures = WriteFailures(log, name or path.name, lost="lines")
 
     def open(self) -> io.FileIO:
@@ -89,7 +91,8 @@ class LineFile:
         if self._file is not None and not self._is_in_place(self._file):
             self.close()
         if self._file is None:
-            self._file = self.path.open("ab", buffering=0)
+            self._file = self.path.open("ab+", buffering=0)
+            self._is_torn = _is_torn(self._file)
         return self._file
 
     def _is_in_place(self, file: io.FileIO) -> bool:
@@ -102,7 +105,8 @@ class LineFile:
         """Returns the size of the file; 0 if the line could not be written."""
         try:
             file = self.open()
-            append_line(file, line)
+            append_line(file, f"\n{line}" if self._is_torn else line)
+            self._is_torn = False
             size = file.tell()
         except OSError as error:
             self.close()
@@ -120,6 +124,11 @@ class LineFile:
     def remove(self) -> None:
         self.close()
         self.path.unlink(missing_ok=True)
+
+
+def _is_torn(file: io.FileIO) -> bool:
+    size = os.fstat(file.fileno()).st_size
+    return size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"
 
 
 def commit_file(partial: Path, path: Path) -> None:

@@ -83,3 +83,14 @@ def test_a_line_goes_to_the_file_that_is_in_place(tmp_path: Path) -> None:
     lines.close()
     assert (tmp_path / "moved").read_text() == "first\n"
     assert path.read_text() == "restored\nthird\n"
+
+
+def test_a_line_after_a_torn_one_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    path.write_text('{"a": 1}\n{"b"')
+    for _ in range(2):
+        lines = LineFile(path, logging.getLogger("feddbp.server"))
+        lines.append('{"c": 3}')
+        lines.append('{"d": 4}')
+        lines.close()
+    assert path.read_text().splitlines() == ['{"a": 1}', '{"b"', *2 * ['{"c": 3}', '{"d": 4}']]
