@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -35,8 +37,8 @@ def pictures(path: Path, side: int) -> Path:
     return path
 
 
-def built(data: Path, image_size: int | None = None) -> LocalClient:
-    options = LocalOptions(data=data, data_dir=Path(), model=None)
+def built(data: Path, image_size: int | None = None, *, model: str | None = None) -> LocalClient:
+    options = LocalOptions(data=data, data_dir=Path(), model=model)
     # as a client receives it
     return build_client(run_from_proto(run_to_proto(config(image_size))), "run", 0, options)
 
@@ -77,6 +79,25 @@ def test_a_client_that_resumes_with_images_of_another_size_is_refused(tmp_path: 
     assert restore_checkpoint(before, directory) is not None
     after = built(pictures(tmp_path / "after", 24))
     with pytest.raises(ConfigurationError, match=r"with images of shape \[3, 20, 20\], not \[3, 24, 24\];"):
+        restore_checkpoint(after, directory)
+    directory.close()
+
+
+def test_a_client_that_resumes_with_an_edited_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tmp_path / "own_networks.py"
+    source = "from torch import nn\ndef net(shape):\n    return nn.Sequential(nn.Flatten(), nn.Linear(1200, {}))\n"
+    monkeypatch.syspath_prepend(tmp_path)
+    directory = ClientDirectory(tmp_path / "state", "run", 0)
+    clients = []
+    for width in ("32", "480"):  # of other sizes: two files of the same second may share their bytecode
+        model.write_text(source.format(width))
+        monkeypatch.delitem(sys.modules, "own_networks", raising=False)
+        importlib.invalidate_caches()
+        clients.append(built(pictures(tmp_path / width, 20), model="own_networks:net"))
+    before, after = clients
+    before.checkpoint(0, pb.RoundMetrics()).save(directory.checkpoint)
+    assert restore_checkpoint(before, directory) is not None
+    with pytest.raises(ConfigurationError, match=r"do not fit own_networks:net any more: backbone.*another shape;"):
         restore_checkpoint(after, directory)
     directory.close()
 
