@@ -7,7 +7,7 @@ PROTO  := proto/feddbp/v1/federation.proto
 SITE   := docs/_build
 MERMAID_VERSION := $(shell sed -nE 's/^mermaid_version = "(.*)"/\1/p' docs/conf.py)
 
-.PHONY: help demo test lint format chromium prometheus proto docs chaos ray-test fuzz soak bench gpu-check pythons compose-test lock sbom wheel clean
+.PHONY: help demo test lint format chromium prometheus proto docs results chaos ray-test fuzz soak bench gpu-check pythons compose-test lock sbom wheel clean
 .DEFAULT_GOAL := help
 
 help:           ## list the targets
@@ -59,6 +59,9 @@ proto: $(STAMP) ## regenerate the modules beside the protocol definition
 docs: $(STAMP) $(SITE)/mermaid/mermaid.min.js ## this documentation as a site in docs/_build/html
 	$(BIN)/python -m sphinx -W --keep-going -q -b html -d $(SITE)/doctrees docs $(SITE)/html
 	$(BIN)/python docs/check_links.py $(SITE)/html
+
+results: $(STAMP) ## the tables and the figure of docs/results.md, from the cells that are kept beside it
+	$(BIN)/python docs/results_page.py
 
 # Draws the diagrams. Without it, where npm is missing or offline, pages with a diagram load it when they are viewed.
 $(SITE)/mermaid/mermaid.min.js: docs/conf.py
