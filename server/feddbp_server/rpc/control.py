@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from typing import Final
 
 from feddbp.v1 import federation_pb2 as pb
@@ -48,8 +49,9 @@ class ControlService(pb_grpc.ControlServicer):
                 changed = run.upcoming_change()
                 over = run.state.phase.is_final or run.draining
                 begun = time.monotonic()
-                async for page in self._pages(all_of_them=request.paged):
-                    yield page
+                async with aclosing(self._pages(all_of_them=request.paged)) as pages:
+                    async for page in pages:
+                        yield page
                 if over:
                     return
                 # a status of many clients takes its time, of which the rest of the server keeps the larger share
@@ -88,24 +90,27 @@ class ControlService(pb_grpc.ControlServicer):
 
     async def WatchRun(self, request: pb.WatchRunRequest, context: Context) -> AsyncIterator[pb.RunEvents]:
         self._identity.check_operator(context)
-        async for page in self._events.watch(request):
-            yield page
+        async with aclosing(self._events.watch(request)) as pages:
+            async for page in pages:
+                yield page
 
     async def GetPrototypes(
         self, request: pb.GetPrototypesRequest, context: Context
     ) -> AsyncIterator[pb.PrototypesPart]:
         self._identity.check_operator(context)
-        async for part in self._events.prototypes(request):
-            yield part
+        async with aclosing(self._events.prototypes(request)) as parts:
+            async for part in parts:
+                yield part
 
     async def GetClientPrototypes(
         self, request: pb.GetClientPrototypesRequest, context: Context
     ) -> AsyncIterator[pb.ClientPrototype]:
         self._identity.check_operator(context)
-        async for row in self._events.client_prototypes(request):
-            yield row
+        async with aclosing(self._events.client_prototypes(request)) as rows:
+            async for row in rows:
+                yield row
 
-    async def _pages(self, *, all_of_them: bool) -> AsyncIterator[pb.RunStatus]:
+    async def _pages(self, *, all_of_them: bool) -> AsyncGenerator[pb.RunStatus, None]:
         page = self._status()
         yield page
         while all_of_them and page.HasField("next_client"):

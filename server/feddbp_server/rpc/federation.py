@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from datetime import timedelta
 
 from feddbp.v1 import federation_pb2 as pb
@@ -82,13 +82,15 @@ class FederationService(pb_grpc.FederationServicer):
     ) -> AsyncIterator[pb.RoundEvent | EventWithState]:
         with self._caller(request.session, context) as session:
             events = self._coordinator.follow(session, peer=context.peer(), wants_state=request.wants_state)
-            async for event in events:
-                yield event
+            async with aclosing(events):
+                async for event in events:
+                    yield event
 
     async def Download(self, request: pb.DownloadRequest, context: Context) -> AsyncIterator[pb.DownloadPart]:
         with self._caller(request.session, context) as session:
-            async for part in self._coordinator.download(session, request.round):
-                yield part
+            async with aclosing(self._coordinator.download(session, request.round)) as parts:
+                async for part in parts:
+                    yield part
 
     async def Upload(self, request_iterator: AsyncIterator[pb.UploadPart], context: Context) -> pb.UploadReceipt:
         async with self._uploads.reading(request_iterator) as parts:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from contextlib import aclosing
 from itertools import chain
 from typing import Final
 
@@ -32,22 +33,24 @@ class RunEventStreams:
         self._engine = engine
         self._limits = limits
 
-    async def watch(self, request: pb.WatchRunRequest) -> AsyncIterator[pb.RunEvents]:
+    async def watch(self, request: pb.WatchRunRequest) -> AsyncGenerator[pb.RunEvents, None]:
         history = self._engine.history
         if history.watchers >= self._limits.status_watchers:
             raise RefusedError(pb.REFUSAL_REASON_BUSY, f"the run is watched {history.watchers} times already")
         with history.watching(room=self._limits.watched_events) as watcher:
             is_over = self._engine.state.phase.is_final
             sent = _Sent(from_round=request.from_round)
-            async for page in self._history(sent):
-                yield page
+            async with aclosing(self._history(sent)) as pages:
+                async for page in pages:
+                    yield page
             if is_over:
                 yield pb.RunEvents(events=[pb.RunEvent(run_ended=run_ended(self._engine.state))])
             if not (is_over or request.history_only or self._engine.draining):
-                async for page in self._live(watcher, sent):
-                    yield page
+                async with aclosing(self._live(watcher, sent)) as pages:
+                    async for page in pages:
+                        yield page
 
-    async def _history(self, sent: _Sent) -> AsyncIterator[pb.RunEvents]:
+    async def _history(self, sent: _Sent) -> AsyncGenerator[pb.RunEvents, None]:
         engine = self._engine
         joined = map(joined_event, engine.sessions.all())
         for page in _pages(chain([_started(engine)], joined)):
@@ -75,7 +78,7 @@ class RunEventStreams:
 
         return await self._engine.store.run(read)
 
-    async def _live(self, watcher: Watcher, sent: _Sent) -> AsyncIterator[pb.RunEvents]:
+    async def _live(self, watcher: Watcher, sent: _Sent) -> AsyncGenerator[pb.RunEvents, None]:
         is_open = True
         while is_open:
             waiting = [await watcher.queue.get()]
@@ -89,7 +92,7 @@ class RunEventStreams:
 
     # --- prototypes ---
 
-    async def prototypes(self, request: pb.GetPrototypesRequest) -> AsyncIterator[pb.PrototypesPart]:
+    async def prototypes(self, request: pb.GetPrototypesRequest) -> AsyncGenerator[pb.PrototypesPart, None]:
         snapshots = self._engine.records.snapshots
         if snapshots is None:
             raise _not_shared()
@@ -102,7 +105,9 @@ class RunEventStreams:
             for piece in chunked(encoded.segments):
                 yield pb.PrototypesPart(chunk=pb.Chunk(data=piece))
 
-    async def client_prototypes(self, request: pb.GetClientPrototypesRequest) -> AsyncIterator[pb.ClientPrototype]:
+    async def client_prototypes(
+        self, request: pb.GetClientPrototypesRequest
+    ) -> AsyncGenerator[pb.ClientPrototype, None]:
         if self._engine.records.snapshots is None:
             raise _not_shared()
         if self._engine.sessions.get(request.client_id) is None:

@@ -6,7 +6,7 @@ The one call that is not here is the upload, which has a module of its own, `rpc
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from datetime import timedelta
 from itertools import chain
@@ -207,7 +207,7 @@ class Coordinator:
         awaited_in = state.round if session.client_id in state.missing else None
         engine.event_log.disconnected(session, awaited_in=awaited_in, seconds_left=self.view.time_left())
 
-    async def download(self, session: Session, round_number: int) -> AsyncIterator[pb.DownloadPart]:
+    async def download(self, session: Session, round_number: int) -> AsyncGenerator[pb.DownloadPart, None]:
         """The client's own state for a round: its manifest, then its body in chunks."""
         async with self._downloads.one_more(session.client_id):
             check_download(round_number, self._engine.state)

@@ -12,6 +12,8 @@ from coordinator_runs import Daemon, Server, join_all, join_request, parts, trai
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.wire import Payload
+from feddbp_server.rpc.auth import NoAuth
+from feddbp_server.rpc.control import ControlService
 from feddbp_server.rpc.federation import FederationService, server_options
 from feddbp_server.run.limits import DEFAULT_LIMITS
 from feddbp_server.run.refusals import RefusedError
@@ -92,6 +94,27 @@ async def test_a_stream_that_ends_because_its_session_was_superseded_names_its_c
     await anext(events)
     await Daemon.join(server, 1, previous=daemon.secret)
     assert await refused_client(first_of(events)) == 1
+
+
+async def test_a_stream_that_is_closed_has_ended_for_the_coordinator_too(server: Server) -> None:
+    """Not only once the garbage collector has found it: a server that stops waits for what follows from it."""
+    daemon = (await join_all(server))[1]
+    events: Any = server.federation.Follow(pb.FollowRequest(session=daemon.secret), CONTEXT)
+    await anext(events)
+    await events.aclose()
+    assert daemon.session.streams == 0
+    parts_sent: Any = server.federation.Download(pb.DownloadRequest(session=daemon.secret, round=0), CONTEXT)
+    await anext(parts_sent)
+    await parts_sent.aclose()
+    assert not server.coordinator._downloads._open
+
+
+async def test_a_watch_that_is_closed_is_no_longer_counted(server: Server) -> None:
+    control = ControlService(server.coordinator, identity=NoAuth(), limits=DEFAULT_LIMITS, events=server.events)
+    pages: Any = control.WatchRun(pb.WatchRunRequest(), CONTEXT)
+    await anext(pages)
+    await pages.aclose()
+    assert server.engine.history.watchers == 0
 
 
 async def test_a_report_without_content_names_its_client(server: Server) -> None:
