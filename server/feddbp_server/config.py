@@ -255,7 +255,7 @@ class ServerConfig(FrozenModel):
             newcomer_rounds=self.run.newcomer_rounds,
             clients=self.run.clients,
             stop_after=self.run.stop_after,
-            gives_rounds_up=self.run.privacy.secure_sums,
+            closes_without_result=self.run.privacy.secure_sums,
             least_members=self.run.least_summed if self.run.privacy.secure_sums else 0,
             join_window=None if self.rounds.join_window == FOREVER else self.rounds.join_window,
         )

@@ -15,7 +15,7 @@ from feddbp_common.fault_injection import fault_point
 from feddbp_common.rpc.failures import ADMITTED_METADATA_KEY
 from feddbp_common.wire import BodyAssembler, Payload, check_manifest, check_values, decode, digest_of
 from feddbp_server.run.engine import RunEngine
-from feddbp_server.run.fairness import MovingSlots
+from feddbp_server.run.fairness import SlotsWithTimeout
 from feddbp_server.run.limits import Limits
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.reports import commit_report, count_report, report_record
@@ -85,14 +85,14 @@ class PartStream:
 
 
 class _Incoming:
-    """An upload that is being received; it can be given up while it waits for its next part."""
+    """An upload that is being received; it can be ended while it waits for its next part."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self._patience: asyncio.Timeout | None = None
         self._superseded = False
 
-    def give_up(self) -> None:
+    def end(self) -> None:
         """Ends the upload of a session that was superseded."""
         self._superseded = True
         if self._patience is not None:
@@ -131,7 +131,7 @@ class Uploads:
         self._rules = engine.aggregator.upload_rules
         self._wire_type = engine.config.wire_type
         self._bytes_in_flight = 0
-        self._slots = MovingSlots(limits.uploads_at_once, limits.upload_wait)
+        self._slots = SlotsWithTimeout(limits.uploads_at_once, limits.upload_wait)
         self._incoming: dict[int, _Incoming] = {}
 
     @asynccontextmanager
@@ -214,7 +214,7 @@ class Uploads:
                     yield incoming
             finally:
                 if has_slot:
-                    self._slots.give_back()
+                    self._slots.release()
 
     def _check_report(self, session: Session, header: pb.UploadHeader) -> None:
         engine = self._engine
@@ -228,12 +228,12 @@ class Uploads:
 
     @contextmanager
     def _alone(self, session: Session) -> Iterator[_Incoming]:
-        """The only upload of a client; one of an earlier session is given up."""
+        """The only upload of a client; one of an earlier session is ended."""
         before = self._incoming.get(session.client_id)
         if before is not None and before.session is session:
             raise RefusedError(pb.REFUSAL_REASON_BUSY, f"client {session.client_id} is uploading already")
         if before is not None:
-            before.give_up()  # of an earlier session: its commit would be refused
+            before.end()  # of an earlier session: its commit would be refused
         incoming = self._incoming[session.client_id] = _Incoming(session)
         try:
             yield incoming

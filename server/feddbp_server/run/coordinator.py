@@ -292,12 +292,12 @@ class Coordinator:
         engine = self._engine
         while not engine.state.phase.is_final:
             await engine.run_changed.upcoming().wait()
-        give_up = engine.clock() + linger.total_seconds()
+        deadline = engine.clock() + linger.total_seconds()
         promptly = engine.clock() + self._limits.disconnection_wait.total_seconds()
-        await self._end_received(until=min(promptly, give_up))
+        await self._end_received(until=min(promptly, deadline))
         if self._unaware:
-            engine.event_log.lingering(self._unaware, max(0.0, give_up - engine.clock()))
-        await self._end_received(until=give_up)
+            engine.event_log.lingering(self._unaware, max(0.0, deadline - engine.clock()))
+        await self._end_received(until=deadline)
 
     @property
     def _unaware(self) -> frozenset[int]:

@@ -113,7 +113,7 @@ class RunEngine:
             sessions=self.sessions,
             records=records,
             event_log=self.event_log,
-            gives_up=self.secure_sums is not None,
+            closes_without_result=self.secure_sums is not None,
         )
         self.lost_clients = LostClients(self.sessions, after=limits.lost_after, clock=clock, report=self._report_lost)
         self.phase_times = PhaseTimes(clock)

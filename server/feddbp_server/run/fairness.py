@@ -57,46 +57,46 @@ class FairSlots:
                 del self._waiting[client_id], self._by_client[client_id]
 
 
-class MovingSlots:
-    """A fixed number of slots, for which callers wait in order as long as one is given back now and then.
+class SlotsWithTimeout:
+    """A fixed number of slots, for which callers wait in order as long as one is released now and then.
 
-    Once none was given back for `patience`, their holders are stuck: all callers that wait go without a slot. There is
+    Once none was released for `timeout`, their holders are stuck: all callers that wait go without a slot. There is
     one timer for all of them.
     """
 
-    def __init__(self, slots: int, patience: timedelta) -> None:
+    def __init__(self, slots: int, timeout: timedelta) -> None:
         self._free = slots
-        self._patience = patience.total_seconds()
+        self._timeout = timeout.total_seconds()
         self._waiting: deque[asyncio.Future[bool]] = deque()
         self._timer: asyncio.TimerHandle | None = None
-        self._given_back_at = 0.0
+        self._released_at = 0.0
 
     async def take(self) -> bool:
-        """Whether the caller has a slot, which it has to give back."""
+        """Whether the caller has a slot, which it has to release."""
         if self._free:
             self._free -= 1
             return True
-        if not self._patience:
+        if not self._timeout:
             return False
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[bool] = loop.create_future()
         self._waiting.append(turn)
         if self._timer is None:
-            self._given_back_at = loop.time()
-            self._timer = loop.call_later(self._patience, self._check_progress)
+            self._released_at = loop.time()
+            self._timer = loop.call_later(self._timeout, self._check_progress)
         try:
             return await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled() and turn.result():
-                self.give_back()
+                self.release()
             raise
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():
                 turn.set_result(True)
-                self._given_back_at = asyncio.get_running_loop().time()
+                self._released_at = asyncio.get_running_loop().time()
                 return
         self._free += 1
 
@@ -104,7 +104,7 @@ class MovingSlots:
         loop, self._timer = asyncio.get_running_loop(), None
         if not self._waiting:
             return
-        left = self._given_back_at + self._patience - loop.time()
+        left = self._released_at + self._timeout - loop.time()
         if left > 0:
             self._timer = loop.call_later(left, self._check_progress)
             return

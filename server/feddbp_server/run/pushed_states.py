@@ -10,7 +10,7 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.fault_injection import fault_point
 from feddbp_common.wire import Encoded
 from feddbp_server.run.engine import RunEngine
-from feddbp_server.run.fairness import MovingSlots
+from feddbp_server.run.fairness import SlotsWithTimeout
 from feddbp_server.run.limits import Limits
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.sessions import Session
@@ -28,7 +28,7 @@ class PushedStates:
     def __init__(self, engine: RunEngine, limits: Limits) -> None:
         self._engine = engine
         self._limits = limits
-        self._slots = MovingSlots(limits.pushed_states, limits.pushed_state_wait)
+        self._slots = SlotsWithTimeout(limits.pushed_states, limits.pushed_state_wait)
 
     @asynccontextmanager
     async def with_state(self, session: Session, event: pb.RoundEvent) -> AsyncIterator[pb.RoundEvent | EventWithState]:
@@ -48,7 +48,7 @@ class PushedStates:
                     yield EventWithState(event, state)
         finally:
             if has_slot:
-                self._slots.give_back()
+                self._slots.release()
 
     async def _state(self, session: Session, number: int) -> Encoded | None:
         engine = self._engine

@@ -33,16 +33,16 @@ class RoundCloser:
         sessions: Sessions,
         records: RunRecords,
         event_log: EventLog,
-        gives_up: bool,
+        closes_without_result: bool,
     ) -> None:
-        """With `gives_up` a round that leaves no usable state counts as given up."""
+        """With `closes_without_result` a round that leaves no usable state is closed without a result."""
         self.times = Durations(AGGREGATION_BOUNDS)
         self._aggregator = aggregator
         self._store = store
         self._sessions = sessions
         self._records = records
         self._event_log = event_log
-        self._gives_up = gives_up
+        self._closes_without_result = closes_without_result
 
     async def aggregate(self, number: int) -> tuple[GlobalState, float]:
         """The global state after a round, and the seconds that it took."""
@@ -73,5 +73,5 @@ class RoundCloser:
             number,
             frozenset(screening.left_out),
             metrics_log.decisive_accuracy(),
-            given_up=self._gives_up and bool(screening.unusable),
+            without_result=self._closes_without_result and bool(screening.unusable),
         )

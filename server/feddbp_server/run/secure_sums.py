@@ -131,12 +131,12 @@ class SecureSums:
         if excluded:
             return pb.AdvanceSumResponse(excluded=pb.SumExcluded(reason=excluded))
         await self._take(current, step, client_id, message)
-        give_up = self._clock() + self._limits.sum_hold.total_seconds()
+        deadline = self._clock() + self._limits.sum_hold.total_seconds()
         while True:
             changed = self._changed.upcoming()
             await self._decide(current, candidates)
             answer = self._answer(current, step, client_id) or self._hopeless(current, candidates)
-            left = give_up - self._clock()
+            left = deadline - self._clock()
             if answer is not None or left <= 0:
                 return answer or pb.AdvanceSumResponse(pending=pb.SumPending())
             until_late = self._time_left(current, step)
@@ -148,11 +148,11 @@ class SecureSums:
         current = await self._sum_of(context)
         survivors = await self._survivors(current, uploaded)
         sharing, roster = current.decided[SumStep.SHARES], current.roster(self._verifier)
-        give_up = self._clock() + self._limits.sum_wait.total_seconds()
-        await self._until_given(current, SumStep.SIGNATURE, roster.threshold, give_up)
-        needed, give_up = roster.threshold, self._clock() + self._limits.sum_wait.total_seconds()
+        deadline = self._clock() + self._limits.sum_wait.total_seconds()
+        await self._until_given(current, SumStep.SIGNATURE, roster.threshold, deadline)
+        needed, deadline = roster.threshold, self._clock() + self._limits.sum_wait.total_seconds()
         while True:
-            await self._until_given(current, SumStep.REVEAL, needed, give_up)
+            await self._until_given(current, SumStep.REVEAL, needed, deadline)
             reveals = current.reveals()
             try:
                 secrets = await asyncio.to_thread(
@@ -268,9 +268,9 @@ class SecureSums:
                 raise SumFailedError(f"the upload of client {min(survivors - uploaded)} is missing")
             return survivors
 
-    async def _until_given(self, current: _Sum, step: SumStep, needed: int, give_up: float) -> None:
+    async def _until_given(self, current: _Sum, step: SumStep, needed: int, deadline: float) -> None:
         while len(current.given[step]) < needed:
-            changed, left = self._changed.upcoming(), give_up - self._clock()
+            changed, left = self._changed.upcoming(), deadline - self._clock()
             if self._stopping():
                 raise SumAbortedError("the server stops, or the run is over")
             if left <= 0:

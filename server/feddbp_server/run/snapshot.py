@@ -38,7 +38,7 @@ class RunSnapshot:
                 "set_aside": sorted(state.set_aside),
                 "missed": sorted(state.missed.items()),
                 **({"best": state.best} if state.best else {}),
-                **({"given_up": state.given_up} if state.given_up else {}),
+                **({"given_up": state.rounds_without_result} if state.rounds_without_result else {}),
                 "seconds": self.seconds,
             }
         )
@@ -62,7 +62,7 @@ class RunSnapshot:
             set_aside=frozenset(stored.get("set_aside", ())),
             missed=dict(stored.get("missed", ())),
             best=Best(*stored["best"]) if "best" in stored else None,
-            given_up=stored.get("given_up", 0),
+            rounds_without_result=stored.get("given_up", 0),
         )
         # snapshots of early versions have no seconds: such a run is timed from here
         return cls(state=state, seconds=stored.get("seconds", 0.0))

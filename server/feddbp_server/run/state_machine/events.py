@@ -69,7 +69,7 @@ class Aggregated:
     """Clients whose upload to the round was left out of the average."""
     accuracy: float | None = None
     """At the beginning of the round, on held-out samples if the run has them; None without reports."""
-    given_up: bool = False
+    without_result: bool = False
     """Whether the round gave nothing, and the state before it stays."""
 
 

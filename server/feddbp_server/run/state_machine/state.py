@@ -55,7 +55,7 @@ class RoundPolicy:
     """Rounds without a gain in accuracy after which the run ends; 0 runs them all."""
     least_members: int = 0
     """Members without whom no round opens, whatever `min_clients` is: a secure sum of fewer is not agreed on."""
-    gives_rounds_up: bool = False
+    closes_without_result: bool = False
     """Whether a round without enough uploads is closed with the state before it, up to `max_extensions` in a row: no
     client can join a round whose secure sum is agreed on, so that extending it would not help."""
     max_missed: int = 3
@@ -154,8 +154,8 @@ class RunState:
     """Clients whose newest upload was left out of an average: they receive nothing that was made from it."""
     best: Best | None = None
     """The best accuracy so far; only in a run that stops without a gain."""
-    given_up: int = 0
-    """Rounds in a row that were given up; only in a run that gives rounds up."""
+    rounds_without_result: int = 0
+    """Rounds in a row that left the state before them; only in a run that closes such rounds."""
 
     @property
     def missing(self) -> frozenset[int]:
@@ -220,7 +220,7 @@ class RunState:
             self.set_aside,
             self.missed,
             self.best,
-            self.given_up,
+            self.rounds_without_result,
         )
 
     @property

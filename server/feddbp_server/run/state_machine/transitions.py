@@ -71,7 +71,7 @@ def _record(state: RunState, event: Event, policy: RoundPolicy, now: float) -> S
             return replace(state, reported=state.reported | {client}), ()
         case Skipped(client, number) if number == state.round and client in state.selected | state.observers:
             return replace(state, skipped=state.skipped | {client}), ()
-        case Aggregated(number, left_out, accuracy, given_up) if number == state.round and Phase.AGGREGATING in (
+        case Aggregated(number, left_out, accuracy, without_result) if number == state.round and Phase.AGGREGATING in (
             state.phase,
             state.held_phase,
         ):
@@ -80,9 +80,9 @@ def _record(state: RunState, event: Event, policy: RoundPolicy, now: float) -> S
                 state,
                 left_out=left_out,
                 best=_best(state, accuracy, policy),
-                given_up=state.given_up + 1 if given_up else 0,
+                rounds_without_result=state.rounds_without_result + 1 if without_result else 0,
             )
-            if given_up and counted.given_up == policy.rounds:
+            if without_result and counted.rounds_without_result == policy.rounds:
                 return _end(counted, Phase.FAILED, f"none of {_counted(policy.rounds, 'round')} gave a sum of clients")
             following, effects = _after_aggregation(counted.with_misses(), policy, now)
             return _hold(following) if state.phase is Phase.PAUSED else following, effects
@@ -230,21 +230,23 @@ def _at_deadline(state: RunState, policy: RoundPolicy, now: float) -> Step:
         dropped = state.silent - state.connected
         closing, effects = _close_round(_drop(state.with_misses(dropped), dropped) if dropped else state)
         return closing, ((MembersDropped(dropped), *effects) if dropped else effects)
-    if policy.gives_rounds_up:
-        return _give_up(state, policy)
+    if policy.closes_without_result:
+        return _close_without_result(state, policy)
     if state.extensions < policy.max_extensions:
         return _extend(state, policy, now)
     return _fail_without_uploads(state, policy)
 
 
-def _give_up(state: RunState, policy: RoundPolicy) -> Step:
-    return _close_round(state) if state.given_up < policy.max_extensions else _fail_without_uploads(state, policy)
+def _close_without_result(state: RunState, policy: RoundPolicy) -> Step:
+    if state.rounds_without_result < policy.max_extensions:
+        return _close_round(state)
+    return _fail_without_uploads(state, policy)
 
 
 def _without_enough_uploads(state: RunState, policy: RoundPolicy, now: float) -> Step:
     """Every client of the round has uploaded or skipped it: only those that wait outside can still help."""
-    if policy.gives_rounds_up:
-        return _give_up(state, policy)
+    if policy.closes_without_result:
+        return _close_without_result(state, policy)
     if state.waiting_outside(policy) and state.extensions < policy.max_extensions:
         return _extend(state, policy, now)
     return _fail_without_uploads(state, policy)
@@ -263,7 +265,7 @@ def _extend(state: RunState, policy: RoundPolicy, now: float) -> Step:
 
 def _fail_without_uploads(state: RunState, policy: RoundPolicy) -> Step:
     silent = state.selected - state.uploaded - state.skipped
-    if policy.gives_rounds_up:  # the others may only have waited for those that are lost
+    if policy.closes_without_result:  # the others may only have waited for those that are lost
         silent = (silent - state.connected) or silent
     reasons = [f"missing: {_names(silent)}"] if silent or not state.skipped else []
     if state.skipped:
@@ -277,8 +279,8 @@ def _fail_without_uploads(state: RunState, policy: RoundPolicy) -> Step:
 
 
 def _chances(state: RunState, policy: RoundPolicy) -> str:
-    if policy.gives_rounds_up:
-        return f"{_counted(state.given_up, 'round')} that gave nothing"
+    if policy.closes_without_result:
+        return f"{_counted(state.rounds_without_result, 'round')} that gave nothing"
     return _counted(state.extensions, "extension")
 
 

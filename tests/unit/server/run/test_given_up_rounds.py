@@ -14,21 +14,21 @@ CLIENTS = 3
 
 
 def summing(**changed: int) -> Run:
-    return Run.collecting(CLIENTS, rounds=100, min_clients=CLIENTS, gives_rounds_up=True, **changed)
+    return Run.collecting(CLIENTS, rounds=100, min_clients=CLIENTS, closes_without_result=True, **changed)
 
 
-def give_up(run: Run) -> None:
+def close_without_result(run: Run) -> None:
     """All clients skip the open round."""
     number = run.state.round
     effects = run(*(Skipped(client, number) for client in range(CLIENTS)))
     assert effects[-1] == CloseRound(number, ids())
-    run(Aggregated(number, given_up=True))
+    run(Aggregated(number, without_result=True))
 
 
 def test_a_round_that_nobody_can_complete_is_closed_and_the_next_one_opens() -> None:
     run = summing()
-    give_up(run)
-    assert (run.phase, run.state.round, run.state.given_up) == (Phase.COLLECTING, 1, 1)
+    close_without_result(run)
+    assert (run.phase, run.state.round, run.state.rounds_without_result) == (Phase.COLLECTING, 1, 1)
 
 
 def test_a_round_without_enough_uploads_at_its_deadline_is_closed_instead_of_extended() -> None:
@@ -43,7 +43,7 @@ def test_a_round_without_enough_uploads_at_its_deadline_is_closed_instead_of_ext
 def test_a_run_of_which_rounds_in_a_row_come_to_nothing_fails() -> None:
     run = summing(max_extensions=2)
     for _ in range(2):
-        give_up(run)
+        close_without_result(run)
     run(*(Skipped(client, 2) for client in range(CLIENTS)))
     assert run.phase is Phase.FAILED
     assert run.state.reason == (
@@ -53,17 +53,17 @@ def test_a_run_of_which_rounds_in_a_row_come_to_nothing_fails() -> None:
 
 def test_a_round_that_gives_something_starts_the_count_again() -> None:
     run = summing(max_extensions=1)
-    give_up(run)
+    close_without_result(run)
     run(*(Uploaded(client, 1) for client in range(CLIENTS)), Aggregated(1))
-    assert run.state.given_up == 0
-    give_up(run)
+    assert run.state.rounds_without_result == 0
+    close_without_result(run)
     assert run.phase is Phase.COLLECTING
 
 
 def test_a_run_without_any_sum_has_failed() -> None:
-    run = Run.collecting(CLIENTS, rounds=2, min_clients=CLIENTS, gives_rounds_up=True)
-    give_up(run)
-    give_up(run)
+    run = Run.collecting(CLIENTS, rounds=2, min_clients=CLIENTS, closes_without_result=True)
+    close_without_result(run)
+    close_without_result(run)
     assert (run.phase, run.state.reason) == (Phase.FAILED, "none of 2 rounds gave a sum of clients")
 
 
@@ -84,6 +84,6 @@ def test_a_failed_run_names_those_that_are_gone_and_not_those_that_wait_for_them
 
 def test_a_restarted_server_counts_on() -> None:
     run = summing()
-    give_up(run)
+    close_without_result(run)
     restored = RunSnapshot.from_json(RunSnapshot(state=run.state, seconds=0.0).to_json())
-    assert restored.state.given_up == 1
+    assert restored.state.rounds_without_result == 1
