@@ -170,12 +170,12 @@ class ClientDaemon:
                     budget=self._options.epsilon_budget,
                     sharers=config.noise_sharers,
                 )
+                slot = self._slots.on(self._options.local.compute.device)
+                least = self._options.require_secure_sums or 0
+                self._worker = RoundWorker(client, directory, self._connection, training_slot=slot, least_summed=least)
             except BaseException:
                 directory.close()
                 raise
-            slot = self._slots.on(self._options.local.compute.device)
-            least = self._options.require_secure_sums or 0
-            self._worker = RoundWorker(client, directory, self._connection, training_slot=slot, least_summed=least)
             self._worker.resume()
             self._run = described.config
             self._session = ""

@@ -221,6 +221,18 @@ def with_state(event: pb.RoundEvent, payload: Payload) -> pb.RoundEvent:
     return event
 
 
+async def test_a_client_whose_rounds_cannot_be_prepared_releases_its_directory(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ConfigurationError("cryptography is missing")
+
+    monkeypatch.setattr(daemon_module, "RoundWorker", fail)
+    with pytest.raises(ConfigurationError, match="cryptography is missing"):
+        await start(FakeConnection(one_event(ended()))).run()
+    ClientDirectory(tmp_path, "first", 0).close()
+
+
 async def test_a_round_whose_event_has_the_state_is_one_call(start: Start, trainer: FakeTrainer) -> None:
     vectors = np.ones((CONFIG.classes, CONFIG.exchange_shape.feature_dim), np.float32)
     state = Payload(prototypes=PrototypeSet(class_ids=np.arange(CONFIG.classes, dtype=np.int32), vectors=vectors))
