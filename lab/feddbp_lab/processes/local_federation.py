@@ -90,33 +90,41 @@ class LocalFederation:
         self._tracking: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
+        try:
+            await self._start_processes()
+        except BaseException:
+            await self._stop()
+            raise
+        return self
+
+    async def _start_processes(self) -> None:
         # a resumed run has the file of its last start, with a port that is no longer its own
         self._endpoint_path.unlink(missing_ok=True)
         if self.options.certs is not None:
             from feddbp_lab.pki.parties import make_local_parties  # cryptography is slow to import
 
             make_local_parties(self.options.certs, self.options.certified_parties())
-        try:
-            self._server = self._start("the server", SERVER_MODULE, self.options.server_arguments(), log="server")
-            self.address = await self._wait_for_endpoint(self._server)
-            if self._tracker is not None:
-                self._tracking = asyncio.create_task(follow(self._tracker, self.address, self.options.credentials))
-            for number, ids in enumerate(self.options.ids_by_process()):
-                arguments = arguments_for(self.options.client_config(ids, self.address))
-                name = f"the process of {client_names(ids)}"
-                self._clients.append(self._start(name, CLIENT_MODULE, arguments, log=f"clients-{number}"))
-        except BaseException:
-            await self._supervisor.stop()
-            raise
-        return self
+        self._server = self._start("the server", SERVER_MODULE, self.options.server_arguments(), log="server")
+        self.address = await self._wait_for_endpoint(self._server)
+        if self._tracker is not None:
+            self._tracking = asyncio.create_task(follow(self._tracker, self.address, self.options.credentials))
+        for number, ids in enumerate(self.options.ids_by_process()):
+            arguments = arguments_for(self.options.client_config(ids, self.address))
+            name = f"the process of {client_names(ids)}"
+            self._clients.append(self._start(name, CLIENT_MODULE, arguments, log=f"clients-{number}"))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # the streams first: a server that shuts down waits for those that are open
         await self._cancel_tasks()
-        await self._stop_tracking()
-        await self._supervisor.stop()
+        await self._stop()
+
+    async def _stop(self) -> None:
+        try:
+            await self._stop_tracking()
+        finally:
+            await self._supervisor.stop()
 
     async def statuses(self) -> AsyncGenerator[pb.RunStatus, None]:
         """The run's status now and at every change, until the run has ended and the server has written its summary.
@@ -145,15 +153,15 @@ class LocalFederation:
         return frozen([child.pid for child in self._supervisor.running])
 
     async def _stop_tracking(self) -> None:
-        if self._tracking is None or self._tracker is None:
-            return
-        # the end of the run may have arrived, but not been read
-        await asyncio.wait([self._tracking], timeout=_LAST_EVENT_SECONDS)
-        self._tracking.cancel()
-        await asyncio.wait([self._tracking])
-        if not self._tracking.cancelled() and (error := self._tracking.exception()) is not None:
-            log.warning("the run was not tracked to its end: %s", error)
-        await asyncio.to_thread(self._tracker.close)
+        if self._tracking is not None:
+            # the end of the run may have arrived, but not been read
+            await asyncio.wait([self._tracking], timeout=_LAST_EVENT_SECONDS)
+            self._tracking.cancel()
+            await asyncio.wait([self._tracking])
+            if not self._tracking.cancelled() and (error := self._tracking.exception()) is not None:
+                log.warning("the run was not tracked to its end: %s", error)
+        if self._tracker is not None:
+            await asyncio.to_thread(self._tracker.close)
 
     def summary(self) -> dict[str, Any]:
         """The server's `summary.json`; raises RunInterruptedError if the run had not ended."""
