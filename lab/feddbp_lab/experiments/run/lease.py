@@ -3,7 +3,7 @@
 cells/ID/lease-000002.json is the lease of the second attempt at a cell. Its number is the fencing token: it only
 grows, taking it means creating the file, and a runner that finds a higher one has lost the cell and writes nothing
 more. A holder renews its lease several times per lease time; whoever has seen no renewal for a whole lease time, by its
-own clock, takes the next number. Clocks of different machines are never compared.
+own clock, takes the next number. Clocks of different machines are compared for display alone.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class LeaseRecord:
     """The lease time."""
     renewals: int = 0
     renewed_at: float = 0.0
-    """By the holder's clock; for display only."""
+    """By the holder's clock; for display alone, see `is_fresh`."""
     released: bool = False
     rounds_done: float = 0.0
     accuracy: float | None = None
@@ -80,7 +80,7 @@ class LeaseRecord:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether it seems to be held, by this machine's clock: enough for display, not for taking a cell."""
+        """Whether it seems to be held, by this machine's clock: enough for display, not for a decision."""
         return not self.released and abs(time.time() - self.renewed_at) < self.seconds + 30
 
     @property

@@ -6,13 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from feddbp_common.artifacts import CELL_LOCK_NAME
 from feddbp_common.errors import ConfigurationError
+from feddbp_common.file_lock import is_locked
 from feddbp_lab.experiments.cell import Cell
 from feddbp_lab.experiments.config import SelectionConfig
 from feddbp_lab.experiments.expansion import Expansion, expand, seeds_of, select_cells
 from feddbp_lab.experiments.plan import Plan
 from feddbp_lab.experiments.resources import Resources
-from feddbp_lab.experiments.run.cell_dir import CellState
+from feddbp_lab.experiments.run.cell_dir import CellDir, CellState
+from feddbp_lab.experiments.run.lease import boot_id
 from feddbp_lab.experiments.run.output_dir import OutputDir
 from feddbp_lab.experiments.spec import BUILT_IN, ExperimentSpec, load_experiment
 
@@ -95,9 +98,16 @@ def cells_left(cells: Sequence[Cell], output: OutputDir, *, keep_state: bool) ->
         directory = output.cell_dir(cell.id)
         if directory.state is not CellState.DONE:
             left.append(cell)
-        elif not directory.is_running:  # else its runner is about to clean up
+        elif not _may_have_a_runner(directory):  # else that is about to clean up
             directory.clean_up(keep_state=keep_state)
     return left
+
+
+def _may_have_a_runner(directory: CellDir) -> bool:
+    """Without a look at clocks, which differ between machines: a lease counts until it is released or removed."""
+    lease = directory.lease()
+    is_of_another_machine = lease is not None and not lease.released and lease.boot != boot_id()
+    return is_of_another_machine or is_locked(directory.path / CELL_LOCK_NAME)
 
 
 def failed_before(cells: Sequence[Cell], output: OutputDir) -> list[Cell]:

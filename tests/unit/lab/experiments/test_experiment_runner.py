@@ -10,6 +10,7 @@ import json
 import math
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,9 @@ from feddbp_lab.experiments.run.attempt import (
 from feddbp_lab.experiments.run.cell_dir import CellState, Failure
 from feddbp_lab.experiments.run.display import LiveCellDisplay, Workload
 from feddbp_lab.experiments.run.executor import LocalExecutor
+from feddbp_lab.experiments.run.lease import Holder, take_lease
 from feddbp_lab.experiments.run.output_dir import OutputDir
+from feddbp_lab.experiments.run.planning import cells_left
 from feddbp_lab.experiments.run.runner import Runner
 from feddbp_lab.experiments.run.store import DirectoryStore
 from feddbp_lab.experiments.spec import load_experiment
@@ -484,6 +487,24 @@ def test_state_left_by_a_killed_runner_is_removed_and_kept_state_is_not(tmp_path
     (directory.path / "server").mkdir()
     directory.clean_up(keep_state=False)
     assert (directory.path / "server").exists()
+
+
+def test_state_of_a_done_cell_is_kept_while_another_machine_has_its_lease_whatever_the_clocks(tmp_path: Path) -> None:
+    output_dir, expanded = planned(tmp_path, axes={"method": ["fd"]}, report={})
+    (cell,) = expanded.cells.values()
+    finish(output_dir, cell, lambda *_: 0.5)
+    directory = output_dir.cell_dir(cell.id)
+    (directory.path / "server").mkdir()
+    directory.lock().release()
+    elsewhere = replace(Holder.here(), boot="of another machine")
+    lease = take_lease(output_dir.store, cell.id, elsewhere, 60.0, after=None)
+    assert lease is not None
+    lease.record = replace(lease.record, renewed_at=0.0)
+    lease._write()
+    for is_released in (False, True):
+        assert cells_left([cell], output_dir, keep_state=False) == []
+        assert (directory.path / "server").exists() is not is_released
+        lease.release()
 
 
 def test_the_cost_of_a_cell_is_that_of_all_attempts_at_its_run(tmp_path: Path) -> None:
