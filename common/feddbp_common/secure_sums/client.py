@@ -119,9 +119,9 @@ class SumClient:
     def _sharing(self, roster: Roster, received: Mapping[int, bytes]) -> frozenset[int]:
         """The clients whose shares arrived, this one among them."""
         sharing = frozenset(received) | {self._id}
-        strangers = [peer for peer in sharing if peer not in roster]
-        if strangers:
-            raise ProtocolViolationError(f"client {min(strangers)} sent shares, but is not in the roster")
+        unknown = [peer for peer in sharing if peer not in roster]
+        if unknown:
+            raise ProtocolViolationError(f"client {min(unknown)} sent shares, but is not in the roster")
         if len(sharing) < roster.threshold:
             raise ProtocolViolationError(f"{len(sharing)} clients sent shares; {roster.threshold} have to")
         return sharing

@@ -14,8 +14,8 @@ from feddbp_common.secure_sums import MAX_CLIENTS, MIN_CLIENTS, threshold_of
 from feddbp_common.secure_sums.digests import SumContext, digest, digest_of_ids
 from feddbp_common.secure_sums.identity import Verifier, check_signature
 
-_ANYBODY: Final = X25519PrivateKey.from_private_bytes(bytes([1]) * 32)
-"""A key to try others with."""
+_TRIAL_KEY: Final = X25519PrivateKey.from_private_bytes(bytes([1]) * 32)
+"""Agreed with a key of a client to see whether that can be used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Advertisement:
         check_signature(signing_key, self.signature, self.signed_part(context), of=f"client {self.client_id}'s keys")
         for key in (self.share_key, self.mask_key):
             try:
-                _ANYBODY.exchange(X25519PublicKey.from_public_bytes(key))
+                _TRIAL_KEY.exchange(X25519PublicKey.from_public_bytes(key))
             except ValueError:  # a point on which every agreement gives the same
                 raise ProtocolViolationError(f"a public key of client {self.client_id} cannot be used") from None
 

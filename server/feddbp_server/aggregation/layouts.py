@@ -1,7 +1,7 @@
 """Layouts: shapes in which all clients must agree, though no rule fixes them; the majority of a round decides.
 
-The first upload does not: whoever comes first could shut all others out. Until a round is closed, uploads of every
-layout are admitted; those of a minority are left out of the average, and refused from then on.
+The first upload does not: its client could shut all others out. Until a round is closed, uploads of every layout are
+admitted; those of a minority are left out of the average, and refused from then on.
 """
 
 from __future__ import annotations

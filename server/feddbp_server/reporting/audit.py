@@ -71,8 +71,8 @@ class Audit:
         """The file could not be renamed when it had become large."""
         self._limits = limits
         self._clock = clock
-        self._strangers = RateLimit(
-            limits.audited_strangers, per_second=limits.audited_strangers_per_second, clock=clock
+        self._unauthenticated = RateLimit(
+            limits.audited_unauthenticated, per_second=limits.audited_unauthenticated_per_second, clock=clock
         )
         self._of_callers: dict[str, RateLimit] = {}
         self._of_clients: dict[tuple[int, str], RateLimit] = {}
@@ -121,14 +121,14 @@ class Audit:
         `caller` is empty for one that has not, and None where no caller authenticates.
         """
         self.refused[call, refusal.reason_name] += 1
-        name, is_stranger = _allowance_of(caller, client, peer)
+        name, is_unauthenticated = _allowance_of(caller, client, peer)
         rate_limit = self._rate_limit_of(name)
         reason = refusal.reason_name
-        if not rate_limit.take(reason) or (is_stranger and not self._strangers.take(reason)):
+        if not rate_limit.take(reason) or (is_unauthenticated and not self._unauthenticated.take(reason)):
             return False
         self._record_flood(rate_limit, "refusals", caller=name)
-        if is_stranger:
-            self._record_flood(self._strangers, "refusals", caller="strangers")
+        if is_unauthenticated:
+            self._record_flood(self._unauthenticated, "refusals", caller="strangers")
         self.record(
             "refused",
             client=client,
@@ -170,7 +170,7 @@ class Audit:
             self._lines.open()
 
     def close(self) -> None:
-        self._record_flood(self._strangers, "refusals", caller="strangers")
+        self._record_flood(self._unauthenticated, "refusals", caller="strangers")
         for name, rate_limit in self._of_callers.items():
             self._record_flood(rate_limit, "refusals", caller=name)
         for (client, what), rate_limit in self._of_clients.items():
@@ -185,7 +185,7 @@ class Audit:
 
 
 def _allowance_of(caller: str | None, client: int | None, peer: str) -> tuple[str, bool]:
-    """Whose allowance a refusal takes from, and whether it is also one of strangers."""
+    """Whose allowance a refusal takes from, and whether it is also one of a caller that has not authenticated."""
     if caller:
         return caller, False
     if caller is None and client is not None:

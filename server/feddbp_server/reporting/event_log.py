@@ -65,12 +65,12 @@ class Incident:
     at: float
     client_id: int | None
     message: str
-    of_stranger: bool = False
+    unauthenticated: bool = False
 
-    def is_like(self, client_id: int | None, *, of_stranger: bool) -> bool:
-        """Whether it takes the place of the same party: of all strangers, or of one client."""
-        if of_stranger or self.of_stranger:
-            return of_stranger and self.of_stranger
+    def is_like(self, client_id: int | None, *, unauthenticated: bool) -> bool:
+        """Whether it takes the place of the same party: of one client, or of all unauthenticated callers."""
+        if unauthenticated or self.unauthenticated:
+            return unauthenticated and self.unauthenticated
         return client_id is not None and client_id == self.client_id
 
 
@@ -102,13 +102,15 @@ class EventLog:
         self._changed = changed
         """Called after a new incident."""
 
-    def incident(self, client_id: int | None, message: str, *, of_stranger: bool = False) -> None:
-        """`of_stranger`: the caller has not authenticated, and the client is the one that it claims to be."""
+    def incident(self, client_id: int | None, message: str, *, unauthenticated: bool = False) -> None:
+        """`unauthenticated`: the caller has not authenticated, and the client is the one that it claims to be."""
         limits = self._limits
-        alike = [known for known in self.incidents if known.is_like(client_id, of_stranger=of_stranger)]
-        if len(alike) >= (limits.incidents_of_strangers if of_stranger else limits.incidents_per_client):
+        alike = [known for known in self.incidents if known.is_like(client_id, unauthenticated=unauthenticated)]
+        if len(alike) >= (limits.incidents_of_unauthenticated if unauthenticated else limits.incidents_per_client):
             self.incidents.remove(alike[0])
-        self.incidents.append(Incident(at=time.time(), client_id=client_id, message=message, of_stranger=of_stranger))
+        self.incidents.append(
+            Incident(at=time.time(), client_id=client_id, message=message, unauthenticated=unauthenticated)
+        )
         self._changed()
 
     def shown(self, *clients: int) -> str:
@@ -195,7 +197,7 @@ class EventLog:
             whose = "" if refusal.client_id is None else f" of {self.shown(refusal.client_id)}"
             log.warning("refused %s%s (%s): %s", call, whose, refusal.reason_name, refusal)
             shown = f"refused {call} ({refusal.reason_name}): {refusal}"
-            self.incident(refusal.client_id, shown, of_stranger=caller == "")
+            self.incident(refusal.client_id, shown, unauthenticated=caller == "")
 
     def _deferred(self, call: str, refusal: RefusedError) -> None:
         """Too many callers at once, who did nothing wrong: counted, and logged once a minute."""

@@ -1,4 +1,4 @@
-"""The history of a run: `rounds.jsonl`, `clients.jsonl`, and its events as they happen, for whoever watches."""
+"""The history of a run: `rounds.jsonl`, `clients.jsonl`, and its events as they happen, for those who watch."""
 
 from __future__ import annotations
 

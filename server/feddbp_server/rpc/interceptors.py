@@ -34,7 +34,7 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 log = logging.getLogger("feddbp.server")
 
 _GONE = "the caller has hung up"
-"""A write to such a call fails in gRPC's core, sometimes before the call is cancelled: it is no failure of ours."""
+"""A write to such a call fails in gRPC's core, sometimes before the call is cancelled: the server has not failed."""
 
 
 class _Undecodable:

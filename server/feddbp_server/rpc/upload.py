@@ -89,14 +89,14 @@ class _Incoming:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self._patience: asyncio.Timeout | None = None
+        self._timeout: asyncio.Timeout | None = None
         self._superseded = False
 
     def end(self) -> None:
         """Ends the upload of a session that was superseded."""
         self._superseded = True
-        if self._patience is not None:
-            self._patience.reschedule(asyncio.get_running_loop().time())
+        if self._timeout is not None:
+            self._timeout.reschedule(asyncio.get_running_loop().time())
 
     async def read(self, parts: PartStream, add: Callable[[memoryview], None], wait: timedelta) -> None:
         """Reads the rest of the parts, each within its time.
@@ -106,7 +106,7 @@ class _Incoming:
         loop, seconds = asyncio.get_running_loop(), wait.total_seconds()
         set_at = loop.time()
         try:
-            async with asyncio.timeout(0 if self._superseded else seconds) as self._patience:
+            async with asyncio.timeout(0 if self._superseded else seconds) as self._timeout:
                 while (part := await parts.next()) is not None:
                     if not isinstance(part, memoryview):
                         raise PayloadError("chunk", "only chunks may follow the header")
@@ -114,12 +114,12 @@ class _Incoming:
                     fault_point("server.upload.receiving")
                     now = loop.time()
                     if now > set_at + seconds / 10 and not self._superseded:
-                        self._patience.reschedule(now + seconds)
+                        self._timeout.reschedule(now + seconds)
                         set_at = now
         except TimeoutError:
             raise _superseded() if self._superseded else _stalled(wait) from None
         finally:
-            self._patience = None
+            self._timeout = None
 
 
 class Uploads:

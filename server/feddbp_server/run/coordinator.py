@@ -19,7 +19,7 @@ from feddbp_common.wire import chunked
 from feddbp_server.run.client_events import event_for
 from feddbp_server.run.engine import RunEngine
 from feddbp_server.run.fairness import CallsPerClient, FairSlots
-from feddbp_server.run.join_queue import JoinQueue
+from feddbp_server.run.join_limiter import JoinLimiter
 from feddbp_server.run.limits import Limits
 from feddbp_server.run.participants import Candidates
 from feddbp_server.run.pushed_states import EventWithState, PushedStates, announced_round
@@ -64,7 +64,7 @@ class Coordinator:
         self._limits = limits
         self._states = PushedStates(engine, limits)
         self._joins = CallsPerClient("joins", limits.joins_per_client)
-        self._join_queue = JoinQueue(limits, engine.clock)
+        self._join_limiter = JoinLimiter(limits, engine.clock)
         self._downloads = CallsPerClient("downloads", limits.downloads_per_client)
         self._replies = FairSlots(limits.replies)
         self._candidates = Candidates(
@@ -104,10 +104,10 @@ class Coordinator:
             raise
 
     async def _commit_join(self, request: pb.JoinRequest, peer: str, *, gone: asyncio.Event) -> tuple[Session, str]:
-        with self._join_queue.one_more():
-            return await self._commit_queued_join(request, peer, gone=gone)
+        with self._join_limiter.one_more():
+            return await self._commit_admitted_join(request, peer, gone=gone)
 
-    async def _commit_queued_join(
+    async def _commit_admitted_join(
         self, request: pb.JoinRequest, peer: str, *, gone: asyncio.Event
     ) -> tuple[Session, str]:
         engine, client_id = self._engine, request.client_id
@@ -295,17 +295,17 @@ class Coordinator:
         deadline = engine.clock() + linger.total_seconds()
         promptly = engine.clock() + self._limits.disconnection_wait.total_seconds()
         await self._end_received(until=min(promptly, deadline))
-        if self._unaware:
-            engine.event_log.lingering(self._unaware, max(0.0, deadline - engine.clock()))
+        if self._not_notified:
+            engine.event_log.lingering(self._not_notified, max(0.0, deadline - engine.clock()))
         await self._end_received(until=deadline)
 
     @property
-    def _unaware(self) -> frozenset[int]:
+    def _not_notified(self) -> frozenset[int]:
         """Members that have not received the end of the run."""
         return self._engine.state.members - self._received_end
 
     async def _end_received(self, *, until: float) -> None:
-        while self._unaware and (left := until - self._engine.clock()) > 0:
+        while self._not_notified and (left := until - self._engine.clock()) > 0:
             changed = self._engine.status_changed.upcoming()
             with suppress(TimeoutError):
                 await asyncio.wait_for(changed.wait(), timeout=left)

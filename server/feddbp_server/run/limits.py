@@ -119,17 +119,17 @@ class Limits:
     """Number of the newest incidents in the status."""
     incidents_per_client: int = 3
     """Most incidents of one client in the status, so that no client can displace every other incident."""
-    incidents_of_strangers: int = 5
+    incidents_of_unauthenticated: int = 5
     """Most incidents in the status of all callers together that have not authenticated where others do."""
     audited_refusals: int = 100
     """Refusals of one caller, by its name or else its host, that are written to the audit log at once; further ones are
     only counted, or any caller could fill the disk."""
     audited_refusals_per_second: float = 0.1
     """Further refusals of one caller that are written to the audit log each second, on average."""
-    audited_strangers: int = 1000
+    audited_unauthenticated: int = 1000
     """Refusals of all callers together that have not authenticated that are written to the audit log at once; those of
     authenticated callers are counted apart."""
-    audited_strangers_per_second: float = 1.0
+    audited_unauthenticated_per_second: float = 1.0
     """Further refusals of callers that have not authenticated that are written to the audit log each second."""
     audited_hosts: int = 1000
     """Most hosts whose refusals are limited by themselves in the audit log; those beyond share one limit."""

@@ -135,7 +135,7 @@ class SecureSums:
         while True:
             changed = self._changed.upcoming()
             await self._decide(current, candidates)
-            answer = self._answer(current, step, client_id) or self._hopeless(current, candidates)
+            answer = self._answer(current, step, client_id) or self._too_few_left(current, candidates)
             left = deadline - self._clock()
             if answer is not None or left <= 0:
                 return answer or pb.AdvanceSumResponse(pending=pb.SumPending())
@@ -310,7 +310,7 @@ class SecureSums:
                 return pb.AdvanceSumResponse(over=pb.SumOver())
         return None
 
-    def _hopeless(self, current: _Sum, candidates: Candidates) -> pb.AdvanceSumResponse | None:
+    def _too_few_left(self, current: _Sum, candidates: Candidates) -> pb.AdvanceSumResponse | None:
         """Excludes a client that waits for a roster or shares which those left in the round can no longer give.
 
         Who has left or skipped a round does not come back into it, also not after a restart. Clients that are only

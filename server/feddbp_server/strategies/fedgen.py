@@ -65,7 +65,7 @@ class FedGenStrategy(Strategy[FedGenSettings]):
             labels = random.choice(len(shares), size=settings.server_batch_size, p=shares)
             noise = random.random((settings.server_batch_size, settings.noise_dim))
             made = generator.make(noise, labels)
-            loss, slope = teachers.judge(made.features, labels)
+            loss, slope = teachers.loss_and_gradient(made.features, labels)
             losses.append(loss)
             if settings.full:
                 slope = slope + diversity_loss(noise, made.features)[1]

@@ -43,7 +43,7 @@ class Teachers:
             counts / np.maximum(counts.sum(axis=0), 1.0),
         )
 
-    def judge(self, features: Wide, labels: Labels) -> tuple[float, Wide]:
+    def loss_and_gradient(self, features: Wide, labels: Labels) -> tuple[float, Wide]:
         """Cross-entropy of all heads' outputs, averaged over the batch; and its gradient by features."""
         rows = np.arange(len(labels))
         outputs = features.astype(np.float32) @ self.weights.transpose(0, 2, 1) + self.biases[:, None]

@@ -183,7 +183,7 @@ def answers(weights: dict[str, Any], feature: Any) -> Any:
 def test_one_teacher_is_the_cross_entropy_of_the_weighted_mean_logits() -> None:
     features, labels = np.random.default_rng(1).standard_normal((10, WIDTH)), batch()[1]
     mean = strategy_of().aggregate(Payload(), uploads(), round_number=0).tensors
-    loss, slope = Teachers.one(mean).judge(features, labels)
+    loss, slope = Teachers.one(mean).loss_and_gradient(features, labels)
     samples = [sum(counts) for counts in LABEL_COUNTS]
     expected = 0.0
     for feature, label in zip(features, labels.tolist(), strict=True):
@@ -199,7 +199,7 @@ def test_one_teacher_is_the_cross_entropy_of_the_weighted_mean_logits() -> None:
 def test_many_teachers_are_weighted_by_their_share_of_a_label() -> None:
     features, labels = np.random.default_rng(1).standard_normal((10, WIDTH)), batch()[1] % 4
     heads = [head(k) for k in range(3)]
-    loss, slope = Teachers.many(heads, LABEL_COUNTS).judge(features, labels)
+    loss, slope = Teachers.many(heads, LABEL_COUNTS).loss_and_gradient(features, labels)
     z = torch.tensor(features, requires_grad=True)
     total = torch.zeros((), dtype=torch.float64)
     for i, label in enumerate(labels.tolist()):
@@ -300,7 +300,9 @@ def test_the_ensemble_recognises_features_better_after_training(settings: Any) -
     noise, labels = batch(64)
     labels = labels % 4  # no client has class 4
     before, trained = fresh(derive_seed(0, "generator")), FeatureGenerator(state)
-    losses = [teachers.judge(generator.make(noise, labels).features, labels)[0] for generator in (before, trained)]
+    losses = [
+        teachers.loss_and_gradient(generator.make(noise, labels).features, labels)[0] for generator in (before, trained)
+    ]
     assert losses[1] < 0.5 * losses[0]
 
 

@@ -56,8 +56,8 @@ def test_a_restarted_server_continues_the_log_it_finds(tmp_path: Path) -> None:
     assert [entry["client"] for entry in entries(tmp_path / AUDIT_NAME)] == [0, 1]
 
 
-def test_a_known_caller_is_audited_in_the_middle_of_a_flood_of_strangers(tmp_path: Path) -> None:
-    audit = stopped(tmp_path, audited_refusals=10, audited_strangers=30)
+def test_a_known_caller_is_audited_in_the_middle_of_a_flood_without_authentication(tmp_path: Path) -> None:
+    audit = stopped(tmp_path, audited_refusals=10, audited_unauthenticated=30)
     for number in range(5_000):
         audit.record_refusal("Join", REFUSAL, client=1, peer=f"ipv4:10.0.{number % 100}.1:5", caller="")
     assert audit.record_refusal("Join", REFUSAL, client=1, peer="ipv4:10.0.0.1:5", caller="client-2")
@@ -68,7 +68,7 @@ def test_a_known_caller_is_audited_in_the_middle_of_a_flood_of_strangers(tmp_pat
 
 
 def test_callers_from_many_hosts_take_a_limited_number_of_allowances(tmp_path: Path) -> None:
-    audit = stopped(tmp_path, audited_hosts=50, audited_strangers=10_000)
+    audit = stopped(tmp_path, audited_hosts=50, audited_unauthenticated=10_000)
     for number in range(1_000):
         audit.record_refusal("Join", REFUSAL, client=None, peer=f"ipv6:[::{number:x}]:5", caller="")
     assert len(audit._of_callers) == 51

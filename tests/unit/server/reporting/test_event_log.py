@@ -60,14 +60,16 @@ def test_a_flood_of_refusals_does_not_displace_other_incidents(event_log: EventL
     assert event_log.audit.refusals == {"wrong_round": 2000}
 
 
-def test_strangers_together_have_a_few_incidents_and_displace_none_of_known_callers(event_log: EventLog) -> None:
-    most = DEFAULT_LIMITS.incidents_of_strangers
+def test_unauthenticated_callers_together_have_a_few_incidents_and_displace_none_of_known_callers(
+    event_log: EventLog,
+) -> None:
+    most = DEFAULT_LIMITS.incidents_of_unauthenticated
     for client in range(DEFAULT_LIMITS.incidents - most):
         event_log.incident(client, f"known caller {client}")
     for number in range(200):  # in the names of many clients
-        event_log.incident(number % 40, f"stranger {number}", of_stranger=True)
+        event_log.incident(number % 40, f"caller {number}", unauthenticated=True)
     shown = [incident.message for incident in event_log.incidents]
-    assert shown[-most:] == [f"stranger {number}" for number in range(200 - most, 200)]
+    assert shown[-most:] == [f"caller {number}" for number in range(200 - most, 200)]
     assert [message for message in shown if message.startswith("known")] == shown[:-most]
     assert len(shown) == DEFAULT_LIMITS.incidents
 

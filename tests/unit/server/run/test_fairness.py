@@ -39,7 +39,7 @@ async def test_callers_go_without_a_slot_if_none_comes_free() -> None:
     assert await slots.take()
 
 
-async def test_without_patience_nobody_waits() -> None:
+async def test_without_a_timeout_nobody_waits() -> None:
     slots = SlotsWithTimeout(1, timedelta(0))
     assert await slots.take()
     assert not await slots.take()

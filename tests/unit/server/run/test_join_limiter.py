@@ -18,7 +18,7 @@ from slow_disk import SlowDisk
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.daemon.connection import Connection, ServerUnavailableError
 from feddbp_common.rpc.failures import retry_after_of
-from feddbp_server.run.join_queue import JoinQueue
+from feddbp_server.run.join_limiter import JoinLimiter
 from feddbp_server.run.limits import DEFAULT_LIMITS
 from feddbp_server.run.refusals import RefusedError
 
@@ -32,8 +32,8 @@ class Clock:
         return self.now
 
 
-def time_told(queue: JoinQueue) -> float:
-    with pytest.raises(RefusedError) as refused, queue.one_more():
+def time_told(limiter: JoinLimiter) -> float:
+    with pytest.raises(RefusedError) as refused, limiter.one_more():
         pass
     assert refused.value.details.reason == pb.REFUSAL_REASON_BUSY
     return refused.value.details.retry_after.ToTimedelta().total_seconds()
@@ -41,20 +41,20 @@ def time_told(queue: JoinQueue) -> float:
 
 def test_refused_clients_come_back_one_after_the_other_at_the_pace_of_joins() -> None:
     clock = Clock()
-    queue = JoinQueue(ONE_AT_A_TIME, clock)
+    limiter = JoinLimiter(ONE_AT_A_TIME, clock)
     for _ in range(200):  # joins that take half a second each
-        with queue.one_more():
+        with limiter.one_more():
             clock.now += 0.5
-    with queue.one_more():
-        told = [time_told(queue) for _ in range(10)]
+    with limiter.one_more():
+        told = [time_told(limiter) for _ in range(10)]
     assert told == pytest.approx([0.5 * number for number in range(1, 11)], rel=0.01)
 
 
 def test_nobody_is_told_to_come_back_later_than_the_limit() -> None:
     limits = replace(ONE_AT_A_TIME, longest_join_retry=timedelta(seconds=3))
-    queue = JoinQueue(limits, Clock())
-    with queue.one_more():
-        told = [time_told(queue) for _ in range(10_000)]
+    limiter = JoinLimiter(limits, Clock())
+    with limiter.one_more():
+        told = [time_told(limiter) for _ in range(10_000)]
     assert max(told) == pytest.approx(3)
 
 

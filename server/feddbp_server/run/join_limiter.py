@@ -17,7 +17,7 @@ _WEIGHT: Final = 0.05
 """Of the newest join in the moving average."""
 
 
-class JoinQueue:
+class JoinLimiter:
     """Owns how many joins are in progress, and the times at which refused clients retry.
 
     Each of them gets a time of its own, one join after the one before, so that they do not all return at once.
