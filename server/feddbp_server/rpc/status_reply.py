@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Final
 
 from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.rpc.enum_words import enum_word
 from feddbp_common.version import VERSION
 from feddbp_server.process import resident_bytes
 from feddbp_server.run.sessions import Session
@@ -24,7 +25,7 @@ _PHASES: Final = {
     Phase.STOPPED: pb.PHASE_STOPPED,
 }
 ACTIVITY_NAMES: Final = {
-    activity: pb.ClientActivity.Name(activity).removeprefix("CLIENT_ACTIVITY_").lower()
+    activity: enum_word(pb.ClientActivity.DESCRIPTOR, activity)
     for activity in pb.ClientActivity.values()
     if activity != pb.CLIENT_ACTIVITY_UNSPECIFIED
 }

@@ -7,11 +7,12 @@ from typing import Final
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.errors import FedDBPError, PayloadError, PayloadTooLargeError
+from feddbp_common.rpc.enum_words import enum_word
 from feddbp_server.store import StoreError
 
 
 def reason_name(reason: pb.RefusalReason.ValueType) -> str:
-    return pb.RefusalReason.Name(reason).removeprefix("REFUSAL_REASON_").lower()
+    return enum_word(pb.RefusalReason.DESCRIPTOR, reason)
 
 
 REASON_NAMES: Final = tuple(
