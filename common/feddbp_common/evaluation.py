@@ -18,7 +18,7 @@ from itertools import groupby
 from statistics import fmean, pstdev
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from feddbp_common.humanize import percent
+from feddbp_common.humanize import percent, quantity
 
 RARE_CLASS_SAMPLES: Final = 10
 """A class of which a client has fewer training samples is rare on that client."""
@@ -191,7 +191,7 @@ class CurrentAccuracy:
 
 
 def share_of_clients(count: int, clients: int) -> str:
-    return f"{count} of {clients} client{'' if clients == 1 else 's'}"
+    return f"{count} of {quantity(clients, 'client')}"
 
 
 def accuracy_over_clients(accuracy: float | None, count: int, clients: int, *, evaluated: int | None = None) -> str:

@@ -39,6 +39,11 @@ def percent(share: float | None) -> str:
     return NO_VALUE if share is None else f"{100 * share:.1f} %"
 
 
+def quantity(count: int, noun: str) -> str:
+    """`1 round`, `2 rounds`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def id_ranges(ids: Collection[int]) -> str:
     """Ids with consecutive ones as a range: 0-3, 7."""
     ranges: list[list[int]] = []

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Generic, TypeVar
 
+from feddbp_common.humanize import quantity
+
 T = TypeVar("T")
 MALFORMED: Final = (LookupError, TypeError, ValueError, AttributeError, OverflowError)
 """Errors from parsing a line in which something is missing or of the wrong type."""
@@ -24,8 +26,8 @@ class JsonLines(Generic[T]):
 
     def note(self, name: str) -> str:
         """For people, about a file in which lines are damaged."""
-        lines = "line was" if self.damaged == 1 else "lines were"
-        return f"{name}: {self.damaged} damaged {lines} left out"
+        was = "was" if self.damaged == 1 else "were"
+        return f"{name}: {quantity(self.damaged, 'damaged line')} {was} left out"
 
     @classmethod
     def read(cls, path: Path, parse: Callable[[dict[str, Any]], T], *, last_bytes: int | None = None) -> JsonLines[T]:

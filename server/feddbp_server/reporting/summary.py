@@ -13,7 +13,7 @@ from feddbp_common.config.privacy_text import privacy_sentences
 from feddbp_common.config.run import RunConfig
 from feddbp_common.evaluation import RoundAccuracy, accuracy_over_clients, best_round, counted_by_round
 from feddbp_common.fault_injection import fault_point
-from feddbp_common.humanize import client_names
+from feddbp_common.humanize import client_names, quantity
 from feddbp_server.reporting.metrics_log import MetricsLog, Report, reports_in
 from feddbp_server.run.sessions import Session
 from feddbp_server.run.state_machine.state import Phase
@@ -156,7 +156,7 @@ def _result_text(summary: dict[str, Any]) -> str:
         return ""
     point = RoundAccuracy.from_dict(last)
     text = accuracy_over_clients(point.weighted, point.clients, summary["clients"], evaluated=point.evaluated)
-    return f"accuracy {text}, after {point.round} round{'' if point.round == 1 else 's'}; "
+    return f"accuracy {text}, after {quantity(point.round, 'round')}; "
 
 
 def _validation(point: RoundAccuracy) -> float:

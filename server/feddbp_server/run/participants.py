@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
-from feddbp_common.humanize import human_seconds, listed_ids
+from feddbp_common.humanize import human_seconds, listed_ids, quantity
 from feddbp_server.run.state_machine.state import Phase, RoundPolicy, RunState
 
 
@@ -74,13 +74,10 @@ def when_the_run_begins(policy: RoundPolicy) -> str:
     if policy.join_window is None:
         return f"the run begins when all {policy.clients} clients have joined"
     if policy.fewest_members >= policy.clients or policy.join_window == timedelta(0):
-        return f"the run begins when {_clients(policy.fewest_members)} joined"
+        has = "has" if policy.fewest_members == 1 else "have"
+        return f"the run begins when {quantity(policy.fewest_members, 'client')} {has} joined"
     window = human_seconds(policy.join_window.total_seconds())
     return (
         f"the run begins when all {policy.clients} clients have joined, or {window} after the last one with at least "
         f"{policy.fewest_members}"
     )
-
-
-def _clients(count: int) -> str:
-    return "1 client has" if count == 1 else f"{count} clients have"

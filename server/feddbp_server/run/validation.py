@@ -8,6 +8,7 @@ from math import isfinite
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.features import describe_missing, missing_features, required_features
 from feddbp_common.config.run import RunConfig
+from feddbp_common.humanize import quantity
 from feddbp_common.version import VERSION
 from feddbp_server.run.limits import Limits
 from feddbp_server.run.refusals import RefusedError
@@ -90,7 +91,7 @@ def check_images(request: pb.JoinRequest, config: RunConfig, sessions: Iterable[
 
 def _image(shape: tuple[int, ...]) -> str:
     channels, height, width = shape
-    return f"{width}x{height} with {channels} channel{'' if channels == 1 else 's'}"
+    return f"{width}x{height} with {quantity(channels, 'channel')}"
 
 
 def check_client_id(client_id: int, config: RunConfig) -> None:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from feddbp_common.humanize import address_text, client_names, human_bytes, human_seconds, id_ranges, percent
+from feddbp_common.humanize import (
+    address_text,
+    client_names,
+    human_bytes,
+    human_seconds,
+    id_ranges,
+    listed_ids,
+    percent,
+    quantity,
+)
 
 
 @pytest.mark.parametrize(
@@ -57,3 +66,15 @@ def test_one_client_is_named_in_the_singular() -> None:
 )
 def test_the_address_of_a_peer_has_no_scheme(peer: str, address: str) -> None:
     assert address_text(peer) == address
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 rounds"), (1, "1 round"), (2, "2 rounds")])
+def test_a_quantity_of_one_is_in_the_singular(count: int, text: str) -> None:
+    assert quantity(count, "round") == text
+
+
+def test_a_long_list_of_ids_is_cut_off_between_two_of_them() -> None:
+    assert listed_ids(range(5_000)) == "0-4999"
+    text = listed_ids(range(0, 5_000, 2))
+    assert text.startswith("0, 2, 4, ")
+    assert text.endswith(", 98, 100 and others, 2500 in all")

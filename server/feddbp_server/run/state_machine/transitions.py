@@ -7,7 +7,7 @@ import random
 from dataclasses import replace
 from typing import TypeAlias
 
-from feddbp_common.humanize import listed_ids
+from feddbp_common.humanize import listed_ids, quantity
 from feddbp_common.seeding import derive_seed
 from feddbp_server.run.state_machine.events import (
     ALL_DONE,
@@ -83,7 +83,7 @@ def _record(state: RunState, event: Event, policy: RoundPolicy, now: float) -> S
                 rounds_without_result=state.rounds_without_result + 1 if without_result else 0,
             )
             if without_result and counted.rounds_without_result == policy.rounds:
-                return _end(counted, Phase.FAILED, f"none of {_counted(policy.rounds, 'round')} gave a sum of clients")
+                return _end(counted, Phase.FAILED, f"none of {quantity(policy.rounds, 'round')} gave a sum of clients")
             following, effects = _after_aggregation(counted.with_misses(), policy, now)
             return _hold(following) if state.phase is Phase.PAUSED else following, effects
         case Tick() if state.deadline is not None and now >= state.deadline:
@@ -216,7 +216,7 @@ def _is_stuck(state: RunState, policy: RoundPolicy) -> bool:
 
 
 def _no_gain(best: Best, policy: RoundPolicy) -> str:
-    rounds = _counted(policy.stop_after, "round")
+    rounds = quantity(policy.stop_after, "round")
     return f"no gain in accuracy for {rounds}, the best was {100 * best.accuracy:.1f} % after {best.completed_rounds}"
 
 
@@ -273,15 +273,15 @@ def _fail_without_uploads(state: RunState, policy: RoundPolicy) -> Step:
     return _end(
         state,
         Phase.FAILED,
-        f"round {state.round + 1} needs {_counted(state.uploads_needed(policy), 'upload')} and has "
+        f"round {state.round + 1} needs {quantity(state.uploads_needed(policy), 'upload')} and has "
         f"{len(state.uploaded)} after {_chances(state, policy)}; {'; '.join(reasons)}",
     )
 
 
 def _chances(state: RunState, policy: RoundPolicy) -> str:
     if policy.closes_without_result:
-        return f"{_counted(state.rounds_without_result, 'round')} that gave nothing"
-    return _counted(state.extensions, "extension")
+        return f"{quantity(state.rounds_without_result, 'round')} that gave nothing"
+    return quantity(state.extensions, "extension")
 
 
 def _hold(state: RunState) -> RunState:
@@ -341,10 +341,6 @@ def _block(state: RunState, client: int) -> RunState:
 
 def _deadline(policy: RoundPolicy, now: float) -> float | None:
     return None if policy.deadline is None else now + policy.deadline.total_seconds()
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _names(clients: frozenset[int]) -> str:
