@@ -92,12 +92,10 @@ def test_clients_of_both_versions_run_feddbp_together(running_federation: Federa
 
 NEEDS_FEATURE = """
 import sys
-from feddbp_common.config import features
-from feddbp_server.rpc import federation
-from feddbp_server.run import validation
+from feddbp_server.run import coordinator
 from feddbp_server.cli import main
 
-federation.required_features = validation.required_features = lambda run: ["training.blur", "training.mixing"]
+coordinator.required_features = lambda run: ["training.blur", "training.mixing"]
 sys.exit(main())
 """
 """A server whose run needs features of a later version."""

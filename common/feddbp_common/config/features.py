@@ -15,19 +15,11 @@ from feddbp_common.config.run import RunConfig
 from feddbp_common.methods import method_named
 
 _METHOD: Final = "method_settings"
-_last: tuple[RunConfig, list[str]] | None = None
 
 
 def required_features(run: RunConfig) -> list[str]:
-    """Returns the features without which a client cannot take part, sorted.
-
-    Those of the last run are remembered: a server is asked by every client, and always for the same run.
-    """
-    global _last
-    if _last is None or _last[0] is not run:
-        of_method = added_settings(run.settings)
-        _last = run, sorted([*added_settings(run), *(f"{_METHOD}.{name}" for name in of_method)])
-    return list(_last[1])
+    """Returns the features without which a client cannot take part, sorted."""
+    return sorted([*added_settings(run), *(f"{_METHOD}.{name}" for name in added_settings(run.settings))])
 
 
 def supported_features(method: str) -> list[str]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager
 from datetime import timedelta
+from functools import cached_property
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
-from feddbp_common.config.features import required_features
 from feddbp_common.config.run import run_to_proto
 from feddbp_common.errors import PayloadError
 from feddbp_common.rpc.failures import ADMISSION_FEATURE, PUSHED_STATE_FEATURE, UPLOADED_REPORT_FEATURE
@@ -56,19 +56,23 @@ class FederationService(pb_grpc.FederationServicer):
             self._coordinator.check_allowed(session.client_id)
             yield session
 
+    @cached_property
+    def _run(self) -> pb.GetRunResponse:
+        """The same for every caller, once the run has begun."""
+        return pb.GetRunResponse(
+            config=run_to_proto(self._coordinator.config),
+            run_id=self._coordinator.run_id,
+            software_version=VERSION,
+            required_features=self._coordinator.required_features,
+            features=[ADMISSION_FEATURE, PUSHED_STATE_FEATURE, UPLOADED_REPORT_FEATURE],
+        )
+
     async def GetRun(self, request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:
         self._identity.check_party(context)
         for client_id in self._coordinator.blocked:
             if self._identity.is_client(context, client_id):
                 self._coordinator.check_allowed(client_id)
-        config = self._coordinator.config
-        return pb.GetRunResponse(
-            config=run_to_proto(config),
-            run_id=self._coordinator.run_id,
-            software_version=VERSION,
-            required_features=required_features(config),
-            features=[ADMISSION_FEATURE, PUSHED_STATE_FEATURE, UPLOADED_REPORT_FEATURE],
-        )
+        return self._run
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:
         with self._acting_as(request.client_id, context):

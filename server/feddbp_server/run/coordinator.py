@@ -12,6 +12,7 @@ from datetime import timedelta
 from itertools import chain
 
 from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.config.features import required_features
 from feddbp_common.config.run import RunConfig
 from feddbp_common.fault_injection import fault_point
 from feddbp_common.printable import printable
@@ -60,6 +61,7 @@ class Coordinator:
         self.view = RunView(engine)
         self.sessions = engine.sessions
         self.check_allowed = engine.check_allowed
+        self.required_features = required_features(engine.config)
         self._engine = engine
         self._limits = limits
         self._states = PushedStates(engine, limits)
@@ -93,7 +95,7 @@ class Coordinator:
         self.check_allowed(request.client_id)
         if state.phase.is_final and request.client_id in state.members:
             self._confirm_end(request.client_id)  # the refusal below says so
-        check_join(request, self.run_id, self.config, state, self._limits)
+        check_join(request, self.run_id, self.config, state, self._limits, required_features=self.required_features)
         caller = asyncio.Event()
         joining = self._engine.tasks.begin_for_caller(self._commit_join(request, peer, gone=caller))
         try:

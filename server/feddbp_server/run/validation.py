@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import isfinite
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_common.config.features import describe_missing, missing_features, required_features
+from feddbp_common.config.features import describe_missing, missing_features
 from feddbp_common.config.run import RunConfig
 from feddbp_common.humanize import quantity
 from feddbp_common.version import VERSION
@@ -16,7 +16,15 @@ from feddbp_server.run.sessions import Session
 from feddbp_server.run.state_machine.state import Phase, RunState
 
 
-def check_join(request: pb.JoinRequest, run_id: str, config: RunConfig, state: RunState, limits: Limits) -> None:
+def check_join(
+    request: pb.JoinRequest,
+    run_id: str,
+    config: RunConfig,
+    state: RunState,
+    limits: Limits,
+    *,
+    required_features: Sequence[str],
+) -> None:
     if state.phase.is_final:
         raise RefusedError(pb.REFUSAL_REASON_RUN_ENDED, f"the run is over: {state.reason}")
     if request.run_id != run_id:
@@ -52,7 +60,7 @@ def check_join(request: pb.JoinRequest, run_id: str, config: RunConfig, state: R
     _check_text("device", capabilities.device, limits)
     _check_text("software_version", capabilities.software_version, limits)
     _check_text("name", capabilities.name, limits)
-    lacking = missing_features(required_features(config), request.features)
+    lacking = missing_features(required_features, request.features)
     if lacking:
         raise RefusedError(
             pb.REFUSAL_REASON_MISSING_FEATURE,

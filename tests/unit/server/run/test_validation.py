@@ -56,7 +56,7 @@ def join_request(**changed: object) -> pb.JoinRequest:
 
 @pytest.mark.parametrize("phase", [phase for phase in Phase if not phase.is_final])
 def test_a_client_may_join_in_every_phase_but_the_last(phase: Phase) -> None:
-    check_join(join_request(), "run-1", CONFIG, state(phase), DEFAULT_LIMITS)
+    check_join(join_request(), "run-1", CONFIG, state(phase), DEFAULT_LIMITS, required_features=[])
 
 
 @pytest.mark.parametrize(
@@ -89,13 +89,13 @@ def test_a_client_may_join_in_every_phase_but_the_last(phase: Phase) -> None:
 )
 def test_a_client_that_does_not_fit_the_run_is_refused(changed: dict[str, object], reason: int, field: str) -> None:
     with pytest.raises(RefusedError) as refusal:
-        check_join(join_request(**changed), "run-1", CONFIG, state(), DEFAULT_LIMITS)
+        check_join(join_request(**changed), "run-1", CONFIG, state(), DEFAULT_LIMITS, required_features=[])
     assert (refusal.value.details.reason, refusal.value.details.field) == (reason, field)
 
 
 def test_a_run_id_from_the_wire_is_shown_in_one_short_line() -> None:
     with pytest.raises(RefusedError) as refusal:
-        check_join(join_request(run_id="x\ny" * 1000), "run-1", CONFIG, state(), DEFAULT_LIMITS)
+        check_join(join_request(run_id="x\ny" * 1000), "run-1", CONFIG, state(), DEFAULT_LIMITS, required_features=[])
     assert "\n" not in str(refusal.value)
     assert len(str(refusal.value)) < 300
 
@@ -103,7 +103,9 @@ def test_a_run_id_from_the_wire_is_shown_in_one_short_line() -> None:
 @pytest.mark.parametrize("phase", ENDED)
 def test_joining_a_run_that_is_over_is_refused(phase: Phase) -> None:
     with pytest.raises(RefusedError, match="the run is over: it broke") as refusal:
-        check_join(join_request(), "run-1", CONFIG, state(phase, reason="it broke"), DEFAULT_LIMITS)
+        check_join(
+            join_request(), "run-1", CONFIG, state(phase, reason="it broke"), DEFAULT_LIMITS, required_features=[]
+        )
     assert refusal.value.details.reason == pb.REFUSAL_REASON_RUN_ENDED
 
 
