@@ -337,12 +337,11 @@ def draw_gains(axes: Axes, kept: Kept) -> None:
     """Differences to local training with their intervals, a row for each method and a mark for each data set."""
     for place, (name, title) in enumerate(SETS.items()):
         differences = [_compared(kept.of(method, name), kept.of(_LOCAL, name)) for method in _COMPARED]
-        shown = [(row, found) for row, found in enumerate(differences) if found]
-        means = [found.mean for _, found in shown]
-        intervals = [(found.mean - found.interval.low, found.interval.high - found.mean) for _, found in shown]
+        shown = [(row, found.mean, found.interval) for row, found in enumerate(differences) if found and found.interval]
+        intervals = [(mean - interval.low, interval.high - mean) for _, mean, interval in shown]
         axes.errorbar(
-            means,
-            [row + 0.18 * (place - 1.5) for row, _ in shown],
+            [mean for _, mean, _ in shown],
+            [row + 0.18 * (place - 1.5) for row, _, _ in shown],
             xerr=list(zip(*intervals, strict=True)),
             fmt=_MARKS[place],
             color=_COLOURS[place],

@@ -20,7 +20,8 @@ class Difference:
 
     mean: float
     """Of the accuracy over all samples of a seed, then over seeds."""
-    interval: Interval
+    interval: Interval | None
+    """None of a single client, of whom every replicate is the same."""
     gains: Mapping[tuple[int, int], float]
     """Of each client's own accuracy, by seed and client."""
 
@@ -84,7 +85,10 @@ def _difference(
             more = {client: one.correct[client] - other.correct[client] for client in same}
             seeds.append(_observations(more, same))
             gains |= {(seed, client): 100 * more[client] / count for client, count in same.items()}
-    return Difference(mean=pooled_mean(seeds), interval=bootstrap_interval(seeds), gains=gains) if seeds else None
+    if not seeds:
+        return None
+    interval = bootstrap_interval(seeds) if len(gains) > 1 else None
+    return Difference(mean=pooled_mean(seeds), interval=interval, gains=gains)
 
 
 def _observations(sums: Mapping[int, float], samples: Mapping[int, int]) -> SeedObservations:

@@ -118,6 +118,8 @@ def difference_value(difference: Difference | None) -> FormattedValue:
     if difference is None:
         return FormattedValue(text="")
     interval = difference.interval
+    if interval is None:
+        return FormattedValue(text=signed(difference.mean))
     return FormattedValue(
         text=f"{signed(difference.mean)} [{signed(interval.low)}, {signed(interval.high)}]",
         bold=interval.excludes_zero,

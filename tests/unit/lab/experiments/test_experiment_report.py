@@ -133,6 +133,14 @@ def test_a_difference_is_bold_only_if_its_interval_excludes_zero(tmp_path: Path)
     assert tables(markdown)[3]["α = 0.1", "FedDBP"][:4] == ["+1.00", "1 of 2", "−7.00", "−7.00"]
 
 
+def test_a_difference_of_a_single_client_has_no_interval(tmp_path: Path) -> None:
+    output_dir, expanded = planned(tmp_path)
+    for cell in expanded.cells.values():
+        finish(output_dir, cell, rising, missed=[(0, number) for number in range(cell.run.rounds + 1)])
+    write_report(output_dir)
+    assert rows((output_dir.report_dir / "small.md").read_text(), 1)["FedDBP"] == ["+20.00"] * 2
+
+
 def test_differences_after_the_last_round_stand_below_those_of_the_chosen_round(tmp_path: Path) -> None:
     def accuracy(cell: Cell, rounds: int) -> float:
         """FedDBP is ahead by 20 points in the chosen round, the second, and behind by ten after the last."""
