@@ -24,8 +24,8 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_common.config.data import DataConfig
 from feddbp_common.config.run import RunConfig, run_to_proto
-from feddbp_common.rpc.failures import ADMISSION_FEATURE, PUSHED_STATE_FEATURE, UPLOADED_REPORT_FEATURE
 from feddbp_common.rpc.keepalive import DEFAULT_LEASE
+from feddbp_common.rpc.server_features import ADMISSION_FEATURE, PUSHED_STATE_FEATURE, UPLOADED_REPORT_FEATURE
 from feddbp_common.version import VERSION
 from feddbp_common.wire import (
     Encoded,

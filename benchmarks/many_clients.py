@@ -28,7 +28,7 @@ from feddbp_client.daemon.connection import USED_FEATURES, Connection, Download
 from feddbp_client.daemon.session_loop import ClientDaemon, DaemonOptions
 from feddbp_client.training.setup import LocalClient, LocalOptions, build_client
 from feddbp_common.config.run import run_from_proto
-from feddbp_common.rpc.failures import PUSHED_STATE_FEATURE
+from feddbp_common.rpc.server_features import PUSHED_STATE_FEATURE
 from feddbp_common.wire import Encoded, Payload, PayloadRules, encode
 
 CLIENTS = 20

@@ -25,6 +25,7 @@ from feddbp_common.atomic_files import replace_text
 from feddbp_common.config.privacy_text import privacy_sentences
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.rpc.credentials import CA, CertificateDirectory, is_loopback, listening_warning
+from feddbp_common.rpc.keepalive import keepalive_options
 from feddbp_server.config import ListenConfig, ServerConfig
 from feddbp_server.process import settle_heap, tighten
 from feddbp_server.reporting.audit import Audit
@@ -35,12 +36,13 @@ from feddbp_server.reporting.prototype_snapshots import PrototypeSnapshots
 from feddbp_server.reporting.records import RunRecords
 from feddbp_server.rpc.auth import CertificateAuth, Identity, NoAuth, TokenAuth
 from feddbp_server.rpc.control import ControlService
-from feddbp_server.rpc.federation import FederationService, server_options
+from feddbp_server.rpc.federation import FederationService
 from feddbp_server.rpc.interceptors import CallGuard
 from feddbp_server.rpc.run_events import RunEventStreams
 from feddbp_server.rpc.upload import Uploads
 from feddbp_server.run.coordinator import Coordinator
 from feddbp_server.run.engine import RunEngine
+from feddbp_server.run.limits import Limits
 from feddbp_server.run.state_machine.state import Phase
 from feddbp_server.store import SqliteStore, StoreError, StoreWriter
 from feddbp_server.stored_options import options_json
@@ -249,6 +251,25 @@ class Server:
         from grpc_reflection.v1alpha import reflection
 
         reflection.enable_server_reflection((FEDERATION, CONTROL, reflection.SERVICE_NAME), self._grpc)
+
+
+def server_options(lease: timedelta, limits: Limits, *, classes: int, clients: int) -> list[tuple[str, int]]:
+    """Options of the gRPC server: pings that notice a lost client before its lease ends, and limits on messages."""
+    pending = max(limits.pending_calls, limits.pending_calls_per_client * clients)
+    return [
+        *keepalive_options(lease),
+        # clients ping as often as they need to: that is no reason to close their connection
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.max_receive_message_length", limits.message_bytes + limits.bytes_per_class * classes),
+        ("grpc.max_metadata_size", limits.metadata_bytes),
+        ("grpc.max_concurrent_streams", limits.streams_per_connection),
+        # beyond these gRPC drops calls at random, before any interceptor sees them; its default of 1,000 is fewer than
+        # many clients make at once when a round opens
+        ("grpc.server.max_pending_requests", pending),
+        ("grpc.server.max_pending_requests_hard_limit", 2 * pending),
+        # never share a port with a second server: a bind error has to be an error
+        ("grpc.so_reuseport", 0),
+    ]
 
 
 def _authority(config: ServerConfig) -> bytes:

@@ -32,12 +32,8 @@ from feddbp_client.training.trainer import RoundResult, TrainerState
 from feddbp_common.config.data import DataConfig
 from feddbp_common.config.run import RunConfig, run_to_proto
 from feddbp_common.config.training import TrainingConfig
-from feddbp_common.rpc.failures import (
-    ADMISSION_FEATURE,
-    PUSHED_STATE_FEATURE,
-    REFUSAL_METADATA_KEY,
-    UPLOADED_REPORT_FEATURE,
-)
+from feddbp_common.rpc.failures import REFUSAL_METADATA_KEY
+from feddbp_common.rpc.server_features import ADMISSION_FEATURE, PUSHED_STATE_FEATURE, UPLOADED_REPORT_FEATURE
 from feddbp_common.wire import Payload, PrototypeSet, encode
 
 RUN_ID: Final = "0123abcd-4567cdef"

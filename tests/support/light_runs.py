@@ -18,7 +18,7 @@ from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_client.daemon.connection import USED_FEATURES, CallTimeouts, Connection
 from feddbp_common.fault_injection import VARIABLE
 from feddbp_common.rpc.credentials import OPERATOR, ClientCredentials, client_subject
-from feddbp_common.rpc.failures import ADMISSION_FEATURE
+from feddbp_common.rpc.server_features import ADMISSION_FEATURE
 
 # wide enough that an upload takes several chunks: some faults are inside a stream
 LIGHT_RUN = ("--clients", 3, "--rounds", 3, "--min-clients", 3, "--feature-dim", 8192, "--lease", "1s")

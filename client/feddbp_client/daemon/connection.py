@@ -29,17 +29,14 @@ from feddbp_common.fault_injection import fault_point
 from feddbp_common.printable import printable
 from feddbp_common.rpc.credentials import CertificateDirectory, ClientCredentials, client_subject
 from feddbp_common.rpc.diagnosis import find_mistake
-from feddbp_common.rpc.failures import (
+from feddbp_common.rpc.failures import TRANSIENT_REASONS, describe_failure, refusal_in, retry_after_of
+from feddbp_common.rpc.keepalive import DEFAULT_LEASE, keepalive_options
+from feddbp_common.rpc.server_features import (
     ADMISSION_FEATURE,
     ADMITTED_METADATA_KEY,
     PUSHED_STATE_FEATURE,
-    TRANSIENT_REASONS,
     UPLOADED_REPORT_FEATURE,
-    describe_failure,
-    refusal_in,
-    retry_after_of,
 )
-from feddbp_common.rpc.keepalive import DEFAULT_LEASE, keepalive_options
 from feddbp_common.version import VERSION
 from feddbp_common.wire import (
     CHUNK_BYTES,

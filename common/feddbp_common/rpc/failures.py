@@ -11,14 +11,6 @@ from google.protobuf.message import DecodeError
 from feddbp.v1 import federation_pb2 as pb
 
 REFUSAL_METADATA_KEY: Final = "feddbp-refusal-bin"
-ADMISSION_FEATURE: Final = "upload.admission"
-"""A server's feature: clients may wait until their upload's header is admitted before they send the body."""
-ADMITTED_METADATA_KEY: Final = "feddbp-admitted"
-"""Initial metadata of an upload whose header was admitted."""
-PUSHED_STATE_FEATURE: Final = "follow.state"
-"""A server's feature: the event of a round has the client's state in it."""
-UPLOADED_REPORT_FEATURE: Final = "upload.report"
-"""A server's feature: an upload may have the client's report in its header."""
 TRANSIENT_REASONS: Final = (pb.REFUSAL_REASON_BUSY, pb.REFUSAL_REASON_STORAGE)
 """Refusals that do not depend on the caller: the call may be retried."""
 _LONGEST_RETURN: Final = timedelta(minutes=5)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager
-from datetime import timedelta
 from functools import cached_property
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_common.config.run import run_to_proto
 from feddbp_common.errors import PayloadError
-from feddbp_common.rpc.failures import ADMISSION_FEATURE, PUSHED_STATE_FEATURE, UPLOADED_REPORT_FEATURE
-from feddbp_common.rpc.keepalive import keepalive_options
+from feddbp_common.rpc.server_features import ADMISSION_FEATURE, PUSHED_STATE_FEATURE, UPLOADED_REPORT_FEATURE
 from feddbp_common.version import VERSION
 from feddbp_server.rpc.auth import Context, Identity
 from feddbp_server.rpc.upload import ADMITTED, Uploads
 from feddbp_server.run.coordinator import Coordinator
-from feddbp_server.run.limits import Limits
 from feddbp_server.run.pushed_states import EventWithState
 from feddbp_server.run.refusals import RefusedError, as_refusal
 from feddbp_server.run.sessions import Session
@@ -125,22 +122,3 @@ class FederationService(pb_grpc.FederationServicer):
         with self._caller(request.session, context) as session:
             await self._coordinator.leave(session, request.reason)
             return pb.LeaveResponse()
-
-
-def server_options(lease: timedelta, limits: Limits, *, classes: int, clients: int) -> list[tuple[str, int]]:
-    """Options of the gRPC server: pings that notice a lost client before its lease ends, and limits on messages."""
-    pending = max(limits.pending_calls, limits.pending_calls_per_client * clients)
-    return [
-        *keepalive_options(lease),
-        # clients ping as often as they need to: that is no reason to close their connection
-        ("grpc.http2.max_ping_strikes", 0),
-        ("grpc.max_receive_message_length", limits.message_bytes + limits.bytes_per_class * classes),
-        ("grpc.max_metadata_size", limits.metadata_bytes),
-        ("grpc.max_concurrent_streams", limits.streams_per_connection),
-        # beyond these gRPC drops calls at random before any code of ours sees them; its default of 1,000 is fewer than
-        # many clients make at once when a round opens
-        ("grpc.server.max_pending_requests", pending),
-        ("grpc.server.max_pending_requests_hard_limit", 2 * pending),
-        # never share a port with a second server: a bind error has to be an error
-        ("grpc.so_reuseport", 0),
-    ]

@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.errors import PayloadError
 from feddbp_common.fault_injection import fault_point
-from feddbp_common.rpc.failures import ADMITTED_METADATA_KEY
+from feddbp_common.rpc.server_features import ADMITTED_METADATA_KEY
 from feddbp_common.wire import BodyAssembler, Payload, check_manifest, check_values, decode, digest_of
 from feddbp_server.run.engine import RunEngine
 from feddbp_server.run.fairness import SlotsWithTimeout

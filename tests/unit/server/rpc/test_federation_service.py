@@ -12,9 +12,10 @@ from coordinator_runs import Daemon, Server, join_all, join_request, parts, trai
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.wire import Payload
+from feddbp_server.app import server_options
 from feddbp_server.rpc.auth import NoAuth
 from feddbp_server.rpc.control import ControlService
-from feddbp_server.rpc.federation import FederationService, server_options
+from feddbp_server.rpc.federation import FederationService
 from feddbp_server.run.limits import DEFAULT_LIMITS
 from feddbp_server.run.refusals import RefusedError
 
