@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ async def test_a_run_is_watched_from_its_first_round_to_its_end(tmp_path: Path) 
             await watched.shows("#top-title", "finished")
             await watched.shows("#map-out", "after round 3")
             await watched.shows("#own-distances", CLASS_NAMES[0])
-            await watched.shows("#accuracy-note", "over 3 clients")
+            await watched.shows("#accuracy-note", "over 3 of 3 clients after round 3")
             await page.locator("#controls button").first.wait_for(state="detached")
             assert await page.evaluate("window.pwned") is None
             assert await page.locator("img, main script").count() == 0
@@ -105,8 +106,11 @@ async def test_a_run_is_watched_from_its_first_round_to_its_end(tmp_path: Path) 
             assert visitor.problems == []
 
 
-def write_run(directory: Path, *, clients: int, rounds: int, method: str = "feddbp") -> None:
-    """The files of a finished run with made-up results."""
+def write_run(
+    directory: Path, *, clients: int, rounds: int, method: str = "feddbp", gone_after: Mapping[int, int] | None = None
+) -> None:
+    """The files of a finished run with made-up results; `gone_after` has the last rounds of clients that left."""
+    last_rounds = gone_after or {}
     directory.mkdir(parents=True)
     lines = [
         {
@@ -123,6 +127,7 @@ def write_run(directory: Path, *, clients: int, rounds: int, method: str = "fedd
         }
         for number in range(rounds + 1)
         for client in range(clients)
+        if number <= last_rounds.get(client, rounds)
     ]
     point = {"round": rounds, "weighted": 0.7, "unweighted": 0.7, "std_over_clients": 0.1, "clients": clients}
     per_client = {"architecture": "net", "parameters": 1, "classes_held": 3, "train_samples": 90, "test_samples": 10}
@@ -175,6 +180,19 @@ async def test_a_folder_of_runs_is_browsed_and_a_thousand_clients_scroll(tmp_pat
             await watched.shows("#gain-legend", "of 1,000 clients better")
             await watched.shows("#prototypes", "No prototypes were kept")
             await watched.shows("#loss-legend", "weighted totalprototype distance, shared branchconstructor")
+            assert watched.problems == []
+
+
+async def test_a_client_that_is_gone_stays_in_the_mean_accuracy_with_its_last_evaluation(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", clients=3, rounds=3, gone_after={2: 2})
+    with federation(tmp_path) as running:
+        url = await start_dashboard(running, tmp_path / "run")
+        async with browser_page(url) as watched:
+            # of 10 samples each: clients 0 and 1 have 30 and 40 % in the end, client 2 had 40 % after round 2
+            await watched.shows("#tiles", "36.7 %over 3 of 3 clients, 1 of them in earlier rounds after round 3")
+            await watched.shows(
+                "#accuracy-note", "36.7 % over 3 of 3 clients, 1 of them in earlier rounds after round 3"
+            )
             assert watched.problems == []
 
 

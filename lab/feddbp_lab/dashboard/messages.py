@@ -47,6 +47,7 @@ def reported(event: pb.ClientReported) -> ReportRow:
         collect=metrics.seconds.collect,
         up=metrics.bytes_up,
         down=metrics.bytes_down,
+        has_trained=len(metrics.losses) > 0,
         losses={term.name: term.value for term in metrics.losses},
     )
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from feddbp_common.printable import printable
 
-COLUMNS: Final = ("client", "round", "accuracy", "samples", "train", "evaluate", "collect", "up", "down")
+COLUMNS: Final = ("client", "round", "accuracy", "samples", "train", "evaluate", "collect", "up", "down", "trained")
 """Of a report, in the order in which the page receives them."""
 
 _NAME: Final = 64
@@ -42,6 +42,7 @@ class ReportRow:
     collect: float
     up: int
     down: int
+    has_trained: bool
     losses: Mapping[str, float | None]
 
     def columns(self) -> list[float | int]:
@@ -55,6 +56,7 @@ class ReportRow:
             round(self.collect, 3),
             self.up,
             self.down,
+            int(self.has_trained),
         ]
 
 

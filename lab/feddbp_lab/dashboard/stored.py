@@ -12,7 +12,7 @@ from feddbp_lab.dashboard.source import RunSource
 from feddbp_lab.results.damage import damage_as_error
 from feddbp_lab.results.run_files import RunFiles
 from feddbp_lab.results.run_info import run_info
-from feddbp_lab.results.run_results import RunResults
+from feddbp_lab.results.run_results import RunResults, has_trained
 from feddbp_server.reporting.history import RoundRecord
 from feddbp_server.reporting.prototype_snapshots import snapshot_files
 
@@ -79,6 +79,7 @@ def _row(line: dict[str, Any]) -> ReportRow:
         collect=seconds["collect"],
         up=line["bytes_up"],
         down=line["bytes_down"],
+        has_trained=has_trained(line),
         losses=line["losses"],
     )
 

@@ -45,8 +45,8 @@ export class AccuracyPanel {
     this.chart.draw([rounds, mean, low, high], "No accuracy yet", "Clients evaluate at the start of every round; the first curve begins after round 1.");
     const count = this.state.accuracy.size;
     legend($("accuracy-legend"), rounds.length ? [["c1", "mean by samples"], ["band block", "middle 80 % of clients"], ["thin", `each of ${plural(count, "client")}`]] : []);
-    const best = Math.max(...mean);
-    replace($("accuracy-note"), rounds.length ? `${mean.at(-1).toFixed(1)} % over ${plural(this.state.evaluatedBy(), "client")} after round ${rounds.at(-1)}; best ${best.toFixed(1)} % after round ${rounds[mean.indexOf(best)]}` : "");
+    const points = this.state.accuracyPoints();
+    replace($("accuracy-note"), points ? `${points.last.mean.toFixed(1)} % ${this.state.shareOfClients(points.last)} after round ${points.last.round}; best ${points.best.mean.toFixed(1)} % after round ${points.best.round}` : "");
     this.drawLosses();
     this.drawGain();
   }
@@ -76,15 +76,15 @@ export class AccuracyPanel {
     context.strokeStyle = css("--thin");
     context.globalAlpha = this.state.accuracy.size > 100 ? 0.45 : 1;
     const newest = u.data[0].at(-1);
-    for (const curve of this.state.accuracy.values()) this.trace(u, curve, newest);
+    for (const id of this.state.accuracy.keys()) this.trace(u, id, newest);
     context.restore();
   }
 
-  trace(u, curve, newest) {
-    const context = u.ctx;
+  trace(u, id, newest) {
+    const context = u.ctx, curve = this.state.accuracy.get(id);
     context.beginPath();
     let begun = false;
-    for (let round = 1; round < curve.length && round <= newest; round++) {
+    for (let round = this.state.firstShown(id); round < curve.length && round <= newest; round++) {
       if (curve[round] === undefined) continue;
       const x = u.valToPos(round, "x", true), y = u.valToPos(100 * curve[round], "y", true);
       begun ? context.lineTo(x, y) : context.moveTo(x, y);
@@ -95,12 +95,11 @@ export class AccuracyPanel {
 
   drawMarked(u) {
     for (const [id, colour] of [[this.selected, "--s2"], [this.hovered, "--ink"]]) {
-      const curve = this.state.accuracy.get(id);
-      if (!curve) continue;
+      if (!this.state.accuracy.has(id)) continue;
       u.ctx.save();
       u.ctx.lineWidth = 2 * (devicePixelRatio || 1);
       u.ctx.strokeStyle = css(colour);
-      this.trace(u, curve, u.data[0].at(-1));
+      this.trace(u, id, u.data[0].at(-1));
       u.ctx.restore();
     }
   }

@@ -56,9 +56,9 @@ export class OverviewPanel {
     const [word] = PHASES[status.phase] ?? [status.phase];
     const share = Math.min(100, 100 * status.done / Math.max(1, status.rounds));
     // from the curve, so that this number and the chart are of the same round
-    const { rounds, mean } = this.state.meanCurve();
-    const accuracy = mean.length ? `${mean.at(-1).toFixed(1)} %` : percent(status.mean_accuracy ?? null);
-    const measured = mean.length ? `over ${plural(this.state.evaluatedBy(), "client")} after round ${rounds.at(-1)}` : "after the first round";
+    const last = this.state.accuracyPoints()?.last;
+    const accuracy = last ? `${last.mean.toFixed(1)} %` : percent(status.mean_accuracy ?? null);
+    const measured = last ? `${this.state.shareOfClients(last)} after round ${last.round}` : "after the first round";
     const tiles = [
       tile("Round", [String(round), h("small", {}, ` of ${status.rounds}`)], word + (status.seconds_left !== null && status.seconds_left !== undefined && open ? `, deadline in ${seconds(status.seconds_left)}` : ""), share),
       tile("Mean accuracy", [accuracy], measured),

@@ -1,7 +1,9 @@
 // The run as this page knows it: grows with every message, and derives what the panels draw.
 
+import { plural } from "./dom.js";
+
 const FINAL = ["finished", "failed", "stopped"];
-const [CLIENT, ROUND, ACCURACY, SAMPLES, TRAIN, , COLLECT, UP, DOWN] = [0, 1, 2, 3, 4, 5, 6, 7, 8];
+const [CLIENT, ROUND, ACCURACY, SAMPLES, TRAIN, , COLLECT, UP, DOWN, TRAINED] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9];
 
 export class RunState {
   constructor() { this.reset(); }
@@ -16,11 +18,13 @@ export class RunState {
     this.rounds = [];
     this.losses = new Map();
     this.accuracy = new Map(); // client -> array by completed rounds
-    this.latest = new Map(); // client -> {round, train, best, ...}
-    this.perRound = []; // by completed rounds: {correct, samples, values, up, down}
+    this.latest = new Map(); // client -> {round, train, best, first, ...}
+    this.perRound = []; // by completed rounds: {clients, values, samples, up, down}
+    this.mean = null; // of these reports, until the next change
   }
 
   apply(changes) {
+    this.mean = null;
     if (changes.reset) this.reset();
     if (changes.run && changes.run.id) {
       this.run = changes.run;
@@ -42,25 +46,26 @@ export class RunState {
     for (let row = 0; row < columns[CLIENT].length; row++) {
       const client = columns[CLIENT][row], round = columns[ROUND][row];
       const accuracy = columns[ACCURACY][row], samples = columns[SAMPLES][row];
-      const tally = (this.perRound[round] ??= { correct: 0, samples: 0, values: [], up: 0, down: 0 });
+      const tally = (this.perRound[round] ??= { clients: [], values: [], samples: [], up: 0, down: 0 });
       tally.up += columns[UP][row];
       tally.down += columns[DOWN][row];
-      const known = this.latest.get(client) ?? { round: -1, best: null, up: 0, down: 0, trained: 0 };
+      const known = this.latest.get(client) ?? { round: -1, first: null, best: null, up: 0, down: 0, trained: 0 };
       known.up += columns[UP][row];
       known.down += columns[DOWN][row];
       const spent = columns[TRAIN][row] + columns[COLLECT][row];
       if (spent > 0) { known.train = spent; known.trained += spent; }
       this.latest.set(client, known);
+      if (columns[TRAINED]?.[row]) known.first = Math.min(known.first ?? round, round);
       if (!samples) continue;
-      tally.correct += accuracy * samples;
-      tally.samples += samples;
+      tally.clients.push(client);
       tally.values.push(accuracy);
+      tally.samples.push(samples);
       let curve = this.accuracy.get(client);
       if (!curve) this.accuracy.set(client, (curve = []));
       curve[round] = accuracy;
-      // before the first training, an inference rule may lack its prototypes
-      if (round > 0 && round >= known.round) { known.round = round; known.now = accuracy; }
-      if (round > 0 && (known.best === null || accuracy > known.best)) known.best = accuracy;
+      if (round < this.firstShown(client)) continue;
+      if (round >= known.round) { known.round = round; known.now = accuracy; }
+      if (known.best === null || accuracy > known.best) known.best = accuracy;
     }
   }
 
@@ -82,20 +87,37 @@ export class RunState {
     return isOpen && !!before && !!tally && tally.values.length < before.values.length;
   }
 
-  /** Completed rounds with a mean worth drawing: the open one joins when its clients have reported. */
+  /** The first round whose evaluation of a client is shown: what it measures before its own first training is not. */
+  firstShown(client) { return (this.latest.get(client)?.first ?? 0) + 1; }
+
+  /**
+   * Completed rounds with a mean worth drawing: the open one joins when its clients have reported. As in
+   * `feddbp_common.evaluation`, each round is over the newest evaluation of every client that has trained before it.
+   */
   meanCurve() {
-    const rounds = [], mean = [], low = [], high = [];
-    for (let round = 1; round < this.perRound.length; round++) {
-      const tally = this.perRound[round];
-      if (!tally || !tally.samples) continue;
-      if (this.isPartial(round)) continue;
-      const values = [...tally.values].sort((a, b) => a - b);
-      rounds.push(round);
-      mean.push(100 * tally.correct / tally.samples);
-      low.push(100 * quantile(values, 0.1));
-      high.push(100 * quantile(values, 0.9));
-    }
-    return { rounds, mean, low, high };
+    if (this.mean) return this.mean;
+    const curve = { rounds: [], mean: [], low: [], high: [], clients: [], evaluated: [] };
+    const counted = new Map();
+    this.perRound.forEach((tally, round) => {
+      if (this.isPartial(round)) return;
+      const evaluations = tally.clients.map((client, index) => [client, [tally.values[index], tally.samples[index]]]);
+      for (const [client, evaluation] of evaluations) {
+        if (round > (this.latest.get(client).first ?? round)) counted.set(client, evaluation);
+      }
+      const shown = counted.size ? counted : new Map(evaluations);
+      if (round > 0 && shown.size) addPoint(curve, round, shown, tally.clients);
+    });
+    return (this.mean = curve);
+  }
+
+  /** The newest point of the mean curve, and the best one among those over most clients; null without points. */
+  accuracyPoints() {
+    const { rounds, mean, clients, evaluated } = this.meanCurve();
+    if (!rounds.length) return null;
+    const most = Math.max(...clients);
+    const points = rounds.map((round, index) => ({ round, mean: mean[index], clients: clients[index], evaluated: evaluated[index] }));
+    const complete = points.filter((point) => point.clients === most);
+    return { last: points.at(-1), best: complete.reduce((best, point) => (point.mean > best.mean ? point : best)) };
   }
 
   /** Means of every loss term over rounds, the total first; of the open round once its clients have reported. */
@@ -115,11 +137,24 @@ export class RunState {
     return Math.max(0, (this.status.rounds - this.status.done) * typical);
   }
 
-  /** How many clients a round that is complete was evaluated by. */
-  evaluatedBy() {
-    const { rounds } = this.meanCurve();
-    return rounds.length ? this.perRound[rounds.at(-1)].values.length : 0;
+  /** Over how many of the run's clients an accuracy is. */
+  shareOfClients({ clients, evaluated }) {
+    const earlier = clients > evaluated ? `, ${clients - evaluated} of them in earlier rounds` : "";
+    return `over ${clients} of ${plural(Math.max(clients, this.run?.clients ?? 0), "client")}${earlier}`;
   }
+}
+
+/** Adds the mean by samples, and the middle 80 % of the clients, to a curve. */
+function addPoint(curve, round, counted, evaluators) {
+  let correct = 0, total = 0;
+  for (const [accuracy, samples] of counted.values()) { correct += accuracy * samples; total += samples; }
+  const values = [...counted.values()].map(([accuracy]) => accuracy).sort((a, b) => a - b);
+  curve.rounds.push(round);
+  curve.mean.push(100 * correct / total);
+  curve.low.push(100 * quantile(values, 0.1));
+  curve.high.push(100 * quantile(values, 0.9));
+  curve.clients.push(counted.size);
+  curve.evaluated.push(evaluators.filter((client) => counted.has(client)).length);
 }
 
 export function quantile(sorted, share) {

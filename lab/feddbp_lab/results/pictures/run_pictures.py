@@ -10,6 +10,7 @@ import numpy as np
 
 from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import ConfigurationError
+from feddbp_common.evaluation import counted_by_round
 from feddbp_common.methods import method_named
 from feddbp_common.methods.contract import Method
 from feddbp_common.printable import printable
@@ -18,7 +19,7 @@ from feddbp_lab.results.curves import INK, plot_text, scale_losses
 from feddbp_lab.results.pictures.figure import BLUE, GREY, ORANGE, PALE, Picture, clipped
 from feddbp_lab.results.run_files import RunFiles, last_accuracies
 from feddbp_lab.results.run_info import class_names
-from feddbp_lab.results.run_results import RunResults
+from feddbp_lab.results.run_results import EvaluationLine, RunResults
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,22 +71,35 @@ def _accuracy(results: RunResults) -> Picture | None:
     return Picture(
         name="accuracy",
         title="Local test accuracy",
-        caption=f"Mean by samples, the middle 80 % of {len(curves)} clients, and every client as a thin line.",
-        draw=partial(_draw_accuracy, mean=mean, curves=curves),
+        caption=f"Mean by samples, the middle 80 % of {len(curves)} clients, and every client as a thin line. "
+        "A client that is gone stays in the mean and the band with its last accuracy.",
+        draw=partial(_draw_accuracy, mean=mean, curves=curves, spread=_spread(results, list(mean))),
     )
 
 
-def _draw_accuracy(axes: Axes, *, mean: dict[int, float], curves: dict[int, dict[int, float]]) -> None:
+def _spread(results: RunResults, rounds: list[int]) -> dict[int, list[float]]:
+    """By round, the accuracies in per cent of the clients that the mean is over."""
+    lines = sorted(results.metrics, key=lambda line: int(line["round"]))
+    by_round = {
+        number: [100 * evaluation.line["accuracy"] for evaluation in counted.values()]
+        for number, counted in counted_by_round(map(EvaluationLine, lines))
+    }
+    return {number: by_round[number] for number in rounds if by_round.get(number)}
+
+
+def _draw_accuracy(
+    axes: Axes, *, mean: dict[int, float], curves: dict[int, dict[int, float]], spread: dict[int, list[float]]
+) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    rounds = list(mean)
     for curve in curves.values():
         trained = {number: 100 * accuracy for number, accuracy in curve.items() if number > 0}
         axes.plot(list(trained), list(trained.values()), color=GREY, linewidth=0.4, alpha=0.6, zorder=1)
-    values = [[100 * curve[number] for curve in curves.values() if number in curve] or [np.nan] for number in rounds]
-    low, high = ([np.percentile(column, share) for column in values] for share in (10, 90))
-    axes.fill_between(rounds, low, high, color=BLUE, alpha=0.15, linewidth=0, zorder=2, label="middle 80 % of clients")
-    axes.plot(rounds, list(mean.values()), color=BLUE, linewidth=1.8, zorder=3, label="mean by samples")
+    low, high = ([np.percentile(column, share) for column in spread.values()] for share in (10, 90))
+    axes.fill_between(
+        list(spread), low, high, color=BLUE, alpha=0.15, linewidth=0, zorder=2, label="middle 80 % of clients"
+    )
+    axes.plot(list(mean), list(mean.values()), color=BLUE, linewidth=1.8, zorder=3, label="mean by samples")
     axes.set(xlabel="completed rounds", ylabel="accuracy (%)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(loc="lower right")

@@ -9,7 +9,17 @@ from feddbp_lab.dashboard.model import Cursor, ReportRow, RunModel
 
 def row(client: int, number: int, **losses: float) -> ReportRow:
     values: dict[str, Any] = dict.fromkeys(("train", "evaluate", "collect"), 1.0)
-    return ReportRow(client=client, round=number, accuracy=0.5, samples=10, up=1, down=2, losses=losses, **values)
+    return ReportRow(
+        client=client,
+        round=number,
+        accuracy=0.5,
+        samples=10,
+        up=1,
+        down=2,
+        has_trained=bool(losses),
+        losses=losses,
+        **values,
+    )
 
 
 def started() -> RunModel:

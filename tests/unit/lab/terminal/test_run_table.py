@@ -104,6 +104,20 @@ def test_terms_of_the_loss_are_drawn_by_names_for_people(tmp_path: Path) -> None
     ]
 
 
+def test_a_client_that_is_gone_stays_in_the_band_of_the_accuracy_picture(tmp_path: Path) -> None:
+    sample = results()
+    sample.metrics[:] = [line for line in sample.metrics if line["client"] != 0 or line["round"] <= 2]
+    for line in sample.metrics:
+        line["accuracy"] = 0.1 if line["client"] == 0 else 0.9
+    accuracy = next(picture for picture in pictures_of(RunFiles(tmp_path), sample, {}) if picture.name == "accuracy")
+    axes = Figure().subplots()
+    accuracy.draw(axes)
+    [band] = axes.collections
+    [outline] = band.get_paths()
+    lowest = {x: min(y for place, y in outline.vertices if place == x) for x, _ in outline.vertices}
+    assert lowest[2.0] == lowest[4.0] == pytest.approx(26)  # 20 % of the way from 10 to 90 %
+
+
 def test_a_growing_metrics_file_is_read_in_complete_lines(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     tail = MetricsTail(path)
