@@ -64,7 +64,8 @@ class TableColumn:
 def assembled(
     row_heads: tuple[str, ...], labels: Iterable[tuple[str, ...]], columns: Sequence[TableColumn]
 ) -> FormattedTable:
-    """The table of these columns, with a row for each of the labels."""
+    """The table of these columns but for empty ones, with a row for each of the labels."""
+    columns = [column for column in columns if any(value.text for value in column.values)]
     groups: list[ColumnGroup] = []
     for column in columns:
         if groups and groups[-1].title == column.group:
