@@ -101,9 +101,10 @@ class Aggregator:
             self.adopt(self._encoded_state(decode(pb.Manifest.FromString(record.manifest), record.body)))
         await self._restore_layout(0 if record is None else record.completed_rounds)
 
-    def check_layout(self, manifest: pb.Manifest) -> Shapes:
+    def check_layout(self, manifest: pb.Manifest) -> None:
         """Refuses an upload whose tensors cannot be averaged with those of most clients."""
-        return self._layouts.check(manifest) if self.upload_rules.tensors else {}
+        if self.upload_rules.tensors:
+            self._layouts.check(manifest)
 
     async def _restore_layout(self, open_round: int) -> None:
         """Decides it again by the last round that was closed, whose uploads are still there."""

@@ -23,8 +23,12 @@ class Mismatch:
     shape: tuple[int, ...] | None
     expected: tuple[int, ...] | None
 
+    @property
+    def difference(self) -> str:
+        return f"has shape {_shown(self.shape)}, for other clients {_shown(self.expected)}"
+
     def __str__(self) -> str:
-        return f"{self.name} has shape {_shown(self.shape)}, for other clients {_shown(self.expected)}"
+        return f"{self.name} {self.difference}"
 
 
 class LayoutAgreement:
@@ -34,17 +38,12 @@ class LayoutAgreement:
         self._layout_of = layout_of
         self._agreed: Shapes | None = None
 
-    def check(self, manifest: pb.Manifest) -> Shapes:
+    def check(self, manifest: pb.Manifest) -> None:
         """Refuses an upload whose tensors cannot be averaged with those of most clients."""
-        layout = self._read(manifest)
-        if self._agreed is not None:
-            mismatch = _first_mismatch(layout, self._agreed)
-            if mismatch is not None:
-                refuse(
-                    mismatch.name,
-                    f"has shape {_shown(mismatch.shape)}, for other clients {_shown(mismatch.expected)}",
-                )
-        return layout
+        layout = self._read(manifest)  # which may refuse it in any round
+        mismatch = None if self._agreed is None else _first_mismatch(layout, self._agreed)
+        if mismatch is not None:
+            refuse(mismatch.name, mismatch.difference)
 
     def settle(self, records: Iterable[UploadRecord]) -> dict[int, Mismatch]:
         """Decides the layout by the uploads of a round, unless it is decided; returns those that do not have it."""

@@ -121,9 +121,9 @@ class _OpenRound:
 class RunHistory:
     """Owns `rounds.jsonl`, `clients.jsonl`, the times of the open round, and the watchers; used on the event loop."""
 
-    def __init__(self, directory: Path | None, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._rounds = None if directory is None else LineFile(directory / ROUNDS_NAME, log)
-        self._clients = None if directory is None else LineFile(directory / CLIENTS_NAME, log)
+    def __init__(self, directory: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rounds = LineFile(directory / ROUNDS_NAME, log)
+        self._clients = LineFile(directory / CLIENTS_NAME, log)
         self._last_lines: dict[int, str] = {}
         """By client id, what was written of it last."""
         self._client_lines: Counter[int] = Counter()
@@ -139,13 +139,10 @@ class RunHistory:
     def forget(self) -> None:
         """Begins a new run: rounds of another run in the directory are removed."""
         for lines in (self._rounds, self._clients):
-            if lines is not None:
-                lines.remove()
+            lines.remove()
 
     def rounds(self) -> list[RoundRecord]:
         """The rounds so far; to be called in a thread, since the file grows with the run."""
-        if self._rounds is None:
-            return []
         read = read_rounds(self._rounds.path)
         if read.damaged:
             log.warning("%s", read.note(ROUNDS_NAME))
@@ -156,7 +153,7 @@ class RunHistory:
     def joined(self, session: Session) -> None:
         line, client = client_line(session), session.client_id
         is_new = line != self._last_lines.get(client)
-        if self._clients is not None and is_new and self._client_lines[client] < _CLIENT_LINES:
+        if is_new and self._client_lines[client] < _CLIENT_LINES:
             self._last_lines[client] = line
             self._client_lines[client] += 1
             self._clients.append(line)
@@ -195,8 +192,7 @@ class RunHistory:
             resident_bytes=resident_bytes(),
             clients=opened.clients,
         )
-        if self._rounds is not None:
-            self._rounds.append(record.as_line())
+        self._rounds.append(record.as_line())
         if self._watchers:
             self._publish(record.as_event())
 
@@ -212,8 +208,7 @@ class RunHistory:
     def close(self) -> None:
         """Closes the files."""
         for lines in (self._rounds, self._clients):
-            if lines is not None:
-                lines.close()
+            lines.close()
 
     # --- watchers ---
 
