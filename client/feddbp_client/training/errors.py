@@ -23,6 +23,10 @@ class DivergedError(TrainingError):
         self.cause = cause
 
 
+class WeightsMismatchError(TrainingError):
+    """Stored weights are of another network."""
+
+
 @contextmanager
 def as_training_error() -> Iterator[None]:
     """Converts any error of a library, a device or a user's model into a TrainingError with its first line."""

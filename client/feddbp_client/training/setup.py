@@ -30,6 +30,7 @@ from feddbp_client.methods.base import LocalMethod, Task
 from feddbp_client.models import build_backbone, build_head
 from feddbp_client.training.augmentation import augmentation_of
 from feddbp_client.training.checkpoint import Checkpoint, ClientDirectory
+from feddbp_client.training.errors import WeightsMismatchError
 from feddbp_client.training.frozen_weights import load_frozen_weights
 from feddbp_client.training.optimization import own_optimizer
 from feddbp_client.training.trainer import LocalTrainer
@@ -283,21 +284,14 @@ def restore_checkpoint(client: LocalClient, directory: ClientDirectory) -> Check
             f"client {client.client_id} started this run with pixels that are {checkpoint.pixels}, not "
             f"{client.data.pixels}; give the same --data"
         )
-    _check_weights_fit(client, checkpoint, directory.checkpoint)
-    client.trainer.load_state(checkpoint.state)
+    try:
+        client.trainer.load_state(checkpoint.state)
+    except WeightsMismatchError as error:  # a model of one's own may have been edited under the same name
+        raise ConfigurationError(
+            f"client {client.client_id}: the weights in {directory.checkpoint} do not fit {client.architecture} any "
+            f"more: {error}; give the --model that this run was started with"
+        ) from None
     ends_at = checkpoint.round if checkpoint.upload is None else None  # written after the final evaluation alone
     done = round_name(checkpoint.round, client.config.rounds, ends_at=ends_at)
     log.info("client %d resumes after %s", client.client_id, done)
     return checkpoint
-
-
-def _check_weights_fit(client: LocalClient, checkpoint: Checkpoint, path: Path) -> None:
-    """A model of one's own may have been edited under the same name."""
-    own = {name: tensor.shape for name, tensor in client.trainer.method.state_dict().items()}
-    stored = {name: tensor.shape for name, tensor in checkpoint.state.model.items()}
-    differing = sorted(name for name in own.keys() | stored.keys() if own.get(name) != stored.get(name))
-    if differing:
-        raise ConfigurationError(
-            f"client {client.client_id}: the weights in {path} do not fit {client.architecture} any more: "
-            f"{differing[0]} is missing, new or of another shape; give the --model that this run was started with"
-        )

@@ -24,7 +24,7 @@ from feddbp_client.data.batches import Remainder, scaled
 from feddbp_client.methods.base import LocalMethod
 from feddbp_client.privacy.disclosure import disclosed
 from feddbp_client.training.augmentation import Augmentation
-from feddbp_client.training.errors import DivergedError, TrainingError
+from feddbp_client.training.errors import DivergedError, TrainingError, WeightsMismatchError
 from feddbp_client.training.evaluation import DeviceSplit, Evaluator
 from feddbp_client.training.optimization import MakeOptimizer, Optimization
 from feddbp_client.training.weight_average import WeightAverage
@@ -168,6 +168,8 @@ class LocalTrainer:
         )
 
     def load_state(self, state: TrainerState) -> None:
+        """Raises WeightsMismatchError if the weights are those of another network."""
+        _check_weights(self.method, state.model)
         self.method.load_state_dict(dict(state.model))
         self._optimization.load_state(state.optimizer)
         if self._average is not None and state.average:
@@ -335,6 +337,13 @@ class LocalTrainer:
         )
         release = Release.of(table, exact=self._config.privacy.secure_sums)
         return Payload(tensors={SUMS: release.sums, frozen.COUNTS: release.counts})
+
+
+def _check_weights(method: nn.Module, stored: Mapping[str, torch.Tensor]) -> None:
+    own = method.state_dict()
+    for name in sorted(own.keys() | stored.keys()):
+        if name not in own or name not in stored or own[name].shape != stored[name].shape:
+            raise WeightsMismatchError(f"{name} is missing, new or of another shape")
 
 
 def _no_report(_epoch: int, _epochs: int) -> None:
