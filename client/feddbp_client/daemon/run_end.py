@@ -1,4 +1,4 @@
-"""The end of a run for one client: announced by the server, concluded without it, or known from an earlier start."""
+"""The end of a run for one client: announced by the server, concluded without it, or recorded by an earlier start."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class RunEnd:
         log.log(logging.INFO if finished else logging.ERROR, "client %d: %s", self._client_id, text)
         return self._record(directory, Ending(text, ExitCode.OK if finished else ExitCode.RUN_FAILED))
 
-    def found_out(self, reason: str, directory: ClientDirectory | None, *, has_evaluated: bool) -> ExitCode:
+    def end_while_away(self, reason: str, directory: ClientDirectory | None, *, has_evaluated: bool) -> ExitCode:
         """The server refuses this client, because the run ended while it was away."""
         log.info("client %d: %s", self._client_id, reason)
         ending = Ending(reason, ExitCode.OK if has_evaluated else ExitCode.RUN_FAILED)
         return ending.exit_code if directory is None else self._record(directory, ending)
 
-    def concluded(self, problem: Exception, directory: ClientDirectory | None, server: str) -> ExitCode | None:
+    def end_without_server(self, problem: Exception, directory: ClientDirectory | None, server: str) -> ExitCode | None:
         """A server that does not answer and has all results of this client is not waited for; None if it lacks some.
 
         `directory` is that of the current run; without one, a client that was killed before it received the end finds
@@ -71,7 +71,7 @@ class RunEnd:
         finally:
             reopened.close()
 
-    def known(self, server: str) -> Ending | None:
+    def recorded_ending(self, server: str) -> Ending | None:
         """How the last run of this client with a server ended; None if it continues, or another one is waited for."""
         path = self._last(server)
         return None if path is None else read_session(path).ending

@@ -246,23 +246,23 @@ class ClientDaemon:
     def _ended_while_away(self, reason: str) -> ExitCode:
         worker = self._worker
         if worker is None:
-            return self._end.found_out(reason, None, has_evaluated=False)
-        return self._end.found_out(reason, worker.directory, has_evaluated=worker.has_final_evaluation)
+            return self._end.end_while_away(reason, None, has_evaluated=False)
+        return self._end.end_while_away(reason, worker.directory, has_evaluated=worker.has_final_evaluation)
 
     async def _ended_without_server(self, error: ServerUnavailableError) -> ExitCode | None:
         """Waits before the next attempt, unless there is nothing to wait for; then returns an exit code."""
         server = self._connection.server_identity
-        ended = self._end.concluded(error, None if self._worker is None else self._worker.directory, server)
+        ended = self._end.end_without_server(error, None if self._worker is None else self._worker.directory, server)
         if ended is not None:
             return ended
         await self._check_for_mistake()
-        known = None if self._has_reached_server else self._end.known(server)
-        if known is None:
+        recorded = None if self._has_reached_server else self._end.recorded_ending(server)
+        if recorded is None:
             await self._wait_before_retry(error)
         elif await self._end.is_confirmed():
             left = "its server does not answer, nothing is left to do (--next-run waits for another run)"
-            log.info("client %d: %s; %s", self.client_id, known.text, left)
-            return known.exit_code
+            log.info("client %d: %s; %s", self.client_id, recorded.text, left)
+            return recorded.exit_code
         return None
 
     async def _check_for_mistake(self) -> None:

@@ -29,7 +29,7 @@ class Moment:
     received: float
 
     def last_seen(self, client: pb.ClientStatus) -> str:
-        """Of a client that was connected, as of the status; time goes on for one that was not."""
+        """Time since the last sign of life: up to the status for connected clients, up to now for absent ones."""
         asked = self.now if client.activity in _ABSENT else self.received
         return ago(asked - client.last_seen.ToNanoseconds() / 1e9)
 

@@ -1,4 +1,4 @@
-"""Copies of a cell's working state at --out, from which the cell goes on elsewhere if its node is lost.
+"""Copies of a cell's working state at --out, from which the cell resumes on another node.
 
 cells/ID/copy-000002-0003.tar   the third copy of the second attempt
 cells/ID/copy-000002.json       names the newest whole copy of that attempt, with its size and digest; written last

@@ -36,7 +36,7 @@ class Workspace(ABC):
     """The directory in which a cell's processes run, and what of it others may see at --out."""
 
     is_copied = False
-    """Whether `copy` is needed for others to go on with the cell."""
+    """Whether `copy` is needed for others to resume the cell."""
 
     def __init__(self, store: Store, lease: Lease) -> None:
         self._store = store
@@ -64,7 +64,7 @@ class Workspace(ABC):
         self.directory.record_failure(failure)
 
     def close(self) -> None:
-        """Removes what nobody needs any more."""
+        """Removes the working directory of a node."""
         return
 
 
