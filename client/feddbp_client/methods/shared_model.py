@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 import torch
@@ -13,7 +13,7 @@ from feddbp_common.errors import ConfigurationError
 from feddbp_common.wire.payload import AnyArray, FloatArray
 
 
-class SharedModel(nn.Module):
+class SharedModel(nn.Module, ABC):
     """A body, a linear head, and their weights as they are exchanged."""
 
     body: nn.Module

@@ -41,7 +41,6 @@ STYLE: Final[dict[Any, Any]] = {
 INK: Final = "#1a1a1a"
 """The colour of text, axes and the highlighted line for print; a page replaces it by its own text colour."""
 PRINT_STYLE: Final[dict[Any, Any]] = {
-    "text.parse_math": False,  # names come from clients, and `$` in one is no formula
     **STYLE,
     "text.color": INK,
     "axes.edgecolor": INK,

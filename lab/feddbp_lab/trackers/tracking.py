@@ -6,7 +6,7 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Final
 
@@ -153,7 +153,7 @@ async def follow(
     last, is_out = loop.time(), False
     while not tracker.has_ended:
         try:
-            async for events in _pages(tracker, address, credentials):
+            async for events in watch_run(address, credentials, from_round=tracker.next_round):
                 last, is_out = loop.time(), False
                 for event in events.events:
                     tracker.handle(event)
@@ -166,11 +166,6 @@ async def follow(
             is_out = True
         if not tracker.has_ended:
             await asyncio.sleep(_RETRY_SECONDS)
-
-
-async def _pages(tracker: Tracker, address: str, credentials: ClientCredentials) -> AsyncIterator[pb.RunEvents]:
-    async for page in watch_run(address, credentials, from_round=tracker.next_round):
-        yield page
 
 
 def _tracked(started: pb.RunStarted) -> TrackedRun:
