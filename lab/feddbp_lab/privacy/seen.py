@@ -97,38 +97,31 @@ def sums_of(clients: Sequence[ClientSamples], config: RunConfig) -> list[dict[in
     """By client and class, the mean over all clients: all that is left to see where only sums leave the clients."""
     uploads = [uploads_of(client, config) for client in clients]
     fewest = MIN_HOLDERS if config.privacy.secure_sums and config.privacy.dp == "off" else 1
-    by_class: dict[int, list[Seen]] = {}
-    for of_client in uploads:
+    by_class: dict[int, dict[int, Seen]] = {}
+    for index, of_client in enumerate(uploads):
         for label, seen in of_client.items():
-            by_class.setdefault(label, []).append(seen)
-    totals = {
-        label: _mean(found, by_samples=config.method_spec.fixed_network is not None)
-        for label, found in by_class.items()
-        if len(found) >= fewest
+            by_class.setdefault(label, {})[index] = seen
+    means = {
+        label: _mean(by_client, by_samples=config.method_spec.fixed_network is not None)
+        for label, by_client in by_class.items()
+        if len(by_client) >= fewest
     }
     return [
-        {label: totals[label](seen) for label, seen in of_client.items() if label in totals} for of_client in uploads
+        {label: means[label][index] for label in of_client if label in means} for index, of_client in enumerate(uploads)
     ]
 
 
-class _Mean:
-    """The mean of prototypes, in which every client or every sample has the same weight."""
-
-    def __init__(self, vector: Mean, shares: Mapping[int, float], noise: float) -> None:
-        self._vector, self._shares, self._noise = vector, shares, noise
-
-    def __call__(self, seen: Seen) -> Seen:
-        return Seen(self._vector, seen.weight * self._shares[id(seen)], self._noise)
-
-
-def _mean(found: Sequence[Seen], *, by_samples: bool) -> _Mean:
+def _mean(by_client: Mapping[int, Seen], *, by_samples: bool) -> dict[int, Seen]:
+    """The mean of prototypes, in which every client or every sample has the same weight, with each client's share."""
+    found = by_client.values()
     weights = np.array([1 / seen.weight if by_samples else 1.0 for seen in found])
     shares = weights / weights.sum()
-    vector = sum(share * seen.vector for share, seen in zip(shares, found, strict=True))
-    noise = sum(share**2 * seen.noise for share, seen in zip(shares, found, strict=True))
-    return _Mean(
-        np.asarray(vector), {id(seen): float(share) for seen, share in zip(found, shares, strict=True)}, float(noise)
-    )
+    vector = np.asarray(sum(share * seen.vector for share, seen in zip(shares, found, strict=True)))
+    noise = float(sum(share**2 * seen.noise for share, seen in zip(shares, found, strict=True)))
+    return {
+        index: Seen(vector, seen.weight * float(share), noise)
+        for (index, seen), share in zip(by_client.items(), shares, strict=True)
+    }
 
 
 def _noise_of(config: RunConfig) -> float:
