@@ -16,6 +16,7 @@ from feddbp_common.config.data import DataConfig
 from feddbp_common.config.run import RunConfig
 from feddbp_common.wire import decode, encode
 from feddbp_server.aggregation.aggregator import Aggregator
+from feddbp_server.run.limits import DEFAULT_LIMITS
 from feddbp_server.store import SqliteStore, Store, StoreWriter, UploadRecord
 
 CLIENTS = 1000
@@ -44,7 +45,9 @@ def measure() -> list[Measurement]:
     with tempfile.TemporaryDirectory() as directory, asyncio.Runner() as runner:
         thread = StoreWriter(SqliteStore(Path(directory)))
         runner.run(thread.run(fill))
-        serving, restarted = Aggregator(config, thread), Aggregator(config, thread)
+        serving, restarted = (
+            Aggregator(config, thread, cache_bytes=DEFAULT_LIMITS.cached_upload_bytes) for _ in range(2)
+        )
         for client in range(CLIENTS):
             serving.cache(0, client, decode(manifest, body))
 

@@ -21,6 +21,7 @@ from feddbp_common.methods.contract import ALL_RULES
 from feddbp_common.wire import Payload, check_values, decode, encode
 from feddbp_server.aggregation.aggregator import Aggregator, GlobalState
 from feddbp_server.aggregation.screening import GUARD_MULTIPLE
+from feddbp_server.run.limits import DEFAULT_LIMITS
 from feddbp_server.store import MemoryStore, Store, StoreWriter, UploadRecord
 
 HONEST = 4
@@ -45,7 +46,7 @@ async def close(
     store = MemoryStore()
     thread = StoreWriter(store)
     try:
-        aggregator = Aggregator(config, thread)
+        aggregator = Aggregator(config, thread, cache_bytes=DEFAULT_LIMITS.cached_upload_bytes)
         state: GlobalState | None = None
         for number, members in enumerate(rounds):
             arriving = list(enumerate(members))

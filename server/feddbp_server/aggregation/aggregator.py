@@ -20,7 +20,6 @@ from feddbp_server.aggregation.comparison import ComparedPrototypes, compare
 from feddbp_server.aggregation.layouts import LayoutAgreement
 from feddbp_server.aggregation.screening import Screening, screen
 from feddbp_server.aggregation.sums import Opening, OpenSum, SumFailedError, open_plain_sum
-from feddbp_server.run.limits import DEFAULT_LIMITS
 from feddbp_server.store import AggregateRecord, Jobs, Store, UploadRecord
 from feddbp_server.strategies import RunFacts, Shapes, Strategy, UnusableStateError, Upload
 
@@ -63,7 +62,7 @@ class Aggregator:
         config: RunConfig,
         store: Jobs,
         *,
-        cache_bytes: int = DEFAULT_LIMITS.cached_upload_bytes,
+        cache_bytes: int,
         open_sum: OpenSum = open_plain_sum,
     ) -> None:
         self._store = store

@@ -29,6 +29,7 @@ CONFIG = RunConfig(
     training=TrainingConfig(feature_dim=6),
     method_settings={"k_top": 2},
 )
+CACHE_BYTES = 1 << 20
 
 
 def trained_upload(client: int, scale: float = 1.0) -> Payload:
@@ -54,6 +55,10 @@ async def save(thread: StoreWriter, client: int, payload: Payload, round_number:
     await thread.run(lambda store: store.save_upload(record, encoded.body()))
 
 
+def aggregator_of(config: RunConfig, thread: StoreWriter) -> Aggregator:
+    return Aggregator(config, thread, cache_bytes=CACHE_BYTES)
+
+
 def label_counts(_: int) -> list[int]:
     return [1, 1, 1]
 
@@ -68,7 +73,7 @@ async def thread(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 async def learnt_in_order(order: list[int], thread: StoreWriter, round_number: int) -> bytes:
     for client in order:
         await save(thread, client, trained_upload(client), round_number)
-    encoded = await Aggregator(CONFIG, thread).close_round(round_number, label_counts)
+    encoded = await aggregator_of(CONFIG, thread).close_round(round_number, label_counts)
     return bytes(encoded.encoded.manifest.sha256)
 
 
@@ -89,7 +94,7 @@ def test_the_order_of_summation_would_have_shown() -> None:
 
 
 async def test_a_new_state_is_in_force_only_once_it_is_adopted(thread: StoreWriter) -> None:
-    aggregator = Aggregator(CONFIG, thread)
+    aggregator = aggregator_of(CONFIG, thread)
     before = aggregator.sha256
     await save(thread, 0, trained_upload(0))
     encoded = await aggregator.close_round(0, label_counts)
@@ -99,26 +104,26 @@ async def test_a_new_state_is_in_force_only_once_it_is_adopted(thread: StoreWrit
 
 
 async def test_an_empty_state_has_no_digest(thread: StoreWriter) -> None:
-    assert Aggregator(CONFIG, thread).sha256 == ""  # before the first round
-    alone = Aggregator(RunConfig(method="local", clients=CLIENTS), thread)
+    assert aggregator_of(CONFIG, thread).sha256 == ""  # before the first round
+    alone = aggregator_of(RunConfig(method="local", clients=CLIENTS), thread)
     alone.adopt(await alone.close_round(0, label_counts))
     assert alone.sha256 == ""
 
 
 async def test_the_global_state_is_restored_bit_for_bit(thread: StoreWriter) -> None:
-    first = Aggregator(CONFIG, thread)
+    first = aggregator_of(CONFIG, thread)
     await save(thread, 0, trained_upload(0))
     encoded = await first.close_round(0, label_counts)
     first.adopt(encoded)
     await thread.run(lambda store: store.save_aggregate(encoded.record(completed_rounds=1)))
-    second = Aggregator(CONFIG, thread)
+    second = aggregator_of(CONFIG, thread)
     assert second.sha256 != first.sha256
     await second.restore()
     assert second.sha256 == first.sha256
 
 
 async def test_a_client_is_personalised_with_its_newest_upload_before_the_round(thread: StoreWriter) -> None:
-    aggregator = Aggregator(CONFIG, thread)
+    aggregator = aggregator_of(CONFIG, thread)
     await save(thread, 0, trained_upload(0), 0)
     await save(thread, 1, trained_upload(1), 0)
     aggregator.adopt(await aggregator.close_round(0, label_counts))
@@ -140,7 +145,7 @@ async def test_a_client_is_personalised_with_its_newest_upload_before_the_round(
 async def test_replies_are_sent_in_the_wire_type_but_the_state_is_stored_in_full_precision() -> None:
     thread = StoreWriter(MemoryStore())
     config = CONFIG.model_copy(update={"wire": WireConfig(wire_dtype=RealType.BFLOAT16)})
-    aggregator = Aggregator(config, thread)
+    aggregator = aggregator_of(config, thread)
     await save(thread, 0, trained_upload(0))
     encoded = await aggregator.close_round(0, label_counts)
     aggregator.adopt(encoded)
@@ -155,7 +160,7 @@ async def test_a_state_that_cannot_be_encoded_fails_the_round_and_no_download(
     thread: StoreWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = CONFIG.model_copy(update={"wire": WireConfig(wire_dtype=RealType.FLOAT16)})
-    aggregator = Aggregator(config, thread)
+    aggregator = aggregator_of(config, thread)
     before = await aggregator.download(0, 0, label_counts)
     monkeypatch.setattr(aggregator._strategy, "aggregate", lambda *_, **__: trained_upload(0, scale=1e6))
     with pytest.raises(PayloadError, match="prototypes"):
@@ -166,7 +171,7 @@ async def test_a_state_that_cannot_be_encoded_fails_the_round_and_no_download(
 async def test_a_strategy_of_ones_own_may_name_its_state_otherwise(
     thread: StoreWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    aggregator = Aggregator(CONFIG, thread)
+    aggregator = aggregator_of(CONFIG, thread)
     await save(thread, 0, trained_upload(0))
     monkeypatch.setattr(aggregator._strategy, "aggregate", lambda known, uploads, *, round_number: known)
     monkeypatch.setattr(aggregator._strategy, "reply", lambda known, own_upload: known)
@@ -179,7 +184,7 @@ async def test_a_strategy_of_ones_own_may_name_its_state_otherwise(
 async def test_an_error_of_the_strategy_is_raised_from_close_round(
     thread: StoreWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    aggregator = Aggregator(CONFIG, thread)
+    aggregator = aggregator_of(CONFIG, thread)
     await save(thread, 0, trained_upload(0))
 
     def broken(*_: object, **__: object) -> Payload:
@@ -195,13 +200,13 @@ async def test_an_upload_that_cannot_be_read_is_an_error_and_no_hang(thread: Sto
     record = UploadRecord(client_id=0, round=0, sha256=b"x" * 32, manifest=encoded.manifest.SerializeToString())
     await thread.run(lambda store: store.save_upload(record, encoded.body()[:5]))
     with pytest.raises(Exception, match="prototypes"):
-        await asyncio.wait_for(Aggregator(CONFIG, thread).close_round(0, label_counts), timeout=10)
+        await asyncio.wait_for(aggregator_of(CONFIG, thread).close_round(0, label_counts), timeout=10)
 
 
 async def test_cached_and_stored_uploads_give_the_same_bits(thread: StoreWriter) -> None:
     for client in range(CLIENTS):
         await save(thread, client, trained_upload(client))
-    from_store, from_memory, from_both = (Aggregator(CONFIG, thread) for _ in range(3))
+    from_store, from_memory, from_both = (aggregator_of(CONFIG, thread) for _ in range(3))
     for client in range(CLIENTS):
         from_memory.cache(0, client, trained_upload(client))
     for client in (1, CLIENTS - 1):
@@ -214,7 +219,7 @@ async def test_cached_and_stored_uploads_give_the_same_bits(thread: StoreWriter)
 
 
 async def test_a_round_is_closed_without_reading_cached_uploads(thread: StoreWriter) -> None:
-    aggregator = Aggregator(CONFIG, thread)
+    aggregator = aggregator_of(CONFIG, thread)
     await save(thread, 0, trained_upload(0, scale=100.0))  # shows where the values come from
     aggregator.cache(0, 0, trained_upload(0))
     encoded = (await aggregator.close_round(0, label_counts)).payload
@@ -222,7 +227,7 @@ async def test_a_round_is_closed_without_reading_cached_uploads(thread: StoreWri
 
 
 async def test_a_reply_that_is_the_same_for_all_is_made_once_a_round(thread: StoreWriter) -> None:
-    aggregator = Aggregator(CONFIG.model_copy(update={"method": "fedproto", "method_settings": {}}), thread)
+    aggregator = aggregator_of(CONFIG.model_copy(update={"method": "fedproto", "method_settings": {}}), thread)
     replies = []
     for number in range(2):
         await save(thread, 0, trained_upload(number), number)
@@ -256,7 +261,7 @@ async def after_rounds(aggregator: Aggregator, thread: StoreWriter, rounds: int)
 
 
 async def test_without_exchange_every_client_receives_the_result_of_its_own_upload(thread: StoreWriter) -> None:
-    aggregator = Aggregator(CONFIG.model_copy(update={"exchange": "off"}), thread)
+    aggregator = aggregator_of(CONFIG.model_copy(update={"exchange": "off"}), thread)
     assert await prototypes_for(aggregator, 0, 0) is None
     await after_rounds(aggregator, thread, 2)
     for client in (0, 1):
@@ -267,7 +272,7 @@ async def test_without_exchange_every_client_receives_the_result_of_its_own_uplo
 
 async def test_fine_tuning_starts_from_the_last_exchange_and_goes_on_alone(thread: StoreWriter) -> None:
     config = CONFIG.model_copy(update={"rounds": 4, "finetune_rounds": 2, "method_settings": {"k_top": 0}})
-    aggregator = Aggregator(config, thread)
+    aggregator = aggregator_of(config, thread)
     await after_rounds(aggregator, thread, 2)
     exchanged, digest = await prototypes_for(aggregator, 0, 2), aggregator.sha256
     mean = (own_prototypes(0, 2).astype(np.float64) + own_prototypes(1, 2)) / 2
@@ -301,7 +306,7 @@ def mean_of(*vectors: FloatArray) -> FloatArray:
 async def test_a_newcomer_receives_the_final_state_and_then_what_it_makes_of_it_without_other_newcomers(
     thread: StoreWriter,
 ) -> None:
-    aggregator = Aggregator(JOINED, thread)
+    aggregator = aggregator_of(JOINED, thread)
     await after_rounds(aggregator, thread, 2)
     digest, finished = aggregator.sha256, [own_prototypes(client, 2) for client in (0, 1)]
     for newcomer in (2, 3):
@@ -322,14 +327,14 @@ async def test_a_newcomer_receives_the_final_state_and_then_what_it_makes_of_it_
 
 
 async def test_in_the_last_rounds_a_newcomer_goes_on_alone(thread: StoreWriter) -> None:
-    aggregator = Aggregator(JOINED, thread)
+    aggregator = aggregator_of(JOINED, thread)
     await after_rounds(aggregator, thread, 2)
     await save(thread, 3, trained_upload(3), 5)
     np.testing.assert_array_equal(await prototypes_for(aggregator, 3, 6), own_prototypes(3))
 
 
 async def test_without_exchange_a_newcomer_receives_nothing_of_the_others(thread: StoreWriter) -> None:
-    aggregator = Aggregator(JOINED.model_copy(update={"exchange": "off"}), thread)
+    aggregator = aggregator_of(JOINED.model_copy(update={"exchange": "off"}), thread)
     await after_rounds(aggregator, thread, 2)
     assert await prototypes_for(aggregator, 3, 2) is None
     await save(thread, 3, trained_upload(3), 2)
