@@ -18,7 +18,7 @@ help:           ## list the targets
 $(STAMP): pyproject.toml constraints.txt requirements.lock
 	$(PYTHON) -m venv $(VENV)
 	@if [ "$$($(PYTHON) -c 'import sys, sysconfig; print(*sys.version_info[:2], sysconfig.get_platform())')" = "3 11 linux-x86_64" ]; \
-	then echo "installing by hash"; $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock; \
+	then echo "installing by hash, 2.4 GB: a few minutes"; $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock; \
 	else echo "requirements.lock is for another platform: installing by version"; \
 	  $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt hatchling; fi
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
