@@ -94,10 +94,7 @@ def labelled(
     if images.ndim != 4 or images.shape[3] not in _CHANNELS or 0 in images.shape[1:]:
         raise DataError(f"{origin}: images have shape {images.shape}, expected [N, H, W] or [N, H, W, 1 or 3]")
     images = _with_pixel_type(images, origin)
-    if not np.issubdtype(labels.dtype, np.integer):
-        raise DataError(f"{origin}: labels are {labels.dtype}, expected integers")
-    if labels.ndim != 1:
-        raise DataError(f"{origin}: labels have shape {labels.shape}, expected [N]")
+    check_label_type(labels, origin=origin)
     if len(images) != len(labels):
         raise DataError(f"{origin}: {len(images)} images but {len(labels)} labels")
     if not len(labels):
@@ -107,6 +104,13 @@ def labelled(
         wrong = low if low < 0 else high
         raise DataError(f"{origin}: label {wrong} is outside 0..{len(class_names) - 1}")
     return LabelledImages(images, labels.astype(np.int64), tuple(class_names))
+
+
+def check_label_type(labels: npt.NDArray[Any], *, origin: str) -> None:
+    if not np.issubdtype(labels.dtype, np.integer):
+        raise DataError(f"{origin}: labels are {labels.dtype}, expected integers")
+    if labels.ndim != 1:
+        raise DataError(f"{origin}: labels have shape {labels.shape}, expected [N]")
 
 
 def _with_pixel_type(images: npt.NDArray[Any], origin: str) -> npt.NDArray[Any]:

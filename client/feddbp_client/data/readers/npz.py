@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from feddbp_client.data.decoding import decode_all
-from feddbp_client.data.images import DataError, ImageParts, LabelledImages, in_memory, labelled
+from feddbp_client.data.images import DataError, ImageParts, LabelledImages, check_label_type, in_memory, labelled
 from feddbp_client.data.readers.shared_files import replacing
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def class_names_in(path: Path) -> list[str]:
         names = _names(file, path)
         if names is not None:
             return list(names)
-        labels = [_array(file, path, f"y_{part}") for part in ("train", "test") if _has(file, part)]
+        labels = [_labels(file, path, part) for part in ("train", "test") if _has(file, part)]
     return [str(number) for number in range(max((int(found.max()) + 1 for found in labels if found.size), default=0))]
 
 
@@ -160,6 +160,13 @@ def _part(file: NpzFile, path: Path, part: str, names: Sequence[str]) -> Labelle
     labels = _array(file, path, f"y_{part}")
     images = _array(file, path, f"x_{part}") if f"x_{part}" in file else _jpegs(file, path, part, count=len(labels))
     return labelled(images, labels, names, origin=f"{path}: {part} part")
+
+
+def _labels(file: NpzFile, path: Path, part: str) -> npt.NDArray[Any]:
+    labels = _array(file, path, f"y_{part}")
+    if labels.size:  # an empty test part often has another type
+        check_label_type(labels, origin=f"{path}: {part} part")
+    return labels
 
 
 def _jpegs(file: NpzFile, path: Path, part: str, *, count: int) -> npt.NDArray[np.uint8]:

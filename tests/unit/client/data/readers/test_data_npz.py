@@ -9,6 +9,7 @@ from data_samples import encoded, flat, jpeg_keys, pixels
 
 from feddbp_client.data import DataError, ImageParts, load_private_data
 from feddbp_client.data.images import in_memory
+from feddbp_client.data.readers.npz import class_names_in
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -151,6 +152,27 @@ def test_an_invalid_file_is_described_in_one_line(npz: Path, arrays: dict[str, A
     with pytest.raises(DataError, match=rf"^.*mine\.npz.*{message}") as caught:
         load(npz)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (np.array(["a", "b"]), "mine.npz: train part: labels are <U1, expected integers"),
+        (np.array([0.0, 1.0]), "mine.npz: train part: labels are float64, expected integers"),
+        (np.array([[0], [1]]), "mine.npz: train part: labels have shape (2, 1), expected [N]"),
+    ],
+)
+def test_classes_are_not_counted_in_labels_that_are_no_class_numbers(
+    npz: Path, labels: np.ndarray, message: str
+) -> None:
+    with pytest.raises(DataError) as caught:
+        class_names_in(save(npz, x_train=pixels(2), y_train=labels))
+    assert str(caught.value).endswith(message)
+
+
+def test_an_empty_test_part_adds_no_classes_whatever_its_type(npz: Path) -> None:
+    save(npz, **GOOD, x_test=pixels(0), y_test=np.array([]))
+    assert class_names_in(npz) == ["0", "1"]
 
 
 def test_pickled_arrays_are_not_opened(npz: Path) -> None:
