@@ -43,9 +43,9 @@ COMMANDS: Final = MappingProxyType(
         "report": Command(summary="print the results of a run so far", module="feddbp_lab.commands.report"),
         "compare": Command(summary="print several runs side by side", module="feddbp_lab.commands.compare"),
         "data": Command(
-            summary="check what a client would read from a path",
+            summary="check data of your own, or draw a subset of a public data set",
             module="feddbp_lab.commands.data",
-            subcommands=("check",),
+            subcommands=("check", "subset"),
         ),
         "predict": Command(summary="classify images with a trained client", module="feddbp_lab.commands.predict"),
         "export": Command(

@@ -47,7 +47,7 @@ class Source:
     read: Callable[..., LabelledImages]
     """Called with the paths of the published files, in their order."""
     files: tuple[PublishedFile, ...] = ()
-    """Empty for data that comes with a package; data_dir is then not read."""
+    """Empty for data that comes with a package."""
     npz_stems: tuple[str, ...] = ()
     """Prefixes of the name of an npz with this data."""
     npz_with_test: bool = True
@@ -63,7 +63,7 @@ _STANFORD = "https://cs231n.stanford.edu"
 # A new data set needs its facts in the catalogue, a reader, and an entry here.
 SOURCES: Final[Mapping[str, Source]] = MappingProxyType(
     {
-        "digits": Source(read=read_digits),
+        "digits": Source(read=read_digits, npz_stems=("digits",)),
         "cifar10": Source(
             read=read_cifar10,
             files=(
@@ -131,7 +131,8 @@ def load_dataset(name: str, data_dir: Path, *, download: bool = True) -> Labelle
     """All samples the protocol uses, in the same order for every client.
 
     Read from an npz in data_dir whose name begins with the data set's, else from the published archive in data_dir,
-    else the archive is downloaded first. Decoded archives are cached beside them in a hidden npz.
+    else the archive is downloaded first. Decoded archives are cached beside them in a hidden npz. Data that comes with
+    a package needs no archive.
     """
     if name not in SOURCES:
         raise DataError(f"no data set is called {name!r}; known are {', '.join(SOURCES)}")
@@ -141,8 +142,6 @@ def load_dataset(name: str, data_dir: Path, *, download: bool = True) -> Labelle
 @cache_last
 def _load(name: str, data_dir: Path, download: bool) -> LabelledImages:
     source, info = SOURCES[name], DATASETS[name]
-    if not source.files:
-        return source.read()
     npz = _find_npz(name, source, data_dir)
     if npz is not None:
         data = read_npz(
@@ -150,13 +149,16 @@ def _load(name: str, data_dir: Path, download: bool) -> LabelledImages:
         ).pooled()
         _check(data, info, npz)
         return data
-    return _decoded(name, source, info, data_dir, download)
+    return _decoded(name, source, info, data_dir, download) if source.files else source.read()
 
 
 def _find_npz(name: str, source: Source, data_dir: Path) -> Path | None:
     # The prefix must end there: cifar100_small.npz is not a file of cifar10.
     begins = re.compile(rf"(?:{'|'.join(map(re.escape, source.npz_stems))})(?![a-z0-9])", re.IGNORECASE)
-    found = [path for path in sorted(data_dir.glob("*.npz")) if begins.match(path.stem)]
+    try:
+        found = [path for path in sorted(data_dir.glob("*.npz")) if begins.match(path.stem)]
+    except OSError as error:
+        raise DataError(f"{data_dir}: cannot be read: {error.strerror}") from error
     exact = [path for path in found if path.stem == name]
     if len(found) > 1 and not exact:
         # If clients picked different files, their shards would overlap.

@@ -37,7 +37,8 @@ def completed(script: Path, *words: str) -> list[str]:
     [
         (["feddbp", "pred"], ["predict"]),
         (["/usr/bin/feddbp", "experiment", "sta"], ["status"]),
-        (["feddbp", "data", ""], ["check"]),
+        (["feddbp", "data", ""], ["check", "subset"]),
+        (["feddbp", "data", "subset", "digits", "--per"], ["--per-class"]),
         (["feddbp", "data", "check", "pictures", "--image"], ["--image-size"]),
         (["feddbp", "client", "dr"], ["drop"]),
         (["feddbp", "certs", "server", "--ho"], ["--host"]),

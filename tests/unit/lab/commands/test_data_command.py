@@ -78,8 +78,8 @@ def test_classes_without_images_of_a_part_are_warned_about(tmp_path: Path, capsy
     [
         (["check", "nowhere"], "nowhere: no such file or folder"),
         (["check", "."], ".: has no folders; put the images of each class into a folder of its name"),
-        (["chekc", "."], "feddbp data has one command: feddbp data check PATH [options]"),
-        ([], "feddbp data has one command: feddbp data check PATH [options]"),
+        (["chekc", "."], "no command is called feddbp data 'chekc'; did you mean 'check'?"),
+        (["check"], "the following arguments are required: PATH; see feddbp data check --help"),
         (["check", "pictures", "--class-names", "cat,cow"], "folder 'dog' is not one of the run's classes: cat, cow"),
         (["check", "notes.txt"], "notes.txt: neither a folder of images nor an .npz file"),
     ],
