@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import Field
 
 from feddbp_client.config import DEVICE_HELP
+from feddbp_common.artifacts import CHECKPOINT_NAME
 from feddbp_common.config.command_line import settings_from
 from feddbp_common.config.types import FrozenModel
 from feddbp_common.errors import ConfigurationError, ExitCode
@@ -61,6 +62,8 @@ def _images(given: str) -> list[str]:
     path = Path(given)
     if not path.is_dir():
         return [given]
+    if (path / CHECKPOINT_NAME).exists():
+        raise ConfigurationError(f"{given}: is a second CHECKPOINT; give one, and then images")
     found = sorted(str(file) for file in path.rglob("*") if file.is_file() and is_image_name(file))
     if not found:
         raise ConfigurationError(f"{given}: holds no images")

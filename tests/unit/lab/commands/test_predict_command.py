@@ -143,6 +143,7 @@ def test_a_users_own_model_is_imported_from_the_working_directory(here: Path) ->
     ("arguments", "message"),
     [
         (["predict", "client-0"], "required: IMAGE"),
+        (["predict", "client-0", "client-1", "0.png"], "client-1: is a second CHECKPOINT; give one, and then images"),
         (["predict", "client-0", "0.png", "--top", "0"], "--top: input should be greater than or equal to 1"),
         (["predict", "client-0", "0.png", "--device", "tpu9"], "--device tpu9"),
         (["export", "client-0"], "required: OUT"),
