@@ -33,6 +33,10 @@ class CollectingSettings(MethodSettings):
     )
 
 
+MOST_CHANNELS: Final = 16
+"""Upper bound on the channels of an image; satellite images have about a dozen."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExchangeShape:
     """The properties of a run that determine the size of its payloads."""

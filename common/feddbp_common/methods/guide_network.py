@@ -10,7 +10,7 @@ from math import prod
 from types import MappingProxyType
 from typing import Final
 
-from feddbp_common.methods.contract import ExchangeShape
+from feddbp_common.methods.contract import MOST_CHANNELS, ExchangeShape
 from feddbp_common.methods.payload_size import REAL_BYTES
 from feddbp_common.wire import Dim, TensorRule
 
@@ -18,8 +18,6 @@ GRID: Final = 4
 """Side of the last feature map, for any image."""
 STEM_KERNEL: Final = 5
 KERNEL: Final = 3
-_MOST_CHANNELS: Final = 16
-"""Upper bound on the channels of an image; satellite images have about a dozen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +70,7 @@ def guide_rules(shape: ExchangeShape, *, required: bool) -> tuple[TensorRule, ..
     dims = {name: tuple(map(Dim.exactly, sizes)) for name, sizes in exact.items()}
     if shape.channels is None:
         outputs, _, *kernel = dims["conv1.weight"]
-        dims["conv1.weight"] = (outputs, Dim(1, _MOST_CHANNELS), *kernel)
+        dims["conv1.weight"] = (outputs, Dim(1, MOST_CHANNELS), *kernel)
     return tuple(TensorRule(name=name, shape=sizes, required=required) for name, sizes in dims.items())
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from feddbp_common.errors import ConfigurationError
-from feddbp_common.methods.contract import ExchangeShape
+from feddbp_common.methods.contract import MOST_CHANNELS, ExchangeShape
 from feddbp_common.methods.payload_size import REAL_BYTES, ImageShape
 from feddbp_common.wire import Dim, TensorRule
 
@@ -25,8 +25,6 @@ SMALL_MODEL: Final = (
 )
 """Names of its tensors in the order of the layers."""
 
-_MOST_CHANNELS: Final = 16
-"""Upper bound on the channels of an image; satellite images have about a dozen."""
 _LARGEST_SIDE: Final = 53
 """Side of the last feature map for images of 224 x 224."""
 SMALLEST_IMAGE: Final = 16
@@ -37,7 +35,7 @@ _KERNEL: Final = Dim.exactly(5)
 def small_model_rules(shape: ExchangeShape, *, feature_dim: int) -> tuple[TensorRule, ...]:
     """Returns the rules for the network with a feature of this width and a linear head."""
     maps, features, outputs = Dim.exactly(64), Dim.exactly(512), Dim.exactly(shape.classes)
-    channels = Dim(1, _MOST_CHANNELS) if shape.channels is None else Dim.exactly(shape.channels)
+    channels = Dim(1, MOST_CHANNELS) if shape.channels is None else Dim.exactly(shape.channels)
     shapes = {
         "conv1.weight": (Dim.exactly(32), channels, _KERNEL, _KERNEL),
         "conv1.bias": (Dim.exactly(32),),

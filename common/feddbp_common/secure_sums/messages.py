@@ -81,9 +81,6 @@ class Roster:
 
     @property
     def threshold(self) -> int:
-        """Two thirds and one: any two sets of so many clients have more than a third of all in common, and so one that
-        is honest, which signs one set of survivors only.
-        """
         return threshold_of(len(self.advertisements))
 
     def __contains__(self, client_id: object) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from feddbp_common.wire import PrototypeSet
+from feddbp_common.wire import Payload, PrototypeSet
 from feddbp_common.wire.payload import FloatArray
 from feddbp_server.strategies.base import Upload
 
@@ -52,13 +52,15 @@ def merged_with(previous: PrototypeSet | None, sent: npt.NDArray[np.bool_], vect
     return PrototypeSet(class_ids=class_ids, vectors=vectors[class_ids])
 
 
-def updated(previous: PrototypeSet | None, means: PrototypeSet, *, classes: int) -> PrototypeSet:
-    """The previous rows, with those of `means` in place of theirs."""
+def with_means(state: Payload, means: Payload, *, classes: int) -> Payload:
+    """The prototypes of a state, with those of the means in place of theirs."""
+    new = means.prototypes
+    assert new is not None  # of a method with prototypes
     sent = np.zeros(classes, dtype=bool)
-    sent[means.class_ids] = True
-    vectors = np.zeros((classes, means.vectors.shape[1]), dtype=np.float32)
-    vectors[means.class_ids] = means.vectors
-    return merged_with(previous, sent, vectors)
+    sent[new.class_ids] = True
+    vectors = np.zeros((classes, new.vectors.shape[1]), dtype=np.float32)
+    vectors[new.class_ids] = new.vectors
+    return Payload(prototypes=merged_with(state.prototypes, sent, vectors))
 
 
 def uploaded_prototypes(uploads: Iterable[Upload]) -> Iterator[PrototypeSet]:

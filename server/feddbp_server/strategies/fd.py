@@ -13,7 +13,7 @@ from feddbp_common.methods.fd import FDSettings
 from feddbp_common.wire import Payload, PrototypeSet
 from feddbp_common.wire.payload import AnyArray, FloatArray, IntArray
 from feddbp_common.wire.rules import value_bound
-from feddbp_server.strategies.averaging import updated
+from feddbp_server.strategies.averaging import with_means
 from feddbp_server.strategies.base import RunFacts, Strategy, Upload
 from feddbp_server.strategies.robust import prototype_average
 
@@ -48,8 +48,7 @@ class FDStrategy(Strategy[FDSettings]):
         return Payload(prototypes=means, tensors=_as_tensors(means.class_ids, {**_averaged_rows(state), **sent}))
 
     def from_means(self, state: Payload, means: Payload, *, round_number: int) -> Payload:
-        assert means.prototypes is not None  # the mean logits
-        return Payload(prototypes=updated(state.prototypes, means.prototypes, classes=self.facts.shape.classes))
+        return with_means(state, means, classes=self.facts.shape.classes)
 
     def reply(self, state: Payload, own_upload: Payload | None) -> Payload:
         if not self.settings.leave_one_out:

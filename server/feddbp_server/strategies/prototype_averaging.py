@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from feddbp_common.wire import Payload
-from feddbp_server.strategies.averaging import updated, uploaded_prototypes
+from feddbp_server.strategies.averaging import uploaded_prototypes, with_means
 from feddbp_server.strategies.base import SettingsT, Strategy, Upload
 from feddbp_server.strategies.robust import prototype_average
 
@@ -31,8 +31,7 @@ class PrototypeAveraging(Strategy[SettingsT]):
         return Payload(prototypes=average.result(state.prototypes))
 
     def from_means(self, state: Payload, means: Payload, *, round_number: int) -> Payload:
-        assert means.prototypes is not None  # of a method with prototypes
-        return Payload(prototypes=updated(state.prototypes, means.prototypes, classes=self.facts.shape.classes))
+        return with_means(state, means, classes=self.facts.shape.classes)
 
     def reply(self, state: Payload, own_upload: Payload | None) -> Payload:
         return state
