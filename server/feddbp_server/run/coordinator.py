@@ -170,6 +170,7 @@ class Coordinator:
                     return
                 if not self.sessions.is_current(session):
                     raise RefusedError(pb.REFUSAL_REASON_STALE_SESSION, "this session was superseded by a newer one")
+                self.check_allowed(session.client_id)  # a block may have failed to end the session
                 event = event_for(session.client_id, engine.state, engine.policy, draining=engine.draining)
                 if event != sent:
                     if wants_state and announced_round(event) not in (None, pushed):

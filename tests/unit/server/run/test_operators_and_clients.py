@@ -135,10 +135,13 @@ async def test_a_session_that_a_block_could_not_end_is_of_no_use_and_ended_by_th
     disk = NoRoomForClients()
     async with Server(disk, tmp_path, **TWO_OF_THREE) as server:
         third = (await join_all(server))[2]
+        events = server.coordinator.follow(third.session)
+        assert (await next_event(events)).HasField("round_opened")
         disk.full = True
         with pytest.raises(StoreError):
             await server.coordinator.block(2, "")
         disk.full = False
+        assert (await refusal_of(next_event(events))).reason == pb.REFUSAL_REASON_BLOCKED
     async with Server(disk, tmp_path, **TWO_OF_THREE) as restarted:
         third = third.moved_to(restarted)
         context: Any = SimpleNamespace()  # without authentication, nothing of it is used
