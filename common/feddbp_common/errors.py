@@ -51,6 +51,15 @@ class PayloadTooLargeError(PayloadError):
     """A payload exceeds the receiver's size limit."""
 
 
+def one_line(error: BaseException, *, first: bool = False) -> str:
+    """The text of an error of a library or a user's code, or else its type.
+
+    With `first` its first line alone: some libraries let pages follow.
+    """
+    text = str(error).strip()
+    return " ".join((text.partition("\n")[0] if first else text).split()) or type(error).__name__
+
+
 def refuse(field: str, reason: str) -> NoReturn:
     raise PayloadError(field, reason)
 

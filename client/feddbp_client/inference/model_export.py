@@ -24,7 +24,7 @@ from feddbp_client.data.pixels import PixelRange
 from feddbp_client.data.readers.shared_files import replacing
 from feddbp_client.inference.trained_client import TrainedClient
 from feddbp_client.methods.scores import ScoreKind
-from feddbp_common.errors import ConfigurationError, FedDBPError
+from feddbp_common.errors import ConfigurationError, FedDBPError, one_line
 from feddbp_common.optional_deps import require
 
 if TYPE_CHECKING:
@@ -156,8 +156,7 @@ def _as_export_error(client: TrainedClient) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # the model may be the user's own, and torch may raise anything
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ExportError(f"{client.facts.architecture} cannot be exported: {reason}") from error
+        raise ExportError(f"{client.facts.architecture} cannot be exported: {one_line(error, first=True)}") from error
 
 
 class _PixelsOnly(nn.Module):

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from feddbp_client.models import cnn, guide, imagenet, mini, random_features, resnet_small, vit
 from feddbp_client.models.blocks import Backbone, FeaturePool, ImageShape, ModelError
-from feddbp_client.training.references import in_one_line, load_function
+from feddbp_client.training.references import load_function
 from feddbp_common.config.catalog import FEATURE_DIM
 from feddbp_common.config.diagnostics import did_you_mean
+from feddbp_common.errors import one_line
 from feddbp_common.methods.frozen import RANDOM_NETWORK
 from feddbp_common.methods.guide_network import GUIDES
 
@@ -60,7 +61,7 @@ def _own_body(reference: str, image_shape: ImageShape) -> nn.Module:
     try:
         body = function(image_shape)
     except Exception as error:
-        raise ModelError(f"--model {reference}: {name}({image_shape}) failed: {in_one_line(error)}") from error
+        raise ModelError(f"--model {reference}: {name}({image_shape}) failed: {one_line(error)}") from error
     if not isinstance(body, nn.Module):
         raise ModelError(f"--model {reference}: {name} returned {type(body).__name__}, not a torch module")
     _check_weights(reference, body)
@@ -88,7 +89,7 @@ def _check_output(reference: str, body: nn.Module, image_shape: ImageShape) -> N
             features = body(torch.zeros(2, *image_shape, device=device))
     except Exception as error:
         raise ModelError(
-            f"--model {reference}: does not take images of shape {image_shape}: {in_one_line(error)}"
+            f"--model {reference}: does not take images of shape {image_shape}: {one_line(error)}"
         ) from error
     finally:
         # one by one: a part that the user has put into eval mode stays in it

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from feddbp_client.training.pixel_types import UNIT_RANGE, FloatRange, movable
 from feddbp_client.training.randaugment import RandAugment
-from feddbp_client.training.references import in_one_line, load_reference
-from feddbp_common.errors import ConfigurationError
+from feddbp_client.training.references import load_reference
+from feddbp_common.errors import ConfigurationError, one_line
 
 if TYPE_CHECKING:
     from feddbp_client.models.blocks import ImageShape
@@ -108,7 +108,7 @@ def load_transform(reference: str, blank: Tensor, *, allowed: Sequence[str]) -> 
     try:
         changed = function(blank.clone(), torch.Generator().manual_seed(0))
     except Exception as error:  # a user's function may raise anything
-        raise ConfigurationError(f"{where}: failed on a blank batch of {_kind(blank)}: {in_one_line(error)}") from error
+        raise ConfigurationError(f"{where}: failed on a blank batch of {_kind(blank)}: {one_line(error)}") from error
     if not isinstance(changed, Tensor):
         raise ConfigurationError(f"{where}: returned {type(changed).__name__}, not a tensor")
     if _kind(changed) != _kind(blank):

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from feddbp_common.errors import FedDBPError
+from feddbp_common.errors import FedDBPError, one_line
 
 log = logging.getLogger("feddbp.client")
 
@@ -36,5 +36,5 @@ def as_training_error() -> Iterator[None]:
         raise
     except Exception as error:
         log.debug("local training failed", exc_info=True)
-        line = str(error).strip().partition("\n")[0]
-        raise TrainingError(f"{type(error).__name__}: {line}" if line else type(error).__name__) from error
+        kind, line = type(error).__name__, one_line(error, first=True)
+        raise TrainingError(kind if line == kind else f"{kind}: {line}") from error

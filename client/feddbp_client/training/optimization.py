@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from feddbp_client.compute.precision import Precision
 from feddbp_client.methods.base import LocalMethod
-from feddbp_client.training.references import in_one_line, load_reference
+from feddbp_client.training.references import load_reference
 from feddbp_common.config.training import TrainingConfig
 from feddbp_common.config.types import REFERENCE_MARK
-from feddbp_common.errors import ConfigurationError, FedDBPError
+from feddbp_common.errors import ConfigurationError, FedDBPError, one_line
 
 MakeOptimizer = Callable[..., torch.optim.Optimizer]
 """Called with parameter groups that have their learning rate, and with `momentum` and `weight_decay` by keyword."""
@@ -80,7 +80,7 @@ class Optimization:
         try:
             optimizer = self._new_optimizer()
         except Exception as error:  # a user's function may raise anything
-            raise ConfigurationError(f"the run's optimizer {self._training.optimizer}: {in_one_line(error)}") from error
+            raise ConfigurationError(f"the run's optimizer {self._training.optimizer}: {one_line(error)}") from error
         if not isinstance(optimizer, torch.optim.Optimizer):
             returned = type(optimizer).__name__
             raise ConfigurationError(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from feddbp_common.config.types import split_reference
-from feddbp_common.errors import ConfigurationError
+from feddbp_common.errors import ConfigurationError, one_line
 
 
 def load_reference(reference: str, allowed: Sequence[str], *, what: str) -> Any:
@@ -34,14 +34,10 @@ def load_function(reference: str, *, what: str, error_type: type[ConfigurationEr
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # a user's module may raise anything
-        raise error_type(f"{what} {reference}: cannot import {module_name!r}: {in_one_line(error)}") from error
+        raise error_type(f"{what} {reference}: cannot import {module_name!r}: {one_line(error)}") from error
     function = getattr(module, name, None)
     if function is None:
         raise error_type(f"{what} {reference}: {module_name} has no {name!r}")
     if not callable(function):
         raise error_type(f"{what} {reference}: {name} is not a function")
     return function
-
-
-def in_one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

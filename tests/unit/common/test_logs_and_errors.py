@@ -13,7 +13,7 @@ import pytest
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.atomic_files import replace_text
 from feddbp_common.config.command_line import run_command
-from feddbp_common.errors import ConfigurationError, ExitCode, FedDBPError, PayloadError, PayloadTooLargeError
+from feddbp_common.errors import ConfigurationError, ExitCode, FedDBPError, PayloadError, PayloadTooLargeError, one_line
 from feddbp_common.logs import configure_logging
 from feddbp_common.rpc.failures import REFUSAL_METADATA_KEY, refusal_in
 
@@ -140,3 +140,12 @@ def test_a_file_is_replaced_atomically_without_leftover_files(tmp_path: Path) ->
         assert reader.read() == "old"
     assert target.read_text(encoding="utf-8") == "größer"
     assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize(
+    ("text", "whole", "first"),
+    [("", "ValueError", "ValueError"), (" \n\n", "ValueError", "ValueError"), ("\n a   b\tc\n  d", "a b c d", "a b c")],
+)
+def test_the_error_of_a_library_is_told_in_one_line(text: str, whole: str, first: str) -> None:
+    assert one_line(ValueError(text)) == whole
+    assert one_line(ValueError(text), first=True) == first

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from feddbp_common.cpu_cores import usable_cores
-from feddbp_common.errors import ConfigurationError
+from feddbp_common.errors import ConfigurationError, one_line
 from feddbp_common.optional_deps import require
 from feddbp_common.version import VERSION
 from feddbp_lab.experiments.cell import Cell
@@ -220,8 +220,7 @@ def _connect(address: str | None) -> Any:
     try:
         ray.init("local" if is_own else address or "auto", **options)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-        reason = next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
-        raise ConfigurationError(f"--ray-address {address or 'auto'}: {reason}") from None
+        raise ConfigurationError(f"--ray-address {address or 'auto'}: {one_line(error, first=True)}") from None
     return ray
 
 
