@@ -17,7 +17,8 @@ from feddbp_common.config.command_line import settings_from, settings_parser
 from feddbp_common.config.types import FrozenModel
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.optional_deps import DASHBOARD_MODULES, require
-from feddbp_common.rpc.credentials import ClientCredentials, check_address, check_exposure, is_loopback, read_token
+from feddbp_common.rpc.credentials import is_loopback, read_token
+from feddbp_lab.commands.options import OperatorConfig
 from feddbp_lab.control_client import get_status
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ PROG: Final = "feddbp dashboard"
 _DEFAULT_SERVER: Final = "127.0.0.1:50051"
 
 
-class SourceConfig(FrozenModel):
+class DashboardSourceConfig(OperatorConfig):
     """Server: the run to show, unless a directory is given."""
 
     server: str = Field(
@@ -36,25 +37,15 @@ class SourceConfig(FrozenModel):
         description=f"address of a server, HOST:PORT (default without DIR: {_DEFAULT_SERVER})",
         json_schema_extra={"metavar": "HOST:PORT"},
     )
-    certs: Path | None = Field(
-        None,
-        description="directory made by `feddbp certs`, with the operator's certificate",
-        json_schema_extra={"metavar": "DIR"},
-    )
-    token_file: Path | None = Field(None, description="file with the operator's token")
-    insecure: bool = Field(False, description="connect to another machine without TLS")
     baseline: Path | None = Field(
         None,
         description="directory of a `local` run of the same seed, to compare with",
         json_schema_extra={"metavar": "DIR"},
     )
 
-    @model_validator(mode="after")
-    def _encrypted_or_on_purpose(self) -> Self:
+    def _check_server(self) -> None:
         if self.server:
-            check_address(self.server)
-            check_exposure(self.server, certs=self.certs, insecure=self.insecure)
-        return self
+            super()._check_server()
 
 
 class PageConfig(FrozenModel):
@@ -86,7 +77,7 @@ class PageConfig(FrozenModel):
 class DashboardConfig(FrozenModel):
     """All options of `feddbp dashboard`."""
 
-    source: SourceConfig = SourceConfig()
+    source: DashboardSourceConfig = DashboardSourceConfig()
     page: PageConfig = PageConfig()
 
 
@@ -153,7 +144,7 @@ async def _serve(config: DashboardConfig, directory: Path | None) -> None:
                 await following
 
 
-async def _open_library(source: SourceConfig, directory: Path | None) -> Library:
+async def _open_library(source: DashboardSourceConfig, directory: Path | None) -> Library:
     from feddbp_lab.dashboard.library import Library, read_baseline
     from feddbp_lab.dashboard.stored import StoredRun
     from feddbp_lab.results.run_files import RunFiles, find_runs
@@ -171,15 +162,14 @@ async def _open_library(source: SourceConfig, directory: Path | None) -> Library
     return Library(single=stored)
 
 
-async def _open_live(source: SourceConfig, directory: Path | None) -> LiveRun:
+async def _open_live(source: DashboardSourceConfig, directory: Path | None) -> LiveRun:
     from feddbp_lab.dashboard.live import LiveRun
     from feddbp_lab.results.run_files import RunFiles
 
     address = source.server or _DEFAULT_SERVER
-    credentials = ClientCredentials(certs=source.certs, token_file=source.token_file)
     # a first call: a mistake in the address or the credentials is an error here, and not on a page
-    await get_status(address, credentials)
-    return LiveRun(address, credentials, None if directory is None else RunFiles(directory))
+    await get_status(address, source.credentials)
+    return LiveRun(address, source.credentials, None if directory is None else RunFiles(directory))
 
 
 def _listen(page: PageConfig) -> socket.socket:

@@ -37,9 +37,12 @@ class ConnectionConfig(FrozenModel):
 
     @model_validator(mode="after")
     def _encrypted_or_on_purpose(self) -> Self:
+        self._check_server()
+        return self
+
+    def _check_server(self) -> None:
         check_address(self.server)
         check_exposure(self.server, certs=self.certs, insecure=self.insecure)
-        return self
 
 
 class OperatorConfig(ConnectionConfig):
