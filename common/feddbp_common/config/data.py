@@ -7,14 +7,15 @@ from typing import Any, Final, Self
 from pydantic import Field, model_validator
 
 from feddbp_common.config.catalog import CUSTOM_DATASET, DATASETS
-from feddbp_common.config.types import CommaSeparated, FrozenModel, split_at_commas
+from feddbp_common.config.public_model import PublicModel
+from feddbp_common.config.types import CommaSeparated, split_at_commas
 from feddbp_common.errors import ConfigurationError
 
 MAX_CLASSES: Final = 65_536
 _MAX_IMAGE_SIZE: Final = 1024
 
 
-class DataConfig(FrozenModel):
+class DataConfig(PublicModel):
     """Data: the data set and how it is split over clients."""
 
     dataset: str = Field("digits", description=f"{', '.join(DATASETS)}, or {CUSTOM_DATASET} (each client has its own)")

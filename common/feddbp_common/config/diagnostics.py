@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 ModelT = TypeVar("ModelT", bound=BaseModel)
 _TYPO_SIMILARITY: Final = 0.75
 """From this similarity on, of at most 1, a name is taken for a typo of another."""
+_OF_OTHER_TOOLS: Final = {"lr": "learning_rate"}
+"""What other tools call an option that has another name here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,15 +75,28 @@ def validate_model(
 
 
 def did_you_mean(name: str, known: Iterable[str], *, most: int = 1, prefix: str = "") -> str:
-    """Returns `; did you mean 'this'?` to end a message with, or nothing if no known name is close.
+    """Returns `; did you mean 'this'?` to end a message with, or nothing if no known name is close."""
+    return suggestion(similar_names(name, known, most=most, prefix=prefix))
 
-    Close is a typo of it, and a name of which it is a part: `--epochs` of `--local-epochs`. A prefix that all names
-    share is left out of the comparison, since it makes any two of them similar.
+
+def similar_names(name: str, known: Iterable[str], *, most: int = 1, prefix: str = "") -> list[str]:
+    """Returns the known names that are close, the closest first.
+
+    Close is what other tools call `name`, a typo of it, and a name of which it is a part: `--epochs` of
+    `--local-epochs`. A prefix that all names share is left out of the comparison, since it makes any two of them
+    similar.
     """
     stems = {full.removeprefix(prefix): full for full in known}
     given = name.removeprefix(prefix)
-    close = get_close_matches(given, stems, n=most, cutoff=_TYPO_SIMILARITY)
-    return suggestion(stems[stem] for stem in close or sorted(_extensions(given, stems), key=len)[:most])
+    ours = _OF_OTHER_TOOLS.get(_last_part(given))
+    close = [stem for stem in stems if _last_part(stem) == ours] or get_close_matches(
+        given, stems, n=most, cutoff=_TYPO_SIMILARITY
+    )
+    return [stems[stem] for stem in close or sorted(_extensions(given, stems), key=len)][:most]
+
+
+def _last_part(name: str) -> str:
+    return name.rpartition(".")[2].replace("-", "_").lower()
 
 
 def _extensions(given: str, stems: Iterable[str]) -> Iterator[str]:

@@ -26,8 +26,9 @@ from feddbp_common.config.privacy_rules import (
     unfold_privacy,
 )
 from feddbp_common.config.protobuf import to_message, values_in
+from feddbp_common.config.public_model import PublicModel
 from feddbp_common.config.training import TrainingConfig
-from feddbp_common.config.types import REFERENCE_MARK, UINT32_MAX, FrozenModel
+from feddbp_common.config.types import REFERENCE_MARK, UINT32_MAX
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.methods import ExchangeShape, Method, MethodSettings, method_named, split_preset
 from feddbp_common.methods.sums import sum_rules, with_holders
@@ -48,7 +49,7 @@ class Sources(StrEnum):
     OWN = "own"
 
 
-class RunConfig(FrozenModel):
+class RunConfig(PublicModel):
     """Run: settings that are the same for all clients."""
 
     method: str = Field("feddbp", description="name of the method, or NAME:PRESET; see `feddbp methods`")

@@ -22,7 +22,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get
 from pydantic import BaseModel, ByteSize
 from pydantic.fields import FieldInfo
 
-from feddbp_common.config.diagnostics import did_you_mean, suggestion, validate_model
+from feddbp_common.config.diagnostics import similar_names, suggestion, validate_model
 from feddbp_common.config.nested import Location, Tree, get, leaves, put
 from feddbp_common.config.types import field_extra, format_duration, format_size
 from feddbp_common.errors import ConfigurationError
@@ -174,18 +174,17 @@ def _merge_file(
         if location not in by_location:
             if variable is not None and _belongs_to_another_command(location, own_tables):
                 continue
-            raise ConfigurationError(
-                f"{origin}: there is no option {'.'.join(location)!r}{_hint(location, by_location)}"
-            )
+            hint = suggestion(similar_options(location, by_location))
+            raise ConfigurationError(f"{origin}: there is no option {'.'.join(location)!r}{hint}")
         put(merged, location, value)
         sources[location] = f"{file}: {'.'.join(location)}"
 
 
-def _hint(given: Location, known: Collection[Location]) -> str:
-    """Suggests the option of the same name in another table, or else one of a similar name."""
+def similar_options(given: Location, known: Collection[Location]) -> list[str]:
+    """The option of the same name in another table, or else one of a similar name; at most one."""
     names = {".".join(location): location for location in known}
     same_name = [name for name, location in names.items() if location[-1] == given[-1]]
-    return suggestion(same_name[:1]) or did_you_mean(".".join(given), names)
+    return same_name[:1] or similar_names(".".join(given), names)
 
 
 def _belongs_to_another_command(location: Location, own_tables: Collection[str]) -> bool:

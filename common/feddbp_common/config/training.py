@@ -8,14 +8,15 @@ from pydantic import Field, field_validator, model_validator
 
 from feddbp_common.config.catalog import FEATURE_DIM, MODEL_GROUPS
 from feddbp_common.config.identity import added_in
-from feddbp_common.config.types import REFERENCE_MARK, UINT32_MAX, FrozenModel, split_reference
+from feddbp_common.config.public_model import PublicModel
+from feddbp_common.config.types import REFERENCE_MARK, UINT32_MAX, split_reference
 from feddbp_common.errors import ConfigurationError
 
 OPTIMIZERS: Final = ("sgd", "adamw")
 _LONGEST_REFERENCE: Final = 200
 
 
-class TrainingConfig(FrozenModel):
+class TrainingConfig(PublicModel):
     """Local training: one round on a client."""
 
     local_epochs: int = Field(10, ge=1, le=UINT32_MAX, description="passes over the local data per round")

@@ -17,8 +17,9 @@ from feddbp_common.optional_deps import require
 from feddbp_lab.api.background_loop import BackgroundLoop
 from feddbp_lab.api.run_status import RunStatus
 from feddbp_lab.processes.federation_options import FederationOptions, clients_dir, server_dir
-from feddbp_lab.processes.local_federation import LocalFederation, require_client
+from feddbp_lab.processes.local_federation import LocalFederation, ProcessFailedError, require_client
 from feddbp_lab.results.run_results import RunResults
+from feddbp_server.store.interface import OTHER_RUN
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -96,9 +97,10 @@ class FederationResult:
 class Federation:
     """One server and all clients of a run as processes on this machine, connected over loopback.
 
-    `directory` receives everything they write. If it holds the same run, unfinished, that run is resumed. With
-    `share_prototypes` the server keeps the global prototypes, for the pictures of classes. `frozen_weights` is the file
-    with the weights of the method frozen's network.
+    `directory` receives everything they write. If it holds the same run, that run is resumed, and one that has ended
+    only returns its results; with more rounds it is extended to them. Another run, such as one of another seed, needs
+    another directory. With `share_prototypes` the server keeps the global prototypes, for the pictures of classes.
+    `frozen_weights` is the file with the weights of the method frozen's network.
     """
 
     def __init__(
@@ -143,12 +145,26 @@ class Federation:
         """The same for code that is async itself; `on_status` is called in the event loop and must not block it."""
         require_client("a federation")
         options = self._options
-        async with LocalFederation(options) as federation, aclosing(federation.statuses()) as statuses:
-            async for status in statuses:
-                if on_status is not None:
-                    on_status(RunStatus.from_message(status))
+        try:
+            async with LocalFederation(options) as federation, aclosing(federation.statuses()) as statuses:
+                async for status in statuses:
+                    if on_status is not None:
+                        on_status(RunStatus.from_message(status))
+        except ProcessFailedError as error:
+            _refuse_other_run(error, options.directory)
+            raise
         federation.summary()  # raises if the server was stopped before the run was over
         results = RunResults.read(options.server_dir)
         # as they arrived in the file; two runs of the same bits should give the same list
         metrics = sorted(results.metrics, key=lambda line: (line["round"], line["client"]))
         return FederationResult(directory=options.directory, summary=results.summary, metrics=metrics)
+
+
+def _refuse_other_run(error: ProcessFailedError, directory: Path) -> None:
+    """Raises ConfigurationError if the server ended because of the run that is in the directory."""
+    if error.reason.startswith(OTHER_RUN):
+        differences, _, _ = error.reason.removeprefix(OTHER_RUN).partition("; give --state-dir")
+        raise ConfigurationError(
+            f"directory={str(directory)!r} holds another run{differences}; give the same run to resume it, one with "
+            "more rounds to extend it, or another directory"
+        ) from None

@@ -6,7 +6,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
 from feddbp_common.errors import ConfigurationError, FedDBPError
 
@@ -193,11 +193,13 @@ class Store(ABC):
     def close(self) -> None: ...
 
 
+OTHER_RUN: Final = "the state directory holds another run"
+"""With this the message of RunMismatchError begins."""
+
+
 def refuse_other_run(*, stored: str, given: str) -> NoReturn:
     differences = "; ".join(_differences(json.loads(stored), json.loads(given)))
-    raise RunMismatchError(
-        f"the state directory holds another run ({differences}); give --state-dir alone to resume it, or another one"
-    )
+    raise RunMismatchError(f"{OTHER_RUN} ({differences}); give --state-dir alone to resume it, or another one")
 
 
 def _differences(stored: Mapping[str, Any], given: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -94,13 +94,14 @@ def test_the_deployment_sets_variables_that_exist() -> None:
         ("--batch", "--batch-size"),
         ("--deadline", "--round-deadline"),
         ("--data", "--dataset"),
+        ("--lr", "--learning-rate"),
     ],
 )
 def test_typos_and_parts_of_a_flag_get_the_flag(given: str, meant: str) -> None:
     assert did_you_mean(given, SERVER_FLAGS, prefix="--") == f"; did you mean {meant!r}?"
 
 
-@pytest.mark.parametrize("given", ["--gpu", "--id", "--lr", "--server", "--workers", "--ssl", "--quiet", "--foo"])
+@pytest.mark.parametrize("given", ["--gpu", "--id", "--lx", "--server", "--workers", "--ssl", "--quiet", "--foo"])
 def test_a_flag_that_only_shares_letters_is_not_suggested(given: str) -> None:
     assert did_you_mean(given, SERVER_FLAGS, prefix="--") == ""
 

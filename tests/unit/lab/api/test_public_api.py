@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -97,9 +98,39 @@ def test_a_finished_directory_is_not_run_again(result: feddbp.FederationResult) 
 
 def test_another_run_in_the_same_directory_is_refused(result: feddbp.FederationResult) -> None:
     other = SMALL.model_copy(update={"seed": 1})
-    reason = r"the server ended with exit code 2: the state directory holds another run \(seed is 0 there and 1 here\)"
-    with pytest.raises(feddbp.FedDBPError, match=reason):
+    with pytest.raises(feddbp.ConfigurationError) as refusal:
         feddbp.Federation(other, directory=result.directory, device="cpu", processes=1).run()
+    assert str(refusal.value) == (
+        f"directory={str(result.directory)!r} holds another run (seed is 0 there and 1 here); give the same run to "
+        "resume it, one with more rounds to extend it, or another directory"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": 0.1}, "RunConfig has no option 'lr'; did you mean \"training={'learning_rate': ...}\"?"),
+        (
+            {"training": {"lr": 0.1}},
+            "RunConfig has no option 'training.lr'; did you mean \"training={'learning_rate': ...}\"?",
+        ),
+        ({"dataset": "digits"}, "RunConfig has no option 'dataset'; did you mean \"data={'dataset': ...}\"?"),
+        ({"round": 3}, "RunConfig has no option 'round'; did you mean 'rounds'?"),
+        ({"clients": 0}, "RunConfig: clients: input should be greater than or equal to 1 (got 0)"),
+        ({"method": "fedprox"}, "no method is called 'fedprox'; did you mean 'fedproc'?"),
+    ],
+)
+def test_a_wrong_option_of_a_run_is_an_error_of_one_line(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(feddbp.ConfigurationError) as refusal:
+        feddbp.RunConfig(**options)
+    assert str(refusal.value) == message
+    assert refusal.value.__cause__ is None
+
+
+def test_a_wrong_option_of_training_is_an_error_of_one_line() -> None:
+    with pytest.raises(feddbp.ConfigurationError) as refusal:
+        feddbp.TrainingConfig(lr=0.1)  # type: ignore[call-arg]
+    assert str(refusal.value) == "TrainingConfig has no option 'lr'; did you mean 'learning_rate'?"
 
 
 @pytest.mark.parametrize("processes", [0, -1])
