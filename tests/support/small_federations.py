@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.methods.base import Task
-from feddbp_client.training.checkpoint import ClientDirectory
+from feddbp_client.training.client_directory import ClientDirectory
 from feddbp_client.training.setup import LocalClient, LocalOptions, build_client, restore_checkpoint
 from feddbp_common.config.data import DataConfig
 from feddbp_common.config.exchange import PrivacyConfig

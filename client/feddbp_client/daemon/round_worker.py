@@ -22,7 +22,7 @@ from feddbp_client.daemon.connection import (
 from feddbp_client.daemon.progress_log import progress_logged, results_text
 from feddbp_client.daemon.reply_checks import OutOfBoundsError
 from feddbp_client.daemon.sum_journal import SkippedSumError
-from feddbp_client.training.checkpoint import ClientDirectory
+from feddbp_client.training.client_directory import ClientDirectory
 from feddbp_client.training.errors import as_training_error
 from feddbp_client.training.setup import LocalClient, restore_checkpoint
 from feddbp_client.training.trainer import OnEpoch, RoundResult

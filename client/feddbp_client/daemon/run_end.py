@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_client.training.checkpoint import ClientDirectory
+from feddbp_client.training.client_directory import ClientDirectory
 from feddbp_client.training.session_file import Ending, newest_session, read_session
 from feddbp_common.errors import ExitCode
 from feddbp_common.printable import printable

@@ -19,7 +19,7 @@ from feddbp_client.daemon.reply_checks import InvalidReplyError, checked_config
 from feddbp_client.daemon.round_worker import Assignment, RoundWorker
 from feddbp_client.daemon.run_end import RunEnd
 from feddbp_client.privacy.release import prepare_release
-from feddbp_client.training.checkpoint import ClientDirectory
+from feddbp_client.training.client_directory import ClientDirectory
 from feddbp_client.training.errors import as_training_error
 from feddbp_client.training.setup import LocalOptions, build_client
 from feddbp_common.config.exchange import EPSILON_BUDGET

@@ -1,6 +1,6 @@
-"""What a client stores on disk: a checkpoint with its model and last upload, and its session token.
+"""A client's checkpoint: its model and its last upload.
 
-A checkpoint is one safetensors file, replaced atomically: after a kill at any moment the old one or the new one is
+It is one safetensors file, replaced atomically: after a kill at any moment the old one or the new one is
 complete. It has no random state, as every round is seeded by its number, and an optimiser's only if the run keeps it.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -22,18 +21,10 @@ from torch import Tensor
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.data.pixels import BYTES, PixelRange
-from feddbp_client.training.session_file import Ending, Session, read_session, write_session
 from feddbp_client.training.trainer import TrainerState
-from feddbp_common.artifacts import (
-    CHECKPOINT_NAME,
-    CLIENT_FORMAT_NAME,
-    CLIENT_LOCK_NAME,
-    client_directory,
-)
-from feddbp_common.atomic_files import commit_file, replace_text
-from feddbp_common.errors import ConfigurationError, FedDBPError
+from feddbp_common.atomic_files import commit_file
+from feddbp_common.errors import FedDBPError
 from feddbp_common.fault_injection import fault_point
-from feddbp_common.file_lock import FileLock, LockHeldError
 from feddbp_common.version import VERSION
 from feddbp_common.wire import Encoded
 
@@ -41,8 +32,6 @@ _FORMAT_FAMILY: Final = "feddbp-checkpoint-"
 _FORMAT: Final = f"{_FORMAT_FAMILY}1"
 _DEEP_FORMAT: Final = f"{_FORMAT_FAMILY}2"
 """With pixels other than bytes, which a reader of format 1 would scale as bytes."""
-_DIRECTORY_FORMAT: Final = 2
-"""Format 2 has the mark itself."""
 _MODEL: Final = "model."
 _OPTIMIZER: Final = "optimizer."
 _AVERAGE: Final = "average."
@@ -139,99 +128,17 @@ class Checkpoint:
             raise CheckpointError(f"cannot read the checkpoint {path}: {error}") from error
 
 
-class ClientDirectory:
-    """A client's directory in one run, locked: one daemon at a time may use it.
-
-    It belongs to the server that first had it, by `server`, the text that identifies one: a foreign server that names
-    the same run gets neither the session's token nor the results of the run. `moved` binds it to another server.
-    """
-
-    def __init__(
-        self, state_dir: Path, run_id: str, client_id: int, *, server: str | None = None, moved: bool = False
-    ) -> None:
-        self.path = client_directory(state_dir, run_id, client_id)
-        self._server = server
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = FileLock(self.path / CLIENT_LOCK_NAME, mode=0o600)
-        except LockHeldError:
-            raise ConfigurationError(f"another daemon runs client {client_id} in {self.path}; stop it first") from None
-        except OSError as error:
-            raise ConfigurationError(f"the state directory {self.path} cannot be used: {error.strerror}") from error
-        try:
-            self._upgrade(moved=moved)
-        except BaseException:
-            self.close()
-            raise
-
-    def _upgrade(self, *, moved: bool) -> None:
-        """Marks the directory with this version's format and its server.
-
-        One without a mark was written by 0.1.0, as format 1; one without a server gets the one that it is used with.
-        """
-        mark = self.path / CLIENT_FORMAT_NAME
-        try:
-            found = json.loads(mark.read_text()) if mark.exists() else {}
-            written, writer = int(found.get("format", 1)), str(found.get("software_version", "0.1.0"))
-            owner = str(found["server"]) if "server" in found else None
-        except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise ConfigurationError(f"{mark} cannot be read: {error}; restore it from a backup") from None
-        if written > _DIRECTORY_FORMAT:
-            raise ConfigurationError(_newer(self.path, f"format {written}", writer, f"format {_DIRECTORY_FORMAT}"))
-        if None not in (owner, self._server) and owner != self._server and not moved:
-            raise ConfigurationError(
-                f"{self.path} belongs to the server {owner}, and {self._server} says that it has the same run; "
-                "if the server has moved, start this client once with --server-moved, else give another --state-dir"
-            )
-        wanted = {"format": _DIRECTORY_FORMAT, "software_version": VERSION}
-        if (server := self._server or owner) is not None:
-            wanted["server"] = server
-        if found != wanted:
-            try:
-                replace_text(mark, json.dumps(wanted) + "\n")
-            except OSError as error:
-                raise ConfigurationError(f"the state directory {self.path} cannot be used: {error.strerror}") from None
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.path / CHECKPOINT_NAME
-
-    def load(self) -> Checkpoint | None:
-        return Checkpoint.load(self.checkpoint) if self.checkpoint.exists() else None
-
-    def session(self) -> str:
-        """The token of the last session, or an empty string."""
-        return read_session(self.path).token
-
-    def save_session(self, token: str, *, reported: bool = False) -> None:
-        write_session(self.path, Session(token, reported=reported))
-
-    def set_reported(self) -> None:
-        """Notes that the run needs nothing more of this client, which only waits for its end."""
-        self._note(Session(self.session(), reported=True))
-
-    def set_ended(self, ending: Ending) -> None:
-        self._note(Session(self.session(), ending=ending))
-
-    def _note(self, session: Session) -> None:
-        """Best effort, since without it a client only waits longer for a server that is gone."""
-        with suppress(OSError):
-            write_session(self.path, session)
-
-    def close(self) -> None:
-        self._lock.release()
-
-
 def _check_format(path: Path, metadata: Mapping[str, str]) -> None:
     found = metadata.get("format", "")
     if not found.startswith(_FORMAT_FAMILY):
         raise CheckpointError(f"{path} is not a client's checkpoint")
     if found not in (_FORMAT, _DEEP_FORMAT):
         writer = metadata.get("software_version", "(a later version)")
-        raise CheckpointError(_newer(path, found, writer, f"{_FORMAT} and {_DEEP_FORMAT}"))
+        raise CheckpointError(of_later_version(path, found, writer, f"{_FORMAT} and {_DEEP_FORMAT}"))
 
 
-def _newer(path: Path, found: str, writer: str, known: str) -> str:
+def of_later_version(path: Path, found: str, writer: str, known: str) -> str:
+    """What is wrong with a file or directory whose format this version does not know."""
     return (
         f"{path} was written by feddbp {writer} ({found}); this is feddbp {VERSION}, which reads {known}: "
         "use the version that wrote it, or a later one"

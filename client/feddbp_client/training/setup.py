@@ -29,7 +29,8 @@ from feddbp_client.data.pixels import BYTES
 from feddbp_client.methods.base import LocalMethod, Task
 from feddbp_client.models import build_backbone, build_head
 from feddbp_client.training.augmentation import augmentation_of
-from feddbp_client.training.checkpoint import Checkpoint, ClientDirectory
+from feddbp_client.training.checkpoint import Checkpoint
+from feddbp_client.training.client_directory import ClientDirectory
 from feddbp_client.training.errors import WeightsMismatchError
 from feddbp_client.training.frozen_weights import load_frozen_weights
 from feddbp_client.training.optimization import own_optimizer

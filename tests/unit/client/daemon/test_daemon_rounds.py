@@ -28,7 +28,8 @@ from feddbp_client.daemon.reply_checks import InvalidReplyError, OutOfBoundsErro
 from feddbp_client.daemon.round_worker import Assignment, RoundWorker
 from feddbp_client.daemon.session_loop import ClientDaemon, DaemonOptions
 from feddbp_client.training import checkpoint as checkpoint_module
-from feddbp_client.training.checkpoint import Checkpoint, ClientDirectory
+from feddbp_client.training.checkpoint import Checkpoint
+from feddbp_client.training.client_directory import ClientDirectory
 from feddbp_client.training.errors import TrainingError
 from feddbp_client.training.setup import LocalOptions
 from feddbp_client.training.trainer import RoundResult, TrainerState

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from earlier_versions import VERSION_0_1_0, restore
 
-from feddbp_client.training.checkpoint import ClientDirectory
+from feddbp_client.training.client_directory import ClientDirectory
 from feddbp_common.artifacts import CLIENT_FORMAT_NAME
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.version import VERSION

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_client.training.checkpoint import ClientDirectory
+from feddbp_client.training.client_directory import ClientDirectory
 from feddbp_client.training.setup import LocalClient, LocalOptions, build_client, load_client_data, restore_checkpoint
 from feddbp_common.config.data import DataConfig
 from feddbp_common.config.run import RunConfig, run_from_proto, run_to_proto
