@@ -14,7 +14,7 @@ from typing import NoReturn, TypeVar
 
 from pydantic import BaseModel
 
-from feddbp_common.config.diagnostics import did_you_mean
+from feddbp_common.config.flag_hints import flag_hint
 from feddbp_common.config.nested import Tree
 from feddbp_common.config.sources import add_flags, resolve
 from feddbp_common.config.variables import CONFIG_VARIABLE, ENV_PREFIX, check_variables
@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
         flags = [word.partition("=")[0] for word in message.split() if word.startswith("--")]
         if not message.startswith("unrecognized arguments") or not flags:
             return ""
-        return did_you_mean(flags[0], self._option_string_actions, prefix="--")
+        return flag_hint(self.prog, flags[0], self._option_string_actions)
 
 
 def settings_parser(prog: str, description: str, model: type[BaseModel]) -> Parser:

@@ -55,7 +55,7 @@ def check_variables(model: type[BaseModel], environ: Mapping[str, str]) -> None:
     unknown = ours - {*_variables_of(model), CONFIG_VARIABLE, FAULT_VARIABLE}
     if not unknown:
         return
-    known = {name for other in COMMAND_MODELS for name in _variables_of(_load(other))}
+    known = {name for other in COMMAND_MODELS for name in _variables_of(load_model(other))}
     for name in sorted(unknown - known):
         hint = did_you_mean(name, known, prefix=ENV_PREFIX) or "; --help lists the variables of a command"
         raise ConfigurationError(f"{name}: no command has this option{hint}")
@@ -69,7 +69,7 @@ def _variables_of(model: type[BaseModel]) -> Iterator[str]:
     return (option.variable(ENV_PREFIX) for option in options_of(model))
 
 
-def _load(place: str) -> type[BaseModel]:
+def load_model(place: str) -> type[BaseModel]:
     module, _, name = place.partition(":")
     model: type[BaseModel] = getattr(import_module(module), name)
     return model

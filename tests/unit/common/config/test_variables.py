@@ -101,6 +101,29 @@ def test_typos_and_parts_of_a_flag_get_the_flag(given: str, meant: str) -> None:
     assert did_you_mean(given, SERVER_FLAGS, prefix="--") == f"; did you mean {meant!r}?"
 
 
+@pytest.mark.parametrize(
+    ("prog", "flag", "hint"),
+    [
+        ("feddbp-server", "--lr", "; did you mean '--learning-rate'?"),
+        ("feddbp-server", "--data-dir", "; --data-dir is an option of feddbp-client;"),
+        ("feddbp-server", "--model", "; did you mean '--model-group'? --model is an option of feddbp-client;"),
+        ("feddbp-server", "--resume", "; --state-dir DIR alone resumes the run in the directory;"),
+        ("feddbp-client", "--lr", "; did you mean '--learning-rate' of feddbp-server?"),
+        ("feddbp-client", "--rounds", "; --rounds is an option of feddbp-server;"),
+        ("feddbp-client", "--dataset", "; --dataset is an option of feddbp-server;"),
+        ("feddbp-client", "--learning-rate", "; --learning-rate is an option of feddbp-server;"),
+        ("feddbp-client", "--resume", "; the same command resumes the client;"),
+        ("feddbp-client", "--foo", ";"),
+    ],
+)
+def test_an_option_of_the_other_command_and_a_habit_from_other_tools_get_a_hint(
+    prog: str, flag: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main = server if prog == "feddbp-server" else client
+    assert main([flag]) == 2
+    assert capsys.readouterr().err == f"{prog}: error: unrecognized arguments: {flag}{hint} see {prog} --help\n"
+
+
 @pytest.mark.parametrize("given", ["--gpu", "--id", "--lx", "--server", "--workers", "--ssl", "--quiet", "--foo"])
 def test_a_flag_that_only_shares_letters_is_not_suggested(given: str) -> None:
     assert did_you_mean(given, SERVER_FLAGS, prefix="--") == ""
