@@ -23,14 +23,12 @@ from feddbp_client.daemon.connection import (
     REJOIN_REASONS,
     CallRefusedError,
     Connection,
-    Download,
     ServerUnavailableError,
-    pushed_download,
-    upload_bytes,
 )
 from feddbp_client.daemon.event_stream import EventStream
 from feddbp_client.daemon.secure_round import SecureRounds
 from feddbp_client.daemon.sum_journal import SkippedSumError
+from feddbp_client.daemon.transfers import Download, pushed_download, upload_bytes
 from feddbp_common.config.features import supported_features
 from feddbp_common.config.run import RunConfig, run_from_proto
 from feddbp_common.methods.sums import shared_classes, term_of

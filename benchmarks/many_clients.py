@@ -24,8 +24,9 @@ from benchmarks.servers import running_server
 from benchmarks.workload import CLASSES, split
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.compute.slots import TrainingSlots
-from feddbp_client.daemon.connection import USED_FEATURES, Connection, Download
+from feddbp_client.daemon.connection import USED_FEATURES, Connection
 from feddbp_client.daemon.session_loop import ClientDaemon, DaemonOptions
+from feddbp_client.daemon.transfers import Download
 from feddbp_client.training.setup import LocalClient, LocalOptions, build_client
 from feddbp_common.config.run import run_from_proto
 from feddbp_common.rpc.server_features import PUSHED_STATE_FEATURE

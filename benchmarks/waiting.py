@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from benchmarks.light_client import LightClient
-from feddbp_client.daemon.connection import LATE_REASONS, CallRefusedError, Download
+from feddbp_client.daemon.connection import LATE_REASONS, CallRefusedError
+from feddbp_client.daemon.transfers import Download
 
 _PATIENCE_SECONDS = 30.0
 

@@ -9,7 +9,8 @@ from benchmarks.light_client import LightClient
 from benchmarks.measurement import Measurement
 from benchmarks.servers import running_server
 from benchmarks.waiting import download_once_open
-from feddbp_client.daemon.connection import Connection, upload_parts
+from feddbp_client.daemon.connection import Connection
+from feddbp_client.daemon.transfers import upload_parts
 
 
 async def _ratios(address: str) -> tuple[float, float]:

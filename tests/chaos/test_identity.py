@@ -23,7 +23,8 @@ from processes import Federation, GaveUpError, Outcome, federation
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
-from feddbp_client.daemon.connection import Connection, ServerUnavailableError, upload_parts
+from feddbp_client.daemon.connection import Connection, ServerUnavailableError
+from feddbp_client.daemon.transfers import upload_parts
 from feddbp_common.artifacts import TOKENS_NAME
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.rpc.credentials import (

@@ -11,7 +11,7 @@ from light_runs import Crowd, Gate, begun_together, exits, federation_of, start_
 from processes import Federation, GaveUpError, federation
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_client.daemon.connection import upload_parts
+from feddbp_client.daemon.transfers import upload_parts
 from feddbp_common.errors import ExitCode
 from feddbp_common.rpc.failures import refusal_in
 

@@ -18,7 +18,8 @@ from raw_calls import RawAnswer, RawCall, RawChannel
 from server_state import durable_digest, resident_bytes, run_digest
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_client.daemon.connection import Connection, upload_parts
+from feddbp_client.daemon.connection import Connection
+from feddbp_client.daemon.transfers import upload_parts
 
 CLIENTS = 16
 RUN = (

@@ -27,8 +27,9 @@ from mutations import NOT_TEXT, TEXTS, mutate_field, mutated_bytes, with_invalid
 from server_state import resident_bytes
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_client.daemon.connection import Connection, pushed_download
+from feddbp_client.daemon.connection import Connection
 from feddbp_client.daemon.reply_checks import checked_config
+from feddbp_client.daemon.transfers import pushed_download
 from feddbp_common.errors import ExitCode, FedDBPError
 from feddbp_common.wire import PayloadRules, PrototypeRule
 

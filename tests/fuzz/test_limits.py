@@ -20,7 +20,8 @@ from raw_calls import METHODS, HalfOpen, RawAnswer, RawCall, RawChannel, seriali
 from server_state import peak_resident_bytes, resident_bytes
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_client.daemon.connection import Connection, ServerUnavailableError, upload_parts
+from feddbp_client.daemon.connection import Connection, ServerUnavailableError
+from feddbp_client.daemon.transfers import upload_parts
 from feddbp_common.rpc.failures import refusal_in
 from feddbp_common.wire import BodyAssembler
 

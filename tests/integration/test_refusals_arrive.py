@@ -19,7 +19,8 @@ from processes import Federation, federation
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_client.daemon import connection as client_connection
-from feddbp_client.daemon.connection import CallRefusedError, Connection, upload_parts
+from feddbp_client.daemon.connection import CallRefusedError, Connection
+from feddbp_client.daemon.transfers import upload_parts
 from feddbp_common.config.run import run_from_proto
 from feddbp_common.rpc.credentials import ClientCredentials, client_subject
 from feddbp_common.rpc.failures import refusal_in

@@ -23,7 +23,8 @@ from processes import Command, Federation, GaveUpError, Outcome, wait_until
 from raw_calls import RawChannel, serialised
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_client.daemon.connection import Connection, ServerUnavailableError, upload_parts
+from feddbp_client.daemon.connection import Connection, ServerUnavailableError
+from feddbp_client.daemon.transfers import upload_parts
 from feddbp_common.artifacts import AUDIT_NAME, DATABASE_NAME, ENDPOINT_NAME, METRICS_NAME, SERVER_LOCK_NAME
 from feddbp_common.errors import ExitCode
 from feddbp_common.wire import Encoded

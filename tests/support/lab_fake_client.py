@@ -15,7 +15,8 @@ from benchmarks.light_client import LightClient
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.config import ClientConfig
-from feddbp_client.daemon.connection import Connection, ServerUnavailableError, upload_parts
+from feddbp_client.daemon.connection import Connection, ServerUnavailableError
+from feddbp_client.daemon.transfers import upload_parts
 from feddbp_common.config.command_line import settings_from, settings_parser
 
 EPOCHS = 5

@@ -10,18 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_client.daemon.connection import (
-    LATE_REASONS,
-    CallRefusedError,
-    Connection,
-    Download,
-    ServerUnavailableError,
-    pushed_download,
-    upload_bytes,
-)
+from feddbp_client.daemon.connection import LATE_REASONS, CallRefusedError, Connection, ServerUnavailableError
 from feddbp_client.daemon.progress_log import progress_logged, results_text
 from feddbp_client.daemon.reply_checks import OutOfBoundsError
 from feddbp_client.daemon.sum_journal import SkippedSumError
+from feddbp_client.daemon.transfers import Download, pushed_download, upload_bytes
 from feddbp_client.training.client_directory import ClientDirectory
 from feddbp_client.training.errors import as_training_error
 from feddbp_client.training.setup import LocalClient, restore_checkpoint

@@ -12,8 +12,9 @@ import pytest
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
-from feddbp_client.daemon.connection import Connection, ServerUnavailableError, upload_bytes, upload_parts
+from feddbp_client.daemon.connection import Connection, ServerUnavailableError
 from feddbp_client.daemon.reply_checks import InvalidReplyError
+from feddbp_client.daemon.transfers import upload_bytes, upload_parts
 from feddbp_common.wire import CHUNK_BYTES, Encoded, Payload, PayloadRules, PrototypeRule, PrototypeSet, chunked, encode
 
 REAL_BYTES = 4

@@ -23,10 +23,11 @@ from feddbp_client.compute.slots import TrainingSlots
 from feddbp_client.daemon import round_worker as round_worker_module
 from feddbp_client.daemon import run_end as run_end_module
 from feddbp_client.daemon import session_loop as daemon_module
-from feddbp_client.daemon.connection import CallRefusedError, Download, ServerUnavailableError
+from feddbp_client.daemon.connection import CallRefusedError, ServerUnavailableError
 from feddbp_client.daemon.reply_checks import InvalidReplyError, OutOfBoundsError
 from feddbp_client.daemon.round_worker import Assignment, RoundWorker
 from feddbp_client.daemon.session_loop import ClientDaemon, DaemonOptions
+from feddbp_client.daemon.transfers import Download
 from feddbp_client.training import checkpoint as checkpoint_module
 from feddbp_client.training.checkpoint import Checkpoint
 from feddbp_client.training.client_directory import ClientDirectory
