@@ -6,6 +6,8 @@ import threading
 from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
+from feddbp_client.data.images import DownloadError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -17,15 +19,28 @@ _cache_clears: list[Callable[[], None]] = []
 
 
 def cache_last(function: Callable[P, R]) -> Callable[P, R]:
-    """Caches the last result, for hashable arguments; concurrent callers wait for one computation."""
+    """Caches the last result, for hashable arguments; concurrent callers wait for one computation.
+
+    A failed download is a result, too: each client of a process would repeat its attempts.
+    """
     lock = threading.Lock()
-    cached = lru_cache(maxsize=1)(function)
+
+    def outcome_of(*args: P.args, **kwargs: P.kwargs) -> R | DownloadError:
+        try:
+            return function(*args, **kwargs)
+        except DownloadError as error:
+            return error
+
+    cached = lru_cache(maxsize=1)(outcome_of)
     _cache_clears.append(cached.cache_clear)
 
     @wraps(function)
     def locked(*args: P.args, **kwargs: P.kwargs) -> R:
         with lock:
-            return cast("Callable[P, R]", cached)(*args, **kwargs)
+            outcome = cast("Callable[P, R | DownloadError]", cached)(*args, **kwargs)
+        if isinstance(outcome, DownloadError):
+            raise DownloadError(str(outcome)) from outcome
+        return outcome
 
     return locked
 

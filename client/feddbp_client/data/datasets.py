@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from feddbp_client.data.class_names import CIFAR10_CLASSES, CIFAR100_CLASSES, FLOWERS102_CLASSES
 from feddbp_client.data.dataset_cache import cache_last
-from feddbp_client.data.images import DataError
+from feddbp_client.data.images import DataError, DownloadError
 from feddbp_client.data.readers.cifar import read_cifar10, read_cifar100
 from feddbp_client.data.readers.digits import read_digits
 from feddbp_client.data.readers.download import download as fetch
@@ -172,8 +172,9 @@ def _decoded(name: str, source: Source, info: DatasetInfo, data_dir: Path, downl
     made_from = " ".join(file.digest for file in source.files)
     with ExitStack() as stack:
         try:
-            if download:
+            if download and not data_dir.exists():
                 data_dir.mkdir(parents=True, exist_ok=True)
+                _log.warning("%s did not exist: it was made, to download %s to it", data_dir, info.title)
             # One process decodes, the others wait and map its result.
             stack.enter_context(exclusive(cache))
             writable = True
@@ -207,7 +208,7 @@ def _published(name: str, file: PublishedFile, data_dir: Path, download: bool) -
     try:
         fetch(file.url, path, digest=file.digest, size=file.size)
     except DataError as error:
-        raise DataError(f"{error} (or put {file.name} or {npz} into {data_dir} yourself)") from error
+        raise DownloadError(f"{error} (or put {file.name} or {npz} into {data_dir} yourself)") from error
     return path
 
 

@@ -21,6 +21,10 @@ class DataError(FedDBPError):
     """Data that cannot be found, downloaded, read or split; the message names the file and the cause."""
 
 
+class DownloadError(DataError):
+    """A public data set that could not be downloaded, after several attempts."""
+
+
 class UnreadableImageError(DataError):
     """A file that is not an image, or a damaged one; `reason` names no file."""
 

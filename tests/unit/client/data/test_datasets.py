@@ -307,6 +307,32 @@ def test_an_absent_archive_is_downloaded(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(server.ranges) == 3
 
 
+def test_a_folder_that_is_made_for_a_download_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: FileServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(monkeypatch, "cifar10", [b"any"], server.url)
+    with pytest.raises(DataError, match="HTTP 404"):
+        load_dataset("cifar10", tmp_path / "typo")
+    assert f"{tmp_path / 'typo'} did not exist: it was made, to download CIFAR-10 to it" in caplog.messages
+
+
+def test_a_download_that_failed_is_not_repeated_for_other_clients_of_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: FileServer
+) -> None:
+    publish(monkeypatch, "cifar10", [b"any"], server.url)
+    messages = []
+    for _ in range(3):
+        with pytest.raises(DataError, match="HTTP 404") as failure:
+            load_dataset("cifar10", tmp_path)
+        messages.append(str(failure.value))
+    assert len(set(messages)) == 1
+    assert len(server.ranges) == 1
+    clear_dataset_cache()  # as when all clients have failed
+    with pytest.raises(DataError, match="HTTP 404"):
+        load_dataset("cifar10", tmp_path)
+    assert len(server.ranges) == 2
+
+
 def test_downloading_can_be_off_and_a_failure_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: FileServer
 ) -> None:
