@@ -44,7 +44,7 @@ _PROTOTYPES: Final = ("FedProto", "FedDBP")
 _OTHERS: Final = ("FedProc", "FPL", "FedLFP", "FD", "LG-FedAvg", "FedGen")
 _ALONE: Final = "{}, no exchange"
 _ANCHORS: Final = ("own prototypes only", "random anchors", "prototypes of other classes")
-_PARTS: Final = ("FedDBP", "w/o share", "w/o deci.", "w/o hard", "w/o pers.")
+_PARTS: Final = ("w/o share", "w/o deci.", "w/o hard", "w/o pers.")
 _GUIDES: Final = ("0.9 M weights", "0.9 M in float16", "0.3 M", "0.1 M", "0.1 M in float16", "FedDBP, without a guide")
 
 _MARKS: Final = "os^D"
@@ -196,16 +196,16 @@ def prototypes(kept: Kept) -> FormattedTable:
     return _table(["On CIFAR-100", "accuracy", *moments], rows)
 
 
-def variants(kept: Kept, names: Sequence[str], head: str) -> FormattedTable:
-    """Variants of a method on CIFAR-100, against local training on the same seeds."""
+def variants(kept: Kept, names: Sequence[str], head: str, reference: str) -> FormattedTable:
+    """Variants of a method on CIFAR-100, against another row on the same seeds."""
     rows: list[Sequence[_Value]] = []
     for name in names:
         result = kept.of(name)
         if result is not None:
-            differences = [_difference(result, kept.of(_LOCAL), moment) for moment in Moment]
+            differences = [_difference(result, kept.of(reference), moment) for moment in Moment]
             seeds = ", ".join(map(str, sorted(result.by_seed)))
             rows.append([name, seeds, _accuracy(result), *differences, _megabytes(result)])
-    heads = ["seeds", "accuracy", "Δ to local training", "Δ before fine-tuning", "Δ in the last round", "MB"]
+    heads = ["seeds", "accuracy", f"Δ to {reference}", "Δ before fine-tuning", "Δ in the last round", "MB"]
     return _table([head, *heads], rows)
 
 
@@ -248,8 +248,8 @@ TABLES: Final[dict[str, Callable[[Kept], FormattedTable]]] = {
     "losses": losses,
     "rare": rare,
     "prototypes": prototypes,
-    "parts": partial(variants, names=_PARTS, head="FedDBP on CIFAR-100"),
-    "traffic": partial(variants, names=_GUIDES, head="Guide"),
+    "parts": partial(variants, names=_PARTS, head="On CIFAR-100", reference="FedDBP"),
+    "traffic": partial(variants, names=_GUIDES, head="Guide", reference=_LOCAL),
     "tuning": tuning,
     "paper": paper,
 }
