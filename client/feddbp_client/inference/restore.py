@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Final
-
 import torch
 
 from feddbp_client.methods.base import LocalMethod
 from feddbp_client.models import ModelError
-from feddbp_client.training.checkpoint import Checkpoint, CheckpointError
+from feddbp_client.training.checkpoint import Checkpoint
 from feddbp_client.training.setup import build_method
-from feddbp_client.training.weight_average import averaged_weights
-from feddbp_common.artifacts import CHECKPOINT_NAME
 from feddbp_common.config.run import RunConfig, run_from_proto
 from feddbp_common.errors import ConfigurationError, FedDBPError, refuse
 from feddbp_common.methods.sums import without_holders
 from feddbp_common.wire import Payload, check_manifest, check_values, decode, digest_of
-
-_CLIENT_DIRECTORIES: Final = ("client-*", "*/client-*", "clients/*/client-*")
-"""Patterns below a run's directory, a client's state directory, and the output of `feddbp demo`."""
-
-
-def read_checkpoint(path: Path) -> Checkpoint:
-    """Reads a checkpoint file, or the one in a client's directory."""
-    try:
-        return Checkpoint.load(_in_directory(path) if path.is_dir() else path)
-    except CheckpointError as error:
-        raise ConfigurationError(str(error)) from error
 
 
 def restore_method(checkpoint: Checkpoint, device: torch.device) -> LocalMethod:  # type: ignore[type-arg]
@@ -44,8 +28,7 @@ def restore_method(checkpoint: Checkpoint, device: torch.device) -> LocalMethod:
             ).to(device)
     except ModelError as error:
         raise ConfigurationError(f"the model of {who} cannot be built: {error}") from error
-    # the averaged weights, where there are any, are those that were evaluated
-    weights = {**checkpoint.state.model, **averaged_weights(checkpoint.state.average)}
+    weights = checkpoint.evaluated_weights()
     if not all(weight.isfinite().all() for weight in weights.values()):
         raise ConfigurationError(f"the training of {who} has diverged: its weights are not all finite")
     try:
@@ -73,16 +56,3 @@ def _received(checkpoint: Checkpoint, config: RunConfig) -> Payload:
     payload = decode(manifest, body)
     check_values(payload, rules)
     return without_holders(payload)
-
-
-def _in_directory(directory: Path) -> Path:
-    file = directory / CHECKPOINT_NAME
-    if file.exists():
-        return file
-    for where in _CLIENT_DIRECTORIES:
-        found = sorted(directory.glob(f"{where}/{CHECKPOINT_NAME}"))
-        if found:
-            raise ConfigurationError(f"{directory} is not a client's directory; give one, such as {found[0].parent}")
-    raise ConfigurationError(
-        f"there is no checkpoint in {directory}; a client writes {CHECKPOINT_NAME} after its first training round"
-    )

@@ -23,10 +23,10 @@ from feddbp_client.compute.devices import choose_device
 from feddbp_client.data.batches import channels_first, scaled
 from feddbp_client.data.decoding import Picture, fitted
 from feddbp_client.data.pixels import BYTES, PixelRange
-from feddbp_client.inference.restore import read_checkpoint, restore_method
+from feddbp_client.inference.restore import restore_method
 from feddbp_client.methods.base import LocalMethod
 from feddbp_client.methods.scores import ScoreKind, Scores
-from feddbp_client.training.checkpoint import Checkpoint
+from feddbp_client.training.checkpoint import Checkpoint, read_checkpoint
 from feddbp_common.errors import ConfigurationError
 
 ImageLike: TypeAlias = Picture

@@ -22,8 +22,10 @@ from torch import Tensor
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.data.pixels import BYTES, PixelRange
 from feddbp_client.training.trainer import TrainerState
+from feddbp_client.training.weight_average import averaged_weights
+from feddbp_common.artifacts import CHECKPOINT_NAME
 from feddbp_common.atomic_files import commit_file
-from feddbp_common.errors import FedDBPError
+from feddbp_common.errors import ConfigurationError, FedDBPError
 from feddbp_common.fault_injection import fault_point
 from feddbp_common.version import VERSION
 from feddbp_common.wire import Encoded
@@ -37,6 +39,8 @@ _OPTIMIZER: Final = "optimizer."
 _AVERAGE: Final = "average."
 _UPLOAD: Final = "contribution"  # the key of checkpoint format 1
 _RECEIVED: Final = "received"
+_CLIENT_DIRECTORIES: Final = ("client-*", "*/client-*", "clients/*/client-*")
+"""Patterns below a run's directory, a client's state directory, and the output of `feddbp demo`."""
 
 
 class CheckpointError(FedDBPError):
@@ -62,6 +66,10 @@ class Checkpoint:
     """The last download, which a restored client needs to predict."""
     pixels: PixelRange = BYTES
     """How the client's images are scaled."""
+
+    def evaluated_weights(self) -> dict[str, Tensor]:
+        """The averaged weights, where there are any, and the client's own for the rest."""
+        return {**self.state.model, **averaged_weights(self.state.average)}
 
     def save(self, path: Path) -> None:
         parts = {_MODEL: self.state.model, _OPTIMIZER: self.state.optimizer, _AVERAGE: self.state.average}
@@ -126,6 +134,27 @@ class Checkpoint:
             raise CheckpointError(f"there is no checkpoint {path}") from None
         except (OSError, KeyError, TypeError, ValueError, DecodeError, safetensors.SafetensorError) as error:
             raise CheckpointError(f"cannot read the checkpoint {path}: {error}") from error
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Reads a checkpoint file, or the one in a client's directory."""
+    try:
+        return Checkpoint.load(_in_directory(path) if path.is_dir() else path)
+    except CheckpointError as error:
+        raise ConfigurationError(str(error)) from error
+
+
+def _in_directory(directory: Path) -> Path:
+    file = directory / CHECKPOINT_NAME
+    if file.exists():
+        return file
+    for where in _CLIENT_DIRECTORIES:
+        found = sorted(directory.glob(f"{where}/{CHECKPOINT_NAME}"))
+        if found:
+            raise ConfigurationError(f"{directory} is not a client's directory; give one, such as {found[0].parent}")
+    raise ConfigurationError(
+        f"there is no checkpoint in {directory}; a client writes {CHECKPOINT_NAME} after its first training round"
+    )
 
 
 def _check_format(path: Path, metadata: Mapping[str, str]) -> None:

@@ -8,9 +8,7 @@ from typing import Final
 
 from torch import Tensor, nn
 
-from feddbp_client.training.checkpoint import Checkpoint, CheckpointError
-from feddbp_client.training.weight_average import averaged_weights
-from feddbp_common.artifacts import CHECKPOINT_NAME
+from feddbp_client.training.checkpoint import Checkpoint, read_checkpoint
 from feddbp_common.errors import ConfigurationError
 
 log = logging.getLogger("feddbp.client")
@@ -22,8 +20,8 @@ _BACKBONE: Final = "backbone."
 def read_initial(path: Path) -> Checkpoint:
     """Reads a checkpoint, or the one in a client's directory."""
     try:
-        return Checkpoint.load(path / CHECKPOINT_NAME if path.is_dir() else path)
-    except CheckpointError as error:
+        return read_checkpoint(path)
+    except ConfigurationError as error:
         raise ConfigurationError(f"{FLAG}: {error}") from None
 
 
@@ -43,7 +41,7 @@ def warm_start(
             f"{whose} was trained with images of shape {list(checkpoint.image_shape)}, this client has "
             f"{list(image_shape)}"
         )
-    stored = {**checkpoint.state.model, **averaged_weights(checkpoint.state.average)}
+    stored = checkpoint.evaluated_weights()
     current = method.state_dict()
     parameters = {name for name, _ in method.named_parameters()}
     backbone = {name for name in current if name.startswith(_BACKBONE)}

@@ -29,8 +29,8 @@ def checkpoint_parser(prog: str, others: str, description: str, model: type[Froz
 def load_client(path: Path, *, prog: str, device: str) -> TrainedClient:
     require(prog, CHECKPOINT_MODULES, extra="client")
     # torch takes a second to import: errors in the flags are reported before that
-    from feddbp_client.inference.restore import read_checkpoint
     from feddbp_client.inference.trained_client import TrainedClient
+    from feddbp_client.training.checkpoint import read_checkpoint
 
     checkpoint = read_checkpoint(path)
     if ":" in checkpoint.architecture:

@@ -14,7 +14,8 @@ import torch
 from feddbp_client.compute.devices import CPU
 from feddbp_client.data import Split
 from feddbp_client.data.batches import channels_first, scaled
-from feddbp_client.inference.restore import read_checkpoint, restore_method
+from feddbp_client.inference.restore import restore_method
+from feddbp_client.training.checkpoint import read_checkpoint
 from feddbp_client.training.setup import LocalOptions, load_client_data
 from feddbp_common.artifacts import CHECKPOINT_NAME
 from feddbp_common.config.catalog import CUSTOM_DATASET
