@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from feddbp_common.humanize import client_names
 from feddbp_common.printable import printable_values
-from feddbp_server.reporting.event_log import AUDITED_INCIDENTS
+from feddbp_server.reporting.event_log import AUDITED_INCIDENTS, repeated
 
 _SHOWN: Final = {*AUDITED_INCIDENTS, "disconnected"}
 _WORDS: Final = {"alone": "training alone", "unusable": "state unusable"}
@@ -36,11 +36,16 @@ class AuditEntry:
 def troubles(entries: Iterable[AuditEntry]) -> dict[str, Any]:
     """Refusals by reason, and the last incidents."""
     refusals: Counter[str] = Counter()
-    incidents = []
+    incidents: dict[tuple[int | None, str], tuple[dict[str, Any], int]] = {}
     for entry in entries:
         refusals.update(entry.refusals)
-        incidents += [entry.incident] if entry.incident else []
-    return {"refusals": dict(refusals), "incidents": incidents[-_INCIDENTS:]}
+        if entry.incident:
+            key = entry.incident["client"], entry.incident["message"]
+            _, times = incidents.pop(key, ({}, 0))
+            incidents[key] = entry.incident, times + 1
+    newest = list(incidents.values())[-_INCIDENTS:]
+    shown = [{**incident, "message": repeated(incident["message"], times)} for incident, times in newest]
+    return {"refusals": dict(refusals), "incidents": shown}
 
 
 def _refusals(entry: dict[str, Any]) -> dict[str, int]:

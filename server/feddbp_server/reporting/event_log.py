@@ -63,15 +63,25 @@ class Incident:
     """A problem the run survived, shown in the status."""
 
     at: float
+    """When it happened last."""
     client_id: int | None
     message: str
     unauthenticated: bool = False
+    times: int = 1
+
+    @property
+    def shown(self) -> str:
+        return repeated(self.message, self.times)
 
     def is_like(self, client_id: int | None, *, unauthenticated: bool) -> bool:
         """Whether it takes the place of the same party: of one client, or of all unauthenticated callers."""
         if unauthenticated or self.unauthenticated:
             return unauthenticated and self.unauthenticated
         return client_id is not None and client_id == self.client_id
+
+
+def repeated(message: str, times: int) -> str:
+    return message if times == 1 else f"{message} ({times} times)"
 
 
 class EventLog:
@@ -103,13 +113,21 @@ class EventLog:
         """Called after a new incident."""
 
     def incident(self, client_id: int | None, message: str, *, unauthenticated: bool = False) -> None:
-        """`unauthenticated`: the caller has not authenticated, and the client is the one that it claims to be."""
-        limits = self._limits
+        """Adds an incident, or counts one more of an incident that is among the newest.
+
+        `unauthenticated`: the caller has not authenticated, and the client is the one that it claims to be.
+        """
+        limits, times = self._limits, 1
+        for known in self.incidents:
+            if (known.client_id, known.message, known.unauthenticated) == (client_id, message, unauthenticated):
+                self.incidents.remove(known)
+                times += known.times
+                break
         alike = [known for known in self.incidents if known.is_like(client_id, unauthenticated=unauthenticated)]
         if len(alike) >= (limits.incidents_of_unauthenticated if unauthenticated else limits.incidents_per_client):
             self.incidents.remove(alike[0])
         self.incidents.append(
-            Incident(at=time.time(), client_id=client_id, message=message, unauthenticated=unauthenticated)
+            Incident(at=time.time(), client_id=client_id, message=message, unauthenticated=unauthenticated, times=times)
         )
         self._changed()
 

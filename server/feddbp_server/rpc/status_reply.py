@@ -86,7 +86,7 @@ def _run_status(run: RunView) -> pb.RunStatus:
     if left is not None:
         status.time_left.FromTimedelta(timedelta(seconds=left))
     for incident in run.incidents:
-        entry = status.incidents.add(message=incident.message, client_id=incident.client_id)
+        entry = status.incidents.add(message=incident.shown, client_id=incident.client_id)
         entry.at.FromNanoseconds(int(incident.at * 1e9))
     return status
 

@@ -58,6 +58,20 @@ def test_every_kind_of_incident_is_shown_once_the_run_has_ended(tmp_path: Path) 
     ]
 
 
+def test_incidents_that_repeat_are_one_with_their_count(tmp_path: Path) -> None:
+    events = event_log_in(tmp_path)
+    for client in (2, 1, 2):
+        refusal = RefusedError(pb.REFUSAL_REASON_ID_IN_USE, "in use")
+        refusal.client_id = client
+        events.refused("Join", refusal, peer=PEER)
+    events.audit.close()
+    shown = RunFiles(tmp_path).troubles()["incidents"]
+    assert [(entry["client"], entry["message"]) for entry in shown] == [
+        (1, "refused: in use"),
+        (2, "refused: in use (2 times)"),
+    ]
+
+
 def test_refused_calls_are_all_counted_whether_or_not_each_was_written(tmp_path: Path) -> None:
     events = event_log_in(tmp_path)
     for reason in (pb.REFUSAL_REASON_WRONG_ROUND, pb.REFUSAL_REASON_STALE_SESSION):

@@ -60,6 +60,21 @@ def test_a_flood_of_refusals_does_not_displace_other_incidents(event_log: EventL
     assert event_log.audit.refusals == {"wrong_round": 2000}
 
 
+def test_an_incident_that_repeats_is_one_with_its_count(event_log: EventLog) -> None:
+    event_log.incident(None, "the disk is full")
+    for _ in range(7):
+        event_log.incident(2, "refused Join: in use by another daemon")
+    event_log.incident(2, "failed in round 4")
+    event_log.incident(3, "refused Join: in use by another daemon")
+    event_log.incident(2, "refused Join: in use by another daemon")
+    assert [(incident.client_id, incident.shown) for incident in event_log.incidents] == [
+        (None, "the disk is full"),
+        (2, "failed in round 4"),
+        (3, "refused Join: in use by another daemon"),
+        (2, "refused Join: in use by another daemon (8 times)"),
+    ]
+
+
 def test_unauthenticated_callers_together_have_a_few_incidents_and_displace_none_of_known_callers(
     event_log: EventLog,
 ) -> None:
