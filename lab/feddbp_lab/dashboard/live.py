@@ -15,7 +15,7 @@ from feddbp_lab.control_client import FINAL_PHASES, Request, RequestRefusedError
 from feddbp_lab.dashboard import messages
 from feddbp_lab.dashboard.model import Json
 from feddbp_lab.dashboard.source import RunSource
-from feddbp_lab.results.run_files import RunFiles
+from feddbp_lab.results.run_files import RunFiles, client_prototype
 from feddbp_lab.run_events import fetch_client_prototypes, fetch_prototypes, watch_run
 
 _PATIENCE: Final = timedelta(days=3650)
@@ -132,14 +132,14 @@ class LiveRun(RunSource):
         except FedDBPError:
             return [] if self._files is None else self._files.client_prototypes(client_id)
         return [
-            {
-                "class": row.class_id,
-                "samples": row.samples,
-                "distance": round(row.distance, 4),
-                "cosine": round(row.cosine, 4),
-                "channels": row.channels,
-                "kept": list(row.kept_channels),
-            }
+            client_prototype(
+                class_id=row.class_id,
+                samples=row.samples,
+                distance=row.distance,
+                cosine=row.cosine,
+                channels=row.channels,
+                kept=list(row.kept_channels),
+            )
             for row in rows
         ]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from feddbp_common.printable import printable
+from feddbp_common.printable import printable, printable_values
 
 COLUMNS: Final = ("client", "round", "accuracy", "samples", "train", "evaluate", "collect", "up", "down", "trained")
 """Of a report, in the order in which the page receives them."""
@@ -18,15 +18,6 @@ _NAME: Final = 64
 """Characters of a name."""
 
 Json = dict[str, Any]
-
-
-def printable_json(value: Any) -> Any:
-    """The same with every text in it printable: clients name themselves, their models and their failures."""
-    if isinstance(value, str):
-        return printable(value)
-    if isinstance(value, dict):
-        return {key: printable_json(entry) for key, entry in value.items()}
-    return [printable_json(entry) for entry in value] if isinstance(value, list) else value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,11 +114,11 @@ class RunModel:
         if self.run and self.run["id"] != run["id"]:
             self.generation += 1
             self._forget()
-        self.run = printable_json(run)
+        self.run = printable_values(run)
         self._info_changed()
 
     def join(self, given: Json) -> None:
-        client: Json = printable_json(given)
+        client: Json = printable_values(given)
         if self.clients.get(client["id"]) != client:
             self.clients[client["id"]] = client
             self._info_changed()
@@ -148,7 +139,8 @@ class RunModel:
         self._wake()
 
     def set_status(self, status: Json, activities: dict[int, Json]) -> None:
-        self.status, self.activities = printable_json(status), printable_json(activities)
+        self.status = printable_values(status)
+        self.activities = {client: printable_values(activity) for client, activity in activities.items()}
         self._status_version += 1
         self._wake()
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from feddbp_common.config.run import RunConfig
+from feddbp_common.humanize import short_device
 from feddbp_common.wire import PrototypeSet
 from feddbp_lab.dashboard.model import Json, ReportRow
 from feddbp_lab.dashboard.source import RunSource
@@ -58,7 +59,7 @@ def _clients(summary: dict[str, Any], joined: dict[int, Json]) -> Iterator[Json]
             "id": entry["client"],
             "name": str(entry.get("name") or known.get("name") or ""),
             "architecture": entry["architecture"],
-            "device": str(known.get("device", "")).partition(" (")[0],
+            "device": short_device(str(known.get("device", ""))),
             "parameters": entry["parameters"],
             "label_counts": known.get("label_counts", []),
             "classes_held": entry["classes_held"],

@@ -107,17 +107,31 @@ class RunFiles:
             kept = np.unpackbits(stored["kept"][rows], axis=1, count=channels)
             columns = {name: stored[name][rows] for name in ("class_ids", "samples", "distances", "cosines")}
             return [
-                {
-                    "class": int(columns["class_ids"][row]),
-                    "samples": int(columns["samples"][row]),
-                    "distance": round(float(columns["distances"][row]), 4),
-                    "cosine": round(float(columns["cosines"][row]), 4),
-                    "channels": channels,
-                    "kept": np.flatnonzero(kept[row]).tolist(),
-                }
+                client_prototype(
+                    class_id=int(columns["class_ids"][row]),
+                    samples=int(columns["samples"][row]),
+                    distance=float(columns["distances"][row]),
+                    cosine=float(columns["cosines"][row]),
+                    channels=channels,
+                    kept=np.flatnonzero(kept[row]).tolist(),
+                )
                 for row in range(len(rows))
             ]
         return []
+
+
+def client_prototype(
+    *, class_id: int, samples: int, distance: float, cosine: float, channels: int, kept: list[int]
+) -> Json:
+    """How one of a client's prototypes differs from the global one, for a page."""
+    return {
+        "class": class_id,
+        "samples": samples,
+        "distance": round(distance, 4),
+        "cosine": round(cosine, 4),
+        "channels": channels,
+        "kept": kept,
+    }
 
 
 def _joined(entry: Json) -> tuple[int, Json]:
