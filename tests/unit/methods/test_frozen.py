@@ -112,6 +112,16 @@ def test_what_leaves_a_private_client_depends_on_training_samples_by_the_release
         client.trainer.method.collect(torch.zeros(1), torch.zeros(1), batch_size=1)
 
 
+class Epochs:
+    """The progress that a client reports."""
+
+    def __init__(self) -> None:
+        self.done: list[tuple[int, int]] = []
+
+    def add(self, done: int, epochs: int) -> None:
+        self.done.append((done, epochs))
+
+
 def test_nobody_sees_that_the_head_of_a_private_client_diverges(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -125,11 +135,12 @@ def test_nobody_sees_that_the_head_of_a_private_client_diverges(
         client.trainer.release_table = prepare_release(
             client.config.privacy, tmp_path / "client-1", run_id="run", client_id=1, budget=8.0
         )
-        epochs: list[tuple[int, int]] = []
-        result = client.trainer.train(Payload(), 0, lambda done, of, epochs=epochs: epochs.append((done, of)))
+        epochs = Epochs()
+        result = client.trainer.train(Payload(), 0, epochs.add)
         assert not result.skipped
+        assert result.upload is not None
         result.metrics.ClearField("seconds")
-        seen.append((epochs, result.metrics, encode(result.upload).body()))
+        seen.append((epochs.done, result.metrics, encode(result.upload).body()))
     assert seen[0] == seen[1]
     assert "training diverged again" in caplog.text
     for name, value in diverging.trainer.method.state_dict().items():
