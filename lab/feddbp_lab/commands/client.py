@@ -43,6 +43,8 @@ class _Action:
     request: Callable[[int, str], Request]
     already: str
     """The state of a client about which nothing has to be done."""
+    then: str = ""
+    """What is left to do once it is done."""
 
 
 _ACTIONS: Final = MappingProxyType(
@@ -60,9 +62,10 @@ _ACTIONS: Final = MappingProxyType(
             already="is blocked already",
         ),
         "allow": _Action(
-            purpose="Ends a block: the client may join again.",
+            purpose="Ends a block: the client may join again, once it is started again.",
             request=lambda client, _: pb.AllowClientRequest(client_id=client),
             already="is not blocked",
+            then="may join again; its daemon ended when it was refused, and has to be started again",
         ),
     }
 )
@@ -83,6 +86,8 @@ def command(argv: Sequence[str]) -> int:
     else:
         if status.unchanged:
             print(f"client {client} {action.already}: nothing had to be done")
+        elif action.then:
+            print(f"client {client} {action.then}")
         console().print(status_line(status), *absent_lines(status), sep="\n")
     return ExitCode.OK
 
