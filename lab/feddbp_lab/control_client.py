@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -17,7 +18,7 @@ from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_common.config.run import MAX_CLIENTS
 from feddbp_common.errors import ExitCode, FedDBPError
 from feddbp_common.printable import make_printable
-from feddbp_common.rpc.credentials import OPERATOR, ClientCredentials
+from feddbp_common.rpc.credentials import OPERATOR, ClientCredentials, split_address
 from feddbp_common.rpc.diagnosis import find_mistake
 from feddbp_common.rpc.failures import TRANSIENT_REASONS, describe_failure, refusal_in, status_text
 from feddbp_common.rpc.keepalive import DEFAULT_LEASE, keepalive_options
@@ -147,6 +148,15 @@ async def watch_status(
             on_error(error)
         await asyncio.sleep(delay)
         delay = min(2 * delay, _LONGEST_DELAY)
+
+
+async def is_known_host(address: str) -> bool:
+    """Whether the host of an address has a name that exists; a resolver that is not reachable says nothing of that."""
+    try:
+        await asyncio.get_running_loop().getaddrinfo(*split_address(address))
+    except socket.gaierror as error:
+        return error.errno not in (socket.EAI_NONAME, socket.EAI_NODATA)
+    return True
 
 
 async def _open_stream(address: str, credentials: ClientCredentials) -> AsyncGenerator[pb.RunStatus, None]:

@@ -113,6 +113,21 @@ def test_the_status_after_a_command_as_json(running_federation: Federation, caps
     assert (status["phase"], status["held_phase"], status["round"], status["rounds"]) == ("paused", "waiting", 0, 5)
 
 
+def test_a_server_that_is_not_up_yet_is_waited_for(running_federation: Federation) -> None:
+    earlier = running_federation.server(*WAITING_RUN)  # chooses the port
+    earlier.terminate()
+    earlier.expect_exit(130)
+    options = ("status", "--watch", "--json", "--server", running_federation.address)
+    watching = running_federation.start("feddbp_lab.cli", *options, name="watch", separate_stdout=True)
+    wait_until(lambda: "no answer" in watching.log, "the notice that there is no server")
+    running_federation.server(*WAITING_RUN)
+    wait_until(lambda: watching.stdout_path is not None and watching.stdout_path.read_text(), "the first status")
+    assert Operator(running_federation)("stop", "--yes") == 0
+    watching.expect_exit(5)
+    (line,) = watching.log.splitlines()
+    assert line.startswith(f"feddbp status: no answer yet, waiting: no server answers at {running_federation.address}")
+
+
 def test_a_watched_server_may_be_restarted(running_federation: Federation) -> None:
     server = running_federation.server(*WAITING_RUN)
     options = ("status", "--watch", "--json", "--server", running_federation.address)
@@ -160,7 +175,9 @@ async def test_a_client_is_blocked_and_allowed_again(
         with pytest.raises(CallRefusedError, match="an operator has blocked client 1"):
             await crowd.ended()
     assert await asyncio.to_thread(main, ["client", "allow", "1", *where]) == 0
-    assert "blocked" not in capsys.readouterr().out
+    allowed = capsys.readouterr().out
+    assert allowed.startswith("client 1 may join again; its daemon ended when it was refused, and has to be started")
+    assert "blocked" not in allowed
     assert await asyncio.to_thread(main, ["client", "allow", "1", *where]) == 0
     assert capsys.readouterr().out.startswith("client 1 is not blocked: nothing had to be done\n")
     assert await asyncio.to_thread(main, ["client", "drop", "0", *where]) == 0

@@ -21,9 +21,9 @@ from feddbp_common.config.command_line import settings_from, settings_parser
 from feddbp_common.errors import ExitCode, FedDBPError
 from feddbp_lab.api.run_status import RunStatus
 from feddbp_lab.commands.options import StatusConfig, StatusViewConfig
-from feddbp_lab.control_client import get_status, watch_status
+from feddbp_lab.control_client import get_status, is_known_host, watch_status
 from feddbp_lab.terminal.format import terminal
-from feddbp_lab.terminal.status_view import LiveStatusView, StatusView
+from feddbp_lab.terminal.status_view import LiveStatusView, StatusView, no_answer
 
 PROG: Final = "feddbp status"
 _PATIENCE: Final = timedelta(minutes=5)
@@ -70,17 +70,17 @@ class _StatusLines:
     def __init__(self, printer: Callable[[pb.RunStatus], None]) -> None:
         self._print = printer
         self._run_id = ""
-        self._is_lost = False
+        self._has_answered = self._is_lost = False
 
     def show(self, status: pb.RunStatus) -> None:
         if self._run_id not in ("", status.run_id):
             _note(f"the server holds another run now; it was {self._run_id}")
-        self._run_id, self._is_lost = status.run_id, False
+        self._run_id, self._has_answered, self._is_lost = status.run_id, True, False
         self._print(status)
 
     def show_error(self, error: FedDBPError) -> None:
         if not self._is_lost:
-            _note(f"no answer, reconnecting: {error}")
+            _note(no_answer(error, is_first=not self._has_answered))
         self._is_lost = True
 
 
@@ -91,8 +91,8 @@ def _note(text: str) -> None:
 async def _follow(
     view: StatusViewConfig, show: Callable[[pb.RunStatus], None], show_error: Callable[[FedDBPError], None]
 ) -> pb.RunStatus:
-    # a first call without retries: a server that does not answer at the start is an error, later it is waited for
-    status = await get_status(view.server, view.credentials)
+    if not await is_known_host(view.server):
+        await get_status(view.server, view.credentials)  # raises what is wrong: no retry would help
     async with aclosing(watch_status(view.server, view.credentials, patience=_PATIENCE, on_error=show_error)) as stream:
         async for status in stream:
             show(status)

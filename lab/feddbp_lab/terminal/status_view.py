@@ -39,7 +39,7 @@ class LiveStatusView:
 
     def __rich__(self) -> RenderableType:
         if self._status is None:
-            return Text()
+            return Text("" if self._error is None else no_answer(self._error, is_first=True), style="bold yellow")
         age = self._clock() - self._received
         status = pb.RunStatus()
         status.CopyFrom(self._status)
@@ -56,6 +56,11 @@ class LiveStatusView:
         if status.run_id == self._first_run:
             return view
         return Group(view, Text(f"the server holds another run now; it was {self._first_run}", style="bold yellow"))
+
+
+def no_answer(error: FedDBPError, *, is_first: bool) -> str:
+    """What to say while a server is waited for; `is_first`: it has not answered yet."""
+    return f"no answer yet, waiting: {error}" if is_first else f"no answer, reconnecting: {error}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -353,7 +354,24 @@ async def test_a_server_without_the_control_service_is_not_reported_as_unreachab
             await get_status(address)
 
 
-@pytest.mark.parametrize("more", [[], ["--watch"], ["--json"]])
+def test_a_host_name_that_does_not_exist_ends_a_watch(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    assert main(["status", "--watch", "--server", "127.0.0.1:1"]) == 3
+    assert capsys.readouterr() == ("", "feddbp: error: no server answers at 127.0.0.1:1: connection refused\n")
+
+
+def test_a_live_view_says_that_no_server_has_answered_yet() -> None:
+    view = LiveStatusView(clock=lambda: 7.0)
+    view.show_error(ServerUnreachableError("no server answers at 127.0.0.1:1: connection refused"))
+    assert printed(view) == "no answer yet, waiting: no server answers at 127.0.0.1:1: connection refused\n"
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
 def test_no_server_is_one_line_and_exit_code_3(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--server", "127.0.0.1:1", *more]) == 3
     captured = capsys.readouterr()
