@@ -24,6 +24,7 @@ from feddbp_common.artifacts import ENDPOINT_NAME
 from feddbp_common.atomic_files import replace_text
 from feddbp_common.config.privacy_text import privacy_sentences
 from feddbp_common.errors import ConfigurationError, ExitCode
+from feddbp_common.humanize import quantity
 from feddbp_common.rpc.credentials import CA, CertificateDirectory, is_loopback, listening_warning
 from feddbp_common.rpc.keepalive import keepalive_options
 from feddbp_server.config import ListenConfig, ServerConfig
@@ -135,12 +136,12 @@ class Server:
     def _log_start(self) -> None:
         run, listen = self._config.run, self._config.listen
         log.info(
-            "run %s: %s on %s, %d clients, %d rounds, seed %d; state directory %s",
+            "run %s: %s on %s, %s, %s, seed %d; state directory %s",
             self.engine.run_id,
             run.method_spec.title,
             run.data.dataset,
-            run.clients,
-            run.rounds,
+            quantity(run.clients, "client"),
+            quantity(run.rounds, "round"),
             run.seed,
             listen.state_dir,
         )

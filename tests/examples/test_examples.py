@@ -97,7 +97,7 @@ def confmean(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_an_installed_method_is_run_by_its_name(confmean: str, tmp_path: Path) -> None:
     options = ("--clients", 2, *SHORT, "--processes", 1, "--set", "sharpness=2")
     printed = run("feddbp", "demo", "--method", "confmean", *options, cwd=tmp_path, python_path=confmean)
-    assert "ConfMean on digits: 2 clients, 1 rounds, seed 0" in printed
+    assert "ConfMean on digits: 2 clients, 1 round, seed 0" in printed
     assert re.search(r"accuracy +\d+\.\d % over \d of \d clients", printed)
 
 

@@ -21,6 +21,7 @@ from feddbp_common.config.command_line import settings_from, settings_parser
 from feddbp_common.config.dry_run import print_options
 from feddbp_common.config.privacy_text import server_view
 from feddbp_common.errors import ConfigurationError, ExitCode
+from feddbp_common.humanize import quantity
 from feddbp_common.optional_deps import DASHBOARD_MODULES, require
 from feddbp_lab.commands.options import DemoConfig, LocalConfig
 from feddbp_lab.dashboard.process import DashboardProcess
@@ -152,9 +153,8 @@ def _announce(page: DashboardProcess, console: Console) -> None:
 
 def _display(options: FederationOptions, console: Console, *, as_json: bool) -> Display:
     run = options.run
-    title = (
-        f"{run.method_spec.title} on {run.data.dataset}: {run.clients} clients, {run.rounds} rounds, seed {run.seed}"
-    )
+    size = f"{quantity(run.clients, 'client')}, {quantity(run.rounds, 'round')}"
+    title = f"{run.method_spec.title} on {run.data.dataset}: {size}, seed {run.seed}"
     if as_json:
         return SilentDisplay()
     if console.is_terminal and not console.is_dumb_terminal:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from feddbp_common.config.nested import dotted
 from feddbp_common.evaluation import RoundAccuracy, share_of_clients
+from feddbp_common.humanize import quantity
 from feddbp_lab.results.run_results import RunResults
 
 _DATA: Final = ("data.dataset", "data.classes", "data.class_names")
@@ -115,7 +116,7 @@ class Comparison:
             yield "the clients have other numbers of samples: other data, although the settings are the same"
         for run in self.runs:
             if run.summary["outcome"] != "finished":
-                rounds = f"{run.summary['completed_rounds']} of {run.summary['rounds']} rounds"
+                rounds = f"{run.summary['completed_rounds']} of {quantity(run.summary['rounds'], 'round')}"
                 yield f"{run.name} is not finished: {run.summary['outcome']} after {rounds}"
             last = run.last
             if last is None:

@@ -11,7 +11,7 @@ from typing import Any, Self, TextIO
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.evaluation import accuracy_over_clients
-from feddbp_common.humanize import human_bytes, human_seconds
+from feddbp_common.humanize import human_bytes, human_seconds, quantity
 from feddbp_lab.results.run_results import MetricsTail, weighted_accuracy
 
 
@@ -46,7 +46,9 @@ class PlainDisplay:
         if status.phase == pb.PHASE_WAITING:
             return
         if not self._completed_at:
-            self._print(f"{len(status.clients)} clients have joined, round 1 of {status.rounds} is open")
+            count = len(status.clients)
+            joined = f"{quantity(count, 'client')} {'has' if count == 1 else 'have'} joined"
+            self._print(f"{joined}, round 1 of {status.rounds} is open")
         while len(self._completed_at) <= status.round:
             self._completed_at.append(self.clock())
         for report in self.metrics.new_lines():

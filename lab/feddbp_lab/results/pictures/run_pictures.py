@@ -11,6 +11,7 @@ import numpy as np
 from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.evaluation import counted_by_round
+from feddbp_common.humanize import quantity
 from feddbp_common.methods import method_named
 from feddbp_common.methods.contract import Method
 from feddbp_common.printable import printable
@@ -71,8 +72,8 @@ def _accuracy(results: RunResults) -> Picture | None:
     return Picture(
         name="accuracy",
         title="Local test accuracy",
-        caption=f"Mean by samples, the middle 80 % of {len(curves)} clients, and every client as a thin line. "
-        "A client that is gone stays in the mean and the band with its last accuracy.",
+        caption=f"Mean by samples, the middle 80 % of {quantity(len(curves), 'client')}, and every client as a thin "
+        "line. A client that is gone stays in the mean and the band with its last accuracy.",
         draw=partial(_draw_accuracy, mean=mean, curves=curves, spread=_spread(results, list(mean))),
     )
 
@@ -205,10 +206,14 @@ def _timeline(rounds: list[RoundRecord]) -> Picture | None:
     return Picture(
         name="timeline",
         title="Timeline",
-        caption=f"What {len(clients)} clients did in the last {len(shown)} rounds, as the server saw it.",
+        caption=f"What {quantity(len(clients), 'client')} did in {_last_rounds(len(shown))}, as the server saw it.",
         draw=partial(_draw_timeline, rounds=shown, clients=clients),
         inches_high=max(1.4, 0.14 * len(clients) + 0.8),
     )
+
+
+def _last_rounds(count: int) -> str:
+    return "the last round" if count == 1 else f"the last {count} rounds"
 
 
 def _draw_timeline(axes: Axes, *, rounds: list[RoundRecord], clients: list[int]) -> None:
@@ -257,15 +262,16 @@ def _prototypes(snapshots: Mapping[int, PrototypeSet], names: list[str]) -> list
         Picture(
             name="class-map",
             title="Map of the classes",
-            caption=f"Global prototypes after {made.rounds[-1]} rounds and their path, as directions on the plane of "
-            f"the two first principal components of the newest ({100 * made.explained:.0f} % of its variance).",
+            caption=f"Global prototypes after {quantity(made.rounds[-1], 'round')} and their path, as directions on "
+            "the plane of the two first principal components of the newest "
+            f"({100 * made.explained:.0f} % of its variance).",
             draw=partial(_draw_map, made=made, labels=labels),
             aspect=0.85,
         ),
         Picture(
             name="similarity",
             title="Similarity of the classes",
-            caption=f"Cosine between the global prototypes of two classes after {made.rounds[-1]} rounds.",
+            caption=f"Cosine between the global prototypes of two classes after {quantity(made.rounds[-1], 'round')}.",
             draw=partial(_draw_similarity, matrix=found, labels=labels),
             aspect=0.85,
         ),

@@ -5,15 +5,18 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
+import numpy as np
 import pytest
 from lab_samples import printed, results
 from matplotlib.figure import Figure
 
+from feddbp_common.artifacts import ROUNDS_NAME
 from feddbp_lab.results.curves import draw_curves
 from feddbp_lab.results.pictures.run_pictures import pictures_of
 from feddbp_lab.results.run_files import RunFiles
 from feddbp_lab.results.run_results import MetricsTail
 from feddbp_lab.terminal.run_table import run_table
+from feddbp_server.reporting.history import RoundRecord
 
 
 def test_every_client_has_a_row_with_its_first_and_last_accuracy() -> None:
@@ -114,8 +117,24 @@ def test_a_client_that_is_gone_stays_in_the_band_of_the_accuracy_picture(tmp_pat
     accuracy.draw(axes)
     [band] = axes.collections
     [outline] = band.get_paths()
-    lowest = {x: min(y for place, y in outline.vertices if place == x) for x, _ in outline.vertices}
+    points = np.asarray(outline.vertices).tolist()
+    lowest = {x: min(y for place, y in points if place == x) for x, _ in points}
     assert lowest[2.0] == lowest[4.0] == pytest.approx(26)  # 20 % of the way from 10 to 90 %
+
+
+def test_one_client_and_one_round_are_singular(tmp_path: Path) -> None:
+    record = RoundRecord(
+        round=0,
+        opened_at=0.0,
+        seconds=2.0,
+        aggregation_seconds=0.1,
+        missing=[],
+        resident_bytes=1,
+        clients={0: [0.0, 0.1, 1.5, 1.6]},
+    )
+    (tmp_path / ROUNDS_NAME).write_text(f"{record.as_line()}\n")
+    pictures = {picture.name: picture for picture in pictures_of(RunFiles(tmp_path), results(), {})}
+    assert pictures["timeline"].caption == "What 1 client did in the last round, as the server saw it."
 
 
 def test_a_growing_metrics_file_is_read_in_complete_lines(tmp_path: Path) -> None:
