@@ -162,7 +162,8 @@ def draw_gain(axes: Axes, *, pairs: Mapping[int, tuple[float, float]], ours: str
         axes.set_xticks(list(places), [str(client) for client, _ in ordered])
     axes.set(xlabel="client, by gain", ylabel="accuracy (%)")
     axes.grid(axis="x", visible=False)
-    axes.legend(loc="lower right")
+    # below the axes: within them it would cover clients
+    axes.figure.legend(loc="outside lower center", ncols=2)
 
 
 # --- data and time ---

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from feddbp_common.artifacts import ROUNDS_NAME
 from feddbp_lab.results.curves import draw_curves
-from feddbp_lab.results.pictures.run_pictures import pictures_of
+from feddbp_lab.results.pictures.run_pictures import draw_gain, pictures_of
 from feddbp_lab.results.run_files import RunFiles
 from feddbp_lab.results.run_results import MetricsTail
 from feddbp_lab.terminal.run_table import run_table
@@ -120,6 +120,16 @@ def test_a_client_that_is_gone_stays_in_the_band_of_the_accuracy_picture(tmp_pat
     points = np.asarray(outline.vertices).tolist()
     lowest = {x: min(y for place, y in points if place == x) for x, _ in points}
     assert lowest[2.0] == lowest[4.0] == pytest.approx(26)  # 20 % of the way from 10 to 90 %
+
+
+def test_the_legend_of_the_gain_is_outside_of_the_data() -> None:
+    figure = Figure(layout="constrained")
+    axes = figure.subplots()
+    draw_gain(axes, pairs={0: (0.9, 0.95), 1: (0.9, 0.2)})
+    assert axes.get_legend() is None
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    assert legend.get_window_extent().y1 <= axes.get_window_extent().y0
 
 
 def test_one_client_and_one_round_are_singular(tmp_path: Path) -> None:
