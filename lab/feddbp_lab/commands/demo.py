@@ -103,7 +103,8 @@ async def _run_until_signal(options: FederationOptions, here: LocalConfig) -> in
         async with AsyncExitStack() as stack:
             return await _run(options, here, stack)
     except asyncio.CancelledError:
-        print(f"{PROG}: interrupted, every process is stopped; logs are in {options.directory}", file=sys.stderr)
+        stopped = "interrupted, every process is stopped; a demo is not resumed, run it again with another --out"
+        print(f"{PROG}: {stopped} (logs are in {options.directory})", file=sys.stderr)
         return ExitCode.INTERRUPTED
     except ProcessFailedError as error:
         # without a reason, such as after a kill, the last lines may tell
