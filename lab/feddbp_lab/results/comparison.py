@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -16,6 +17,10 @@ _DATA: Final = ("data.dataset", "data.classes", "data.class_names")
 """Settings that decide what is learnt: runs that differ in one have no common accuracy."""
 _SPLIT: Final = ("seed", "data.alpha", "data.image_size", "training.validation", "newcomers", "newcomer_samples")
 """Settings that decide which samples a client has."""
+
+
+_LONG_NAME: Final = 16
+"""Characters from which on the name of a run is too long for a column."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +88,12 @@ class Comparison:
     """Two runs or more; the first is what the others are compared with."""
 
     runs: Sequence[ComparedRun]
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """By name of a run, what tables call it."""
+        names = [run.name for run in self.runs]
+        return dict(zip(names, short_names(names), strict=True))
 
     def differing(self) -> dict[str, list[Any]]:
         """Settings that are not the same in all runs, with their values; None where a run leaves it at its default.
@@ -153,6 +164,35 @@ class Comparison:
         if len(common) <= most:
             return common
         return [common[round(at * (len(common) - 1) / (most - 1))] for at in range(most)]
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Of names with long ones among them, the words in which they differ; the names themselves where that fails."""
+    if max(map(len, names)) <= _LONG_NAME:
+        return list(names)
+    words = [re.split(r"[-/]", name) for name in names]
+    same_length = len({len(found) for found in words}) == 1
+    short = _differing_words(words) if same_length else _without_shared_ends(words)
+    return short if len(set(short)) == len(names) and sum(map(len, short)) < sum(map(len, names)) else list(names)
+
+
+def _differing_words(words: Sequence[Sequence[str]]) -> list[str]:
+    differing = [at for at, column in enumerate(zip(*words, strict=True)) if len(set(column)) > 1]
+    return [" ".join(found[at] for at in differing) for found in words]
+
+
+def _without_shared_ends(words: Sequence[Sequence[str]]) -> list[str]:
+    begin = _shared_words(words)
+    end = _shared_words([found[begin:][::-1] for found in words])
+    if not begin and not end:
+        return []
+    return ["-".join(found[begin : len(found) - end]) for found in words]
+
+
+def _shared_words(words: Sequence[Sequence[str]]) -> int:
+    """How many words all begin with, at most all but one of the shortest."""
+    shortest = min(map(len, words))
+    return next((at for at in range(shortest) if len({found[at] for found in words}) > 1), shortest - 1)
 
 
 def _listed(values: Sequence[Any]) -> str:

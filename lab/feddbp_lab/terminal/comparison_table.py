@@ -23,6 +23,7 @@ _NAME_WIDTH: Final = 24
 
 def comparison_view(comparison: Comparison, *, width: int) -> Iterator[RenderableType]:
     yield _results_table(comparison, width)
+    yield from _whole_names(comparison)
     rounds = comparison.shown_rounds(max(2, min(8, (width - _NAME_WIDTH) // _ROUND_WIDTH)))
     if rounds:
         yield Text()
@@ -49,14 +50,23 @@ def _results_table(comparison: Comparison, width: int) -> Table:
         for title in ("rounds", "traffic", "time"):
             table.add_column(title, justify="right", no_wrap=True)
     for run in comparison.runs:
-        table.add_row(*_result_row(run, width))
+        table.add_row(*_result_row(run, comparison.labels[run.name], width))
     return table
 
 
-def _result_row(run: ComparedRun, width: int) -> list[Text | str]:
+def _whole_names(comparison: Comparison) -> Iterator[Text]:
+    """The names of runs that tables show in part."""
+    shown = [(label, name) for name, label in comparison.labels.items() if label != name]
+    if shown:
+        yield Text()
+    for label, name in shown:
+        yield Text.assemble((f"{label}  ", "bold"), (name, "dim"))
+
+
+def _result_row(run: ComparedRun, label: str, width: int) -> list[Text | str]:
     summary, last, best = run.summary, run.last, run.best
     row: list[Text | str] = [
-        Text(run.name),
+        Text(label),
         Text(percent(last.weighted if last else None), style="bold"),
         share_of_clients(last.clients, summary["clients"]).removesuffix(" clients") if last else NO_VALUE,
     ]
@@ -78,7 +88,7 @@ def _curves_table(comparison: Comparison, rounds: list[int]) -> Table:
     for number in rounds:
         table.add_column(str(number), justify="right", no_wrap=True)
     for run in comparison.runs:
-        table.add_row(Text(run.name), *(percent(run.curve[number]) for number in rounds))
+        table.add_row(Text(comparison.labels[run.name]), *(percent(run.curve[number]) for number in rounds))
     return table
 
 
@@ -86,7 +96,7 @@ def _clients_table(comparison: Comparison) -> Table:
     table = plain_table()
     table.add_column("client", justify="right", style="bold")
     for run in comparison.runs:
-        table.add_column(run.name, justify="right", overflow="fold")
+        table.add_column(Text(comparison.labels[run.name]), justify="right", overflow="fold")
     accuracies = [run.clients for run in comparison.runs]
     for client in comparison.common_clients:
         highest = max(found[client] for found in accuracies)
@@ -99,13 +109,13 @@ def _clients_table(comparison: Comparison) -> Table:
 
 def _differences(comparison: Comparison) -> Iterator[Text]:
     first, *others = comparison.runs
+    names = comparison.labels
     for run in others:
         found = comparison.difference(run)
         if found is not None:
             counts = f"better on {found.better}, worse on {found.worse}, equal on {found.equal} clients"
-            yield Text(
-                f"{run.name} against {first.name}: {counts}; mean difference {round(found.mean, 1) + 0.0:+.1f} points"
-            )
+            mean = f"mean difference {round(found.mean, 1) + 0.0:+.1f} points"
+            yield Text(f"{names[run.name]} against {names[first.name]}: {counts}; {mean}")
 
 
 def _settings(comparison: Comparison) -> Iterator[Text]:

@@ -12,6 +12,7 @@ from lab_samples import results
 
 from feddbp_common.errors import ExitCode
 from feddbp_lab.cli import main
+from feddbp_lab.results.comparison import short_names
 
 Captured = pytest.CaptureFixture[str]
 Written = Callable[..., str]
@@ -49,6 +50,37 @@ def test_results_curves_and_clients_stand_side_by_side(written: Written, capsys:
     assert "differs  training.learning_rate: 0.01, 0.05" in printed
     assert "note" not in printed
     assert Path("both.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_long_names_are_shown_by_the_words_in_which_they_differ(written: Written, capsys: Captured) -> None:
+    first, second = "fedproto-cifar10-a0.1-mini-8-seed0", "feddbp-cifar10-a0.1-mini-8-seed0"
+    written(first)
+    written(second, gain=0.1)
+    assert main(["compare", first, second]) == 0
+    printed = capsys.readouterr().out
+    rows = [line.split() for line in printed.splitlines()]
+    assert ["fedproto", "88.5", "%"] in [row[:3] for row in rows]
+    assert ["client", "fedproto", "feddbp"] in rows
+    assert ["feddbp", second] in rows
+    assert printed.count(first) == printed.count(second) == 1
+    assert "feddbp against fedproto: better on 1" in printed
+
+
+@pytest.mark.parametrize(
+    ("names", "short"),
+    [
+        (["plain", "tuned"], ["plain", "tuned"]),
+        (["run-1", "run-2"], ["run-1", "run-2"]),
+        (["demo-feddbp-digits", "demo-local-digits"], ["feddbp", "local"]),
+        (["fedproto-cifar10-mini-8-s0", "feddbp-cifar10-mini-8-s1"], ["fedproto s0", "feddbp s1"]),
+        (["demo-feddbp-digits", "demo-feddbp-digits-2"], ["digits", "digits-2"]),
+        (["out/cells/feddbp-guided-s0", "out/cells/local-s0"], ["feddbp-guided", "local"]),
+        (["something-quite-long", "else"], ["something-quite-long", "else"]),
+        (["same-name-for-both", "same-name-for-both"], ["same-name-for-both", "same-name-for-both"]),
+    ],
+)
+def test_names_are_shortened_where_one_is_long_and_words_are_shared(names: list[str], short: list[str]) -> None:
+    assert short_names(names) == short
 
 
 @pytest.mark.parametrize(
