@@ -31,7 +31,7 @@ def _init(directory: Path) -> list[Path]:
 
 def _server(directory: Path, host: list[str], lifetime: timedelta, replace: bool) -> list[Path]:
     _check_new(_pairs(directory, [SERVER]), replace=replace)
-    return [Authority.load(directory).issue_server(host, lifetime=lifetime)]
+    return _with_keys([Authority.load(directory).issue_server(host, lifetime=lifetime)])
 
 
 def _client(directory: Path, ids: str, lifetime: timedelta, replace: bool) -> list[Path]:
@@ -49,7 +49,12 @@ def _probe(directory: Path, lifetime: timedelta, replace: bool) -> list[Path]:
 def _issue(directory: Path, subjects: Sequence[str], lifetime: timedelta, replace: bool) -> list[Path]:
     _check_new(_pairs(directory, subjects), replace=replace)
     authority = Authority.load(directory)
-    return [authority.issue_party(subject, lifetime=lifetime) for subject in subjects]
+    return _with_keys([authority.issue_party(subject, lifetime=lifetime) for subject in subjects])
+
+
+def _with_keys(certificates: Sequence[Path]) -> list[Path]:
+    """Every certificate, and its key in the file beside it."""
+    return [path for certificate in certificates for path in (certificate, certificate.with_suffix(".key"))]
 
 
 def _pairs(directory: Path, subjects: Sequence[str]) -> list[Path]:
@@ -65,7 +70,7 @@ def _check_new(paths: Sequence[Path], *, replace: bool) -> None:
 
 
 def _parties(directory: Path, host: list[str], ids: str, lifetime: timedelta, owner: int | None) -> list[Path]:
-    return make_parties(directory, hosts=host, ids=parse_ids(ids), lifetime=lifetime, owner=owner)
+    return _with_keys(make_parties(directory, hosts=host, ids=parse_ids(ids), lifetime=lifetime, owner=owner))
 
 
 def _tokens(directory: Path, ids: str, replace: bool) -> list[Path]:

@@ -56,6 +56,34 @@ def test_existing_keys_are_only_replaced_on_request(
     assert after != before
 
 
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("init", []),
+        ("server", ["--host", "localhost"]),
+        ("client", ["--ids", "0-1"]),
+        ("operator", []),
+        ("probe", []),
+        ("tokens", ["--ids", "0-1"]),
+    ],
+)
+def test_every_file_that_is_written_is_listed(
+    kind: str, options: list[str], directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = tmp_path / "other" if kind == "init" else directory
+    before = set(contents(where)) if where.exists() else set()
+    assert certs(kind, where, *options) == 0
+    listed = [Path(line).name for line in capsys.readouterr().out.splitlines()]
+    assert sorted(listed) == sorted(set(contents(where)) - before)
+
+
+def test_keys_of_all_parties_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert certs("parties", tmp_path, "--host", "localhost", "--ids", "0") == 0
+    listed = [str(Path(line).relative_to(tmp_path)) for line in capsys.readouterr().out.splitlines()]
+    subjects = ("server/server", "server/probe", "operator/operator", "client-0/client-0")
+    assert listed == [f"{subject}.{kind}" for subject in subjects for kind in ("pem", "key")]
+
+
 def command_in(message: str) -> list[str]:
     """The command between backticks, as a shell reads it; a placeholder becomes a host name."""
     (command,) = re.findall("`(.*)`", message)

@@ -85,7 +85,8 @@ def test_another_authority_replaces_every_certificate(tmp_path: Path) -> None:
 def test_the_command_prints_the_certificates_it_issued(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["certs", "parties", str(tmp_path), "--host", "server", "--ids", "0-1"]
     assert main(arguments) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "client-1" / "client-1.pem")
+    last = capsys.readouterr().out.splitlines()[-2:]
+    assert last == [str(tmp_path / "client-1" / f"client-1.{kind}") for kind in ("pem", "key")]
     assert main(arguments) == 0
     assert capsys.readouterr().out == ""
 
