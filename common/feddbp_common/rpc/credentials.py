@@ -136,6 +136,10 @@ class ClientCredentials:
         return ((AUTHORIZATION_KEY, f"{BEARER}{read_token(self.token_file)}"),)
 
 
+DEFAULT_PORT: Final = 50051
+"""On which a server listens if it is given none."""
+
+
 def check_address(address: str) -> None:
     """Raises ConfigurationError if the address is not HOST:PORT."""
     scheme, separator, rest = address.partition("://")
@@ -143,7 +147,10 @@ def check_address(address: str) -> None:
         given = f"; give {rest.rstrip('/')}" if _is_address(rest.rstrip("/")) else ""
         raise ConfigurationError(f"{address!r}: an address is HOST:PORT, without {scheme}://{given}")
     if not _is_address(address):
-        raise ConfigurationError(f"{address!r} is not an address of the form HOST:PORT, such as 127.0.0.1:50051")
+        with_port = f"{address}:{DEFAULT_PORT}"
+        is_port_missing = _is_address(with_port) and ":" not in address.strip("[]") and not address.isdecimal()
+        example = f"give {with_port}" if is_port_missing else f"such as 127.0.0.1:{DEFAULT_PORT}"
+        raise ConfigurationError(f"{address!r} is not an address of the form HOST:PORT, {example}")
 
 
 def _is_address(text: str) -> bool:
