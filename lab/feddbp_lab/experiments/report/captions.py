@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from feddbp_common.config.catalog import DATASETS
 from feddbp_common.evaluation import RARE_CLASS_SAMPLES, share_of_clients
+from feddbp_common.humanize import quantity
 from feddbp_lab.experiments.plan import Plan
 from feddbp_lab.experiments.report.grid import ResultGrid
 from feddbp_lab.experiments.report.intervals import CONFIDENCE
@@ -18,21 +20,21 @@ _HIGHEST: Final = "The highest of a column is underlined, if all of it are of th
 
 _LACKING_RULE: Final = "A rule that the reference lacks is compared with the reference's own."
 
-_DESCRIBED: Final = (
-    ("clients", "{} clients"),
-    ("training.model_group", "models {}"),
-    ("data.alpha", "α = {:g}"),
-    ("rounds", "{} rounds"),
-    ("training.local_epochs", "local epochs {}"),
-    ("training.batch_size", "batches of {}"),
-    ("training.optimizer", "{}"),
-    ("training.learning_rate", "learning rate {:g}"),
-    ("training.schedule", "{} schedule"),
-    ("training.momentum", "momentum {:g}"),
-    ("training.weight_decay", "weight decay {:g}"),
-    ("training.augment", "augmentation {}"),
-    ("training.validation", "a share of {:g} of the training samples for validation"),
-    ("finetune_rounds", "the last {} rounds without exchange"),
+_DESCRIBED: Final[tuple[tuple[str, Callable[[Any], str]], ...]] = (
+    ("clients", lambda count: quantity(count, "client")),
+    ("training.model_group", "models {}".format),
+    ("data.alpha", "α = {:g}".format),
+    ("rounds", lambda count: quantity(count, "round")),
+    ("training.local_epochs", "local epochs {}".format),
+    ("training.batch_size", "batches of {}".format),
+    ("training.optimizer", "{}".format),
+    ("training.learning_rate", "learning rate {:g}".format),
+    ("training.schedule", "{} schedule".format),
+    ("training.momentum", "momentum {:g}".format),
+    ("training.weight_decay", "weight decay {:g}".format),
+    ("training.augment", "augmentation {}".format),
+    ("training.validation", "a share of {:g} of the training samples for validation".format),
+    ("finetune_rounds", lambda count: f"the last {'round' if count == 1 else f'{count} rounds'} without exchange"),
 )
 
 
@@ -123,7 +125,7 @@ def cost_caption(plan: Plan) -> str:
 
 def description_of(plan: Plan, outcomes: Outcomes) -> str:
     """The options all cells share and the images there were, both read from the cells' results."""
-    shared = [text.format(value) for option, text in _DESCRIBED if (value := outcomes.common(option))]
+    shared = [described(value) for option, described in _DESCRIBED if (value := outcomes.common(option))]
     profile = [f"profile {plan.profile}"] if plan.profile else []
     images = [
         f"{DATASETS[name].title}: {' or '.join(f'{count:,}' for count in counts)} images"
