@@ -16,10 +16,12 @@ from feddbp_lab.experiments.resources import Resources
 from feddbp_lab.experiments.run.attempt import CellJob
 from feddbp_lab.experiments.run.display import LiveCellDisplay, PlainCellDisplay, Workload
 from feddbp_lab.experiments.run.executor import Executor, LocalExecutor
+from feddbp_lab.experiments.run.lease import LeaseWatch
 from feddbp_lab.experiments.run.output_dir import OutputDir
 from feddbp_lab.experiments.run.planning import (
     RequestedCells,
     cells_left,
+    clean_up_done,
     count_cells,
     failed_before,
     requested_cells,
@@ -41,13 +43,15 @@ def run_campaign(experiment: str, config: ExperimentConfig, *, only: Sequence[st
         return ExitCode.OK
     output = _output(config.what)
     require_lab("an experiment")
+    watch = LeaseWatch()
     with output.use():
         save_plan(requested, output)
-        left = cells_left(cells, output, keep_state=where.keep_state)
+        left = cells_left(cells, output, watch, keep_state=where.keep_state)
         failed = [] if where.retry_failed else failed_before(left, output)
         code = asyncio.run(_run(requested, [cell for cell in left if cell not in failed], output, where, failed))
         if code != ExitCode.INTERRUPTED:
             output.refresh()
+            clean_up_done(cells, output, watch, keep_state=where.keep_state)
             with output.planning():
                 path = write_report(output)
                 print(f"report: {output.publish_report() if output.mirror else path}")
@@ -81,7 +85,7 @@ def run_cell(out: str, index: int, experiment: str | None, where: ExecutionConfi
     require_lab("an experiment")
     cell = Cell(cells[index].run, resources.or_else(cells[index].resources))
     with output.use():
-        left = cells_left([cell], output, keep_state=where.keep_state)
+        left = cells_left([cell], output, LeaseWatch(), keep_state=where.keep_state)
         if not left:
             print(f"done    {cell.id}: nothing to do")
             return ExitCode.OK

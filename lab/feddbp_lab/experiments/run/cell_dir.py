@@ -172,7 +172,8 @@ class CellDir:
     def clean_up(self, *, keep_state: bool) -> None:
         """Removes the state of a cell that is done, once: the lock file shows that it is still to do.
 
-        A runner that is killed after it has written the summary leaves this to the next.
+        A runner that is killed after it has written the summary leaves this to the next on its machine, or to one
+        elsewhere that runs for longer than its lease.
         """
         if not (self.path / CELL_LOCK_NAME).exists():
             return

@@ -79,6 +79,11 @@ class LeaseRecord:
             return cls(epoch=epoch, owner="", node="unknown", seconds=60.0)
 
     @property
+    def is_of_this_machine(self) -> bool:
+        """Whether a file lock tells if it is held: it is of the running kernel, or of an earlier one, which is gone."""
+        return self.boot == boot_id() or self.node == socket.gethostname()
+
+    @property
     def is_fresh(self) -> bool:
         """Whether it seems to be held, by this machine's clock: enough for display, not for a decision."""
         return not self.released and abs(time.time() - self.renewed_at) < self.seconds + 30

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from feddbp_lab.experiments.expansion import Expansion, expand, seeds_of, select
 from feddbp_lab.experiments.plan import Plan
 from feddbp_lab.experiments.resources import Resources
 from feddbp_lab.experiments.run.cell_dir import CellDir, CellState
-from feddbp_lab.experiments.run.lease import boot_id
+from feddbp_lab.experiments.run.lease import LeaseWatch
 from feddbp_lab.experiments.run.output_dir import OutputDir
 from feddbp_lab.experiments.spec import BUILT_IN, ExperimentSpec, load_experiment
 
@@ -91,23 +91,29 @@ def _print_dropped_cells(plan: Plan, output: OutputDir) -> None:
         print(f"{plan.name} has changed since its last run here: {count_cells(done)} kept but no longer reported")
 
 
-def cells_left(cells: Sequence[Cell], output: OutputDir, *, keep_state: bool) -> list[Cell]:
+def cells_left(cells: Sequence[Cell], output: OutputDir, watch: LeaseWatch, *, keep_state: bool) -> list[Cell]:
     """Cells that are not done; removes what a killed runner has left of those that are."""
-    left = []
+    clean_up_done(cells, output, watch, keep_state=keep_state)
+    return [cell for cell in cells if output.cell_dir(cell.id).state is not CellState.DONE]
+
+
+def clean_up_done(cells: Iterable[Cell], output: OutputDir, watch: LeaseWatch, *, keep_state: bool) -> None:
+    """Removes what killed runners have left of cells that are done.
+
+    Of a runner on another machine only once `watch` has seen no renewal of its lease for the lease time.
+    """
     for cell in cells:
         directory = output.cell_dir(cell.id)
-        if directory.state is not CellState.DONE:
-            left.append(cell)
-        elif not _may_have_a_runner(directory):  # else that is about to clean up
+        if directory.state is CellState.DONE and not _may_have_a_runner(cell, directory, watch):
             directory.clean_up(keep_state=keep_state)
-    return left
 
 
-def _may_have_a_runner(directory: CellDir) -> bool:
-    """Without a look at clocks, which differ between machines: a lease counts until it is released or removed."""
+def _may_have_a_runner(cell: Cell, directory: CellDir, watch: LeaseWatch) -> bool:
+    """Whether a runner is about to clean up itself; clocks are not compared, they differ between machines."""
     lease = directory.lease()
-    is_of_another_machine = lease is not None and not lease.released and lease.boot != boot_id()
-    return is_of_another_machine or is_locked(directory.path / CELL_LOCK_NAME)
+    if lease is not None and not lease.is_of_this_machine and not watch.has_ended(cell.id, lease):
+        return True
+    return is_locked(directory.path / CELL_LOCK_NAME)
 
 
 def failed_before(cells: Sequence[Cell], output: OutputDir) -> list[Cell]:

@@ -42,9 +42,9 @@ from feddbp_lab.experiments.run.attempt import (
 from feddbp_lab.experiments.run.cell_dir import CellState, Failure
 from feddbp_lab.experiments.run.display import LiveCellDisplay, Workload
 from feddbp_lab.experiments.run.executor import LocalExecutor
-from feddbp_lab.experiments.run.lease import Holder, take_lease
+from feddbp_lab.experiments.run.lease import Holder, Lease, LeaseWatch, take_lease
 from feddbp_lab.experiments.run.output_dir import OutputDir
-from feddbp_lab.experiments.run.planning import cells_left
+from feddbp_lab.experiments.run.planning import cells_left, clean_up_done
 from feddbp_lab.experiments.run.runner import Runner
 from feddbp_lab.experiments.run.store import DirectoryStore
 from feddbp_lab.experiments.spec import load_experiment
@@ -489,22 +489,63 @@ def test_state_left_by_a_killed_runner_is_removed_and_kept_state_is_not(tmp_path
     assert (directory.path / "server").exists()
 
 
-def test_state_of_a_done_cell_is_kept_while_another_machine_has_its_lease_whatever_the_clocks(tmp_path: Path) -> None:
-    output_dir, expanded = planned(tmp_path, axes={"method": ["fd"]}, report={})
-    (cell,) = expanded.cells.values()
-    finish(output_dir, cell, lambda *_: 0.5)
-    directory = output_dir.cell_dir(cell.id)
-    (directory.path / "server").mkdir()
-    directory.lock().release()
-    elsewhere = replace(Holder.here(), boot="of another machine")
-    lease = take_lease(output_dir.store, cell.id, elsewhere, 60.0, after=None)
-    assert lease is not None
-    lease.record = replace(lease.record, renewed_at=0.0)
-    lease._write()
+DoneCell = Callable[[Holder], tuple[Cell, Lease]]
+
+
+@pytest.fixture
+def done_cell(tmp_path: Path) -> DoneCell:
+    """A cell that is done, with the state and the lease that a runner leaves that is killed before it removes them."""
+
+    def make(holder: Holder) -> tuple[Cell, Lease]:
+        output_dir, expanded = planned(tmp_path, axes={"method": ["fd"]}, report={})
+        (cell,) = expanded.cells.values()
+        finish(output_dir, cell, lambda *_: 0.5)
+        directory = output_dir.cell_dir(cell.id)
+        (directory.path / "certs").mkdir()
+        directory.lock().release()
+        lease = take_lease(output_dir.store, cell.id, holder, 60.0, after=None)
+        assert lease is not None
+        lease.record = replace(lease.record, renewed_at=0.0)
+        lease._write()
+        return cell, lease
+
+    return make
+
+
+ELSEWHERE = replace(Holder.here(), node="another machine", boot="of another machine")
+
+
+def test_state_of_a_done_cell_is_kept_while_another_machine_has_its_lease_whatever_the_clocks(
+    tmp_path: Path, done_cell: DoneCell
+) -> None:
+    cell, lease = done_cell(ELSEWHERE)
+    output_dir = OutputDir(tmp_path)
     for is_released in (False, True):
-        assert cells_left([cell], output_dir, keep_state=False) == []
-        assert (directory.path / "server").exists() is not is_released
+        assert cells_left([cell], output_dir, LeaseWatch(), keep_state=False) == []
+        assert (output_dir.cell_dir(cell.id).path / "certs").exists() is not is_released
         lease.release()
+
+
+def test_state_of_a_done_cell_is_removed_after_this_machine_has_been_started_again(
+    tmp_path: Path, done_cell: DoneCell
+) -> None:
+    cell, _ = done_cell(replace(Holder.here(), boot="before the restart"))
+    assert cells_left([cell], OutputDir(tmp_path), LeaseWatch(), keep_state=False) == []
+    assert not (OutputDir(tmp_path).cell_dir(cell.id).path / "certs").exists()
+
+
+def test_state_of_a_done_cell_is_removed_once_another_machine_has_not_renewed_its_lease(
+    tmp_path: Path, done_cell: DoneCell
+) -> None:
+    cell, lease = done_cell(ELSEWHERE)
+    certs = OutputDir(tmp_path).cell_dir(cell.id).path / "certs"
+    now = 0.0
+    watch = LeaseWatch(clock=lambda: now)
+    for now, is_renewed, is_kept in ((0.0, False, True), (50.0, True, True), (105.0, False, True), (115.0, False, False)):
+        if is_renewed:
+            lease.renew(1.0)
+        clean_up_done([cell], OutputDir(tmp_path), watch, keep_state=False)
+        assert certs.exists() is is_kept
 
 
 def test_the_cost_of_a_cell_is_that_of_all_attempts_at_its_run(tmp_path: Path) -> None:
