@@ -539,9 +539,9 @@ def test_state_of_a_done_cell_is_removed_once_another_machine_has_not_renewed_it
 ) -> None:
     cell, lease = done_cell(ELSEWHERE)
     certs = OutputDir(tmp_path).cell_dir(cell.id).path / "certs"
-    now = 0.0
-    watch = LeaseWatch(clock=lambda: now)
-    for now, is_renewed, is_kept in ((0.0, False, True), (50.0, True, True), (105.0, False, True), (115.0, False, False)):
+    clock = [0.0]
+    watch = LeaseWatch(clock=lambda: clock[0])
+    for clock[0], is_renewed, is_kept in ((0, False, True), (50, True, True), (105, False, True), (115, False, False)):
         if is_renewed:
             lease.renew(1.0)
         clean_up_done([cell], OutputDir(tmp_path), watch, keep_state=False)
