@@ -28,6 +28,7 @@ from feddbp_lab.experiments.run.planning import (
     save_plan,
 )
 from feddbp_lab.experiments.run.runner import Runner
+from feddbp_lab.experiments.run.workspace import default_work_dir, make_private
 from feddbp_lab.processes.local_federation import require_lab
 from feddbp_lab.processes.signals import handle_stop_signals
 from feddbp_lab.terminal.format import terminal
@@ -115,6 +116,8 @@ async def _run_cells(
     if not cells:
         print(heading, flush=True)
     else:
+        if where.executor == "local" and not _works_in_place(output, where):
+            make_private(where.work_dir or default_work_dir())  # else every cell would fail at it, one after another
         async with _executor(where) as executor:
             executor.check(cells)
             if heading:
@@ -154,13 +157,17 @@ def _job(cell: Cell, *, output: OutputDir, where: ExecutionConfig) -> CellJob:
         cell=cell,
         out=output.name if output.mirror else str(output.path.resolve()),
         data_dir=where.data_dir.resolve(),
-        in_place=output.mirror is None and where.executor == "local" and where.work_dir is None,
+        in_place=_works_in_place(output, where),
         work_dir=where.work_dir,
         keep_state=where.keep_state,
         track=where.track,
         lease_seconds=where.lease.total_seconds(),
         copy_rounds=where.copy_rounds,
     )
+
+
+def _works_in_place(output: OutputDir, where: ExecutionConfig) -> bool:
+    return output.mirror is None and where.executor == "local" and where.work_dir is None
 
 
 def _display(cells: list[Cell]) -> LiveCellDisplay | PlainCellDisplay:

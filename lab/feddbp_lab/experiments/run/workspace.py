@@ -100,7 +100,7 @@ class NodeWorkspace(Workspace):
 
     def __init__(self, store: Store, lease: Lease, work_dir: Path) -> None:
         super().__init__(store, lease)
-        _make_private(work_dir)
+        make_private(work_dir)
         with FileLock(work_dir / _LOCK_NAME, wait=True):
             _remove_abandoned(work_dir)
             self._root = Path(tempfile.mkdtemp(dir=work_dir, prefix=f"{lease.cell_id[:80]}-{lease.epoch}-"))
@@ -172,20 +172,26 @@ def default_work_dir() -> Path:
     return Path(tempfile.gettempdir()) / f"feddbp-{getpass.getuser()}"
 
 
-def _make_private(work_dir: Path) -> None:
+def make_private(work_dir: Path) -> None:
     """Creates the directory, or makes sure that no other user can write to it: in /tmp anyone may have created it."""
-    with suppress(FileExistsError):
-        work_dir.mkdir(mode=0o700, parents=True)
-    found = work_dir.lstat()
+    if problem := _problem_with(work_dir):
+        raise ConfigurationError(f"the work directory {work_dir} {problem}, or give another --work-dir")
+
+
+def _problem_with(work_dir: Path) -> str:
+    try:
+        with suppress(FileExistsError):
+            work_dir.mkdir(mode=0o700, parents=True)
+        found = work_dir.lstat()
+    except OSError as error:
+        return f"cannot be created: {error.strerror}"
     if not stat.S_ISDIR(found.st_mode):
-        problem = "is not a directory" + (" but a symbolic link" if stat.S_ISLNK(found.st_mode) else "")
-    elif found.st_uid != os.geteuid():
-        problem = f"belongs to another user (id {found.st_uid})"
-    elif found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        problem = "can be written to by other users; take their write permission away (chmod go-w)"
-    else:
-        return
-    raise ConfigurationError(f"the work directory {work_dir} {problem}, or give another --work-dir")
+        return "is not a directory" + (" but a symbolic link" if stat.S_ISLNK(found.st_mode) else "")
+    if found.st_uid != os.geteuid():
+        return f"belongs to another user (id {found.st_uid})"
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return "can be written to by other users; take their write permission away (chmod go-w)"
+    return ""
 
 
 def _replace(source: Path, target: Path) -> None:

@@ -56,6 +56,31 @@ def test_cells_of_a_plan_are_run_by_their_index(grid: str, tmp_path: Path, capsy
         assert capsys.readouterr().err == f"feddbp: error: {message}\n"
 
 
+def test_a_work_directory_that_cannot_be_used_fails_the_command_and_no_cell(
+    grid: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, work = str(tmp_path / "out"), tmp_path / "work"
+    work.mkdir()
+    work.chmod(0o777)
+    file = tmp_path / "file"
+    file.touch()
+    assert main(["experiment", "plan", grid, "--out", out]) == 0
+    for directory, message in (
+        (work, f"the work directory {work} can be written to by other users; take their write permission away"),
+        (file, f"the work directory {file} is not a directory"),
+        (file / "work", f"the work directory {file}/work cannot be created: Not a directory"),
+    ):
+        for command in (["run", grid, "--out", out], ["cell", out, "--index", "0"]):
+            capsys.readouterr()
+            assert main(["experiment", *command, "--work-dir", str(directory)]) == 2
+            said = capsys.readouterr()
+            assert said.out == ""
+            assert said.err.startswith(f"feddbp: error: {message}")
+            assert said.err.endswith(", or give another --work-dir\n")
+            assert said.err.count("\n") == 1
+    assert not (Path(out) / "cells").exists()
+
+
 def test_results_are_kept_at_an_address(grid: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = f"memory://{uuid.uuid4().hex}"
     options = ("--out", out, "--jobs", "1", "--work-dir", str(tmp_path / "node"))
