@@ -156,6 +156,8 @@ async def is_known_host(address: str) -> bool:
         await asyncio.get_running_loop().getaddrinfo(*split_address(address))
     except socket.gaierror as error:
         return error.errno not in (socket.EAI_NONAME, socket.EAI_NODATA)
+    except UnicodeError:  # a label that is empty or too long
+        return False
     return True
 
 

@@ -45,7 +45,7 @@ async def find_mistake(address: str, *, certs: Path | None, subject: str | None)
     probe = _Probe(address, subject)
     try:
         return await probe.without_tls() if certs is None else await probe.with_tls(certs)
-    except (OSError, TimeoutError, EOFError):
+    except (OSError, TimeoutError, EOFError, UnicodeError):  # the last: no host can have the name
         return None
 
 

@@ -78,7 +78,9 @@ async def test_a_server_that_is_not_there_may_come(certs: Path) -> None:
         pass
     assert await mistake(address) == ""
     assert await mistake(address, certs) == ""
-    assert await mistake("nowhere.invalid:1", certs) == ""
+    for host in ("nowhere.invalid", "a..b"):
+        assert await mistake(f"{host}:1") == ""
+        assert await mistake(f"{host}:1", certs) == ""
 
 
 async def test_a_server_that_accepts_and_closes_may_be_shutting_down(certs: Path) -> None:

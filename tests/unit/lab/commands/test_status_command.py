@@ -365,6 +365,16 @@ def test_a_host_name_that_does_not_exist_ends_a_watch(
     assert capsys.readouterr() == ("", "feddbp: error: no server answers at 127.0.0.1:1: connection refused\n")
 
 
+@pytest.mark.parametrize("host", ["a..b", f"{'a' * 64}.example"])
+def test_a_host_name_that_cannot_exist_ends_a_watch(host: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--watch", "--insecure", "--server", f"{host}:1"]) == 3
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    *warnings, error = captured.err.splitlines()
+    assert len(warnings) <= 1
+    assert error.startswith(f"feddbp: error: no server answers at {host}:1: ")
+
+
 def test_a_live_view_says_that_no_server_has_answered_yet() -> None:
     view = LiveStatusView(clock=lambda: 7.0)
     view.show_error(ServerUnreachableError("no server answers at 127.0.0.1:1: connection refused"))
