@@ -147,7 +147,7 @@ async def test_a_round_without_enough_uploads_is_extended_and_then_fails_naming_
     assert status.phase == pb.PHASE_FAILED
     assert "missing: clients 0, 2" in status.reason
     extended = [incident.message for incident in status.incidents]
-    assert extended == ["round 1/2 extended; missing: clients 0, 2"] * 2
+    assert extended == ["round 1/2 extended; missing: clients 0, 2 (2 times)"]
     assert summary_of(tmp_path)["outcome"] == "failed"
     assert summary_of(tmp_path)["completed_rounds"] == 0
 
