@@ -142,9 +142,11 @@ class RunEngine:
         return self.records.history
 
     def check_allowed(self, client_id: int) -> None:
-        """Refuses a client that an operator has blocked."""
-        if client_id in self.state.blocked or client_id in self.being_blocked:
+        """Refuses a client that an operator has blocked, or is blocking: that block may fail, so it may try again."""
+        if client_id in self.state.blocked:
             raise RefusedError(pb.REFUSAL_REASON_BLOCKED, f"an operator has blocked client {client_id}")
+        if client_id in self.being_blocked:
+            raise RefusedError(pb.REFUSAL_REASON_BUSY, f"an operator is blocking client {client_id}; try again")
 
     # --- start ---
 

@@ -29,6 +29,7 @@ from slow_disk import SlowDisk
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.artifacts import AUDIT_NAME
+from feddbp_common.rpc.failures import TRANSIENT_REASONS
 from feddbp_common.wire import Payload
 from feddbp_server.rpc.status_reply import status_of
 from feddbp_server.run.state_machine.state import Phase
@@ -103,7 +104,7 @@ async def test_an_upload_is_refused_while_a_block_deletes_the_one_before(tmp_pat
             refusal = await refusal_of(accept(server, third, trained_upload(2, 0, Payload())))
         disk.released.set()
         assert await blocking
-        assert refusal.reason == pb.REFUSAL_REASON_BLOCKED
+        assert refusal.reason == pb.REFUSAL_REASON_BUSY
         assert await server.thread.run(lambda store: store.uploads(0)) == []
 
 
@@ -115,9 +116,44 @@ async def test_no_upload_of_a_client_is_averaged_that_is_blocked_at_the_same_tim
         calls = [upload, server.coordinator.block(2, "")]
         results = await asyncio.gather(*(calls if first == "upload" else calls[::-1]))
         refusals = [result for result in results if isinstance(result, pb.Refusal)]
-        assert [refusal.reason for refusal in refusals] == [pb.REFUSAL_REASON_BLOCKED]
+        assert [refusal.reason for refusal in refusals] == [pb.REFUSAL_REASON_BUSY]
         assert await server.thread.run(lambda store: store.uploads(0)) == []
         assert server.engine.state.uploaded == ids()
+        again = server.coordinator.join(join_request(server.coordinator, 2, previous=third.secret))
+        assert (await refusal_of(again)).reason == pb.REFUSAL_REASON_BLOCKED
+
+
+class FailsToForget(SlowDisk):
+    """Fails to delete an upload once a test has released it."""
+
+    def forget_upload(self, client_id: int, round_number: int) -> None:
+        super().forget_upload(client_id, round_number)
+        raise sqlite3.OperationalError("database or disk is full")
+
+
+async def test_a_client_that_calls_during_a_block_that_fails_may_try_again(tmp_path: Path) -> None:
+    disk = FailsToForget()
+    async with Server(disk, tmp_path, **TWO_OF_THREE) as server:
+        third = (await join_all(server))[2]
+        context: Any = SimpleNamespace(peer=lambda: "")  # without authentication, nothing else of it is used
+
+        def calls() -> list[Any]:
+            return [
+                server.federation.Report(pb.ReportRequest(session=third.secret, progress=pb.Progress()), context),
+                anext(server.federation.Follow(pb.FollowRequest(session=third.secret), context)),
+                server.federation.Join(join_request(server.coordinator, 2, previous=third.secret), context),
+            ]
+
+        disk.slow_at = "forgotten upload"
+        blocking = asyncio.create_task(server.coordinator.block(2, ""))
+        assert await asyncio.to_thread(disk.reached.wait, PATIENCE)
+        reasons = {(await refusal_of(call)).reason for call in calls()}
+        disk.released.set()
+        with pytest.raises(StoreError):
+            await blocking
+        assert reasons <= set(TRANSIENT_REASONS)
+        for call in calls():
+            await call
 
 
 class NoRoomForClients(MemoryStore):
