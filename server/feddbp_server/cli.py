@@ -10,7 +10,7 @@ from feddbp_common.config.command_line import run_command, settings_from, settin
 from feddbp_common.config.dry_run import print_options
 from feddbp_common.logs import configure_logging
 from feddbp_server.config import ServerConfig
-from feddbp_server.process import check_open_files, prepare_process
+from feddbp_server.process import check_open_files, prepare_process, tighten_log_file
 from feddbp_server.stored_options import stored_options
 
 PROG = "feddbp-server"
@@ -32,6 +32,8 @@ def _serve(argv: Sequence[str]) -> int:
     configure_logging(
         as_json=config.listen.json_output, level=config.listen.log_level, file=config.operations.log_target
     )
+    if config.operations.log_file is not None:
+        tighten_log_file(config.operations.log_file)  # an existing file keeps the mode that it was made with
     check_open_files(config.run.clients)
     return asyncio.run(_run(config))
 

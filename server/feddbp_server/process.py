@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import glob
 import os
 import resource
 import stat
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -67,7 +69,22 @@ def tighten(directory: Path) -> None:
 
     To be called once the store is open: only then is the directory known to be this server's.
     """
-    for path in (path for pattern in _OWN_FILES for path in directory.glob(pattern)):
+    for pattern in _OWN_FILES:
+        _make_private(directory.glob(pattern))
+
+
+def tighten_log_file(log_file: Path) -> None:
+    """Takes the rights of other users from a log file and the renamed ones: an earlier version left them."""
+    _make_private([log_file])
+    _make_private(
+        path
+        for path in log_file.parent.glob(f"{glob.escape(log_file.name)}.*")
+        if path.name.removeprefix(f"{log_file.name}.").isdecimal()
+    )
+
+
+def _make_private(paths: Iterable[Path]) -> None:
+    for path in paths:
         with suppress(OSError):  # another user's file; the store says so if it is one of its own
             mode = path.lstat().st_mode
             if stat.S_ISREG(mode) and mode & 0o077:

@@ -346,8 +346,15 @@ def test_more_clients_than_files_may_be_open_are_refused_at_the_start(tmp_path: 
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_the_log_file_is_readable_by_its_user_alone(tmp_path: Path) -> None:
-    log_file = tmp_path / "logs" / "server.log"
+@pytest.mark.parametrize("earlier", [False, True], ids=["new", "of an earlier version"])
+def test_the_log_file_is_readable_by_its_user_alone(tmp_path: Path, earlier: bool) -> None:
+    log_file = tmp_path / "logs" / "server[1].log"
+    renamed, other = log_file.with_name("server[1].log.1"), log_file.with_name("server[1].log.html")
+    if earlier:
+        log_file.parent.mkdir()
+        for path in (log_file, renamed, other):
+            path.touch()
+            path.chmod(0o644)
     script = 'umask 022; ulimit -n 500; exec "$0" -m feddbp_server.cli --clients 1000 --state-dir "$1" --log-file "$2"'
     subprocess.run(  # ends after it has opened the file: it may not open enough for its clients
         ["bash", "-c", script, sys.executable, str(tmp_path / "state"), str(log_file)],
@@ -356,3 +363,6 @@ def test_the_log_file_is_readable_by_its_user_alone(tmp_path: Path) -> None:
         timeout=60,
     )
     assert log_file.stat().st_mode & 0o077 == 0
+    if earlier:
+        assert renamed.stat().st_mode & 0o777 == 0o600
+        assert other.stat().st_mode & 0o777 == 0o644
