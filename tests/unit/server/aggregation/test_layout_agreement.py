@@ -158,9 +158,16 @@ async def test_the_layout_survives_a_restart(tmp_path: Path) -> None:
         await server.until_round(2)
 
 
-async def test_methods_whose_rules_admit_no_tensors_have_no_layout(tmp_path: Path) -> None:
-    async with Server(MemoryStore(), tmp_path, config=run("feddbp", k_top=2)) as server:
-        server.engine.aggregator.check_layout(pb.Manifest(tensors=[pb.Tensor(name="any", shape=[1])]))
+async def test_layouts_are_compared_only_for_methods_whose_rules_admit_tensors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for method, settings, compared in (("feddbp", {"k_top": 2}, []), ("fedmrl", {"small_dim": WIDTH}, ["any"])):
+        async with Server(MemoryStore(), tmp_path / method, config=run(method, **settings)) as server:
+            seen: list[str] = []
+            layouts = server.engine.aggregator._layouts
+            monkeypatch.setattr(layouts, "check", lambda manifest, seen=seen: seen.append(manifest.tensors[0].name))
+            server.engine.aggregator.check_layout(pb.Manifest(tensors=[pb.Tensor(name="any", shape=[1])]))
+            assert seen == compared
 
 
 async def test_admitted_updates_that_add_up_to_too_much_end_no_run(tmp_path: Path) -> None:
