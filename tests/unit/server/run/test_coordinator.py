@@ -398,14 +398,20 @@ async def test_a_client_that_does_not_return_after_a_restart_of_the_server_is_lo
             await lost.first(1)
 
 
-async def test_a_client_that_reports_once_more_after_its_stream_broke_is_lost_later(tmp_path: Path) -> None:
-    async with Server(MemoryStore(), tmp_path, limits=SOON_LOST) as server:
-        daemon = (await join_all(server))[0]
-        with logged("client 0 has been disconnected") as lost:
-            await follow_once(server, daemon)
-            server.coordinator.report_progress(daemon.session, pb.Progress())
-            await lost.first(1)
-        assert server.engine.clock() - daemon.session.last_seen >= SOON_LOST.lost_after.total_seconds()
+async def test_a_client_that_reports_once_more_after_its_stream_broke_is_lost_later(server: Server) -> None:
+    daemon = (await join_all(server))[0]
+    session = daemon.session
+    lost_after = DEFAULT_LIMITS.lost_after.total_seconds()
+    with logged("client 0 has been disconnected") as lost:
+        await follow_once(server, daemon)
+        session.last_seen -= lost_after
+        server.coordinator.report_progress(session, pb.Progress())
+        server.engine.lost_clients._check(session)  # as its timer does
+        assert not lost.lines
+        assert session.lost_timer is not None
+        session.last_seen -= lost_after
+        server.engine.lost_clients._check(session)
+    assert len(lost.lines) == 1
 
 
 async def test_a_client_that_reconnects_again_and_again_has_one_timer(server: Server) -> None:
