@@ -1,4 +1,4 @@
-"""Rounds of a secure sum that come to nothing are given up with the state before them, a few in a row."""
+"""Rounds of a secure sum without a result leave the state as it was; too many in a row end the run."""
 
 from __future__ import annotations
 
