@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from functools import lru_cache, wraps
-from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar, cast
 
 from feddbp_client.data.images import DownloadError
 
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_RETRY_SECONDS: Final = 60.0
+"""How long a failed download is not tried again: within it all clients of a process have begun to load."""
 _cache_clears: list[Callable[[], None]] = []
 """Clears each cache that `cache_last` has made."""
 
@@ -21,27 +25,32 @@ _cache_clears: list[Callable[[], None]] = []
 def cache_last(function: Callable[P, R]) -> Callable[P, R]:
     """Caches the last result, for hashable arguments; concurrent callers wait for one computation.
 
-    A failed download is a result, too: each client of a process would repeat its attempts.
+    A failed download is not tried again for a minute: each client of a process would repeat its attempts.
     """
     lock = threading.Lock()
-
-    def outcome_of(*args: P.args, **kwargs: P.kwargs) -> R | DownloadError:
-        try:
-            return function(*args, **kwargs)
-        except DownloadError as error:
-            return error
-
-    cached = lru_cache(maxsize=1)(outcome_of)
-    _cache_clears.append(cached.cache_clear)
+    cached = lru_cache(maxsize=1)(function)
+    failed: dict[object, tuple[str, float]] = {}
+    """The message and the time of the last failure, by its arguments."""
 
     @wraps(function)
     def locked(*args: P.args, **kwargs: P.kwargs) -> R:
+        arguments = args, tuple(kwargs.items())
         with lock:
-            outcome = cast("Callable[P, R | DownloadError]", cached)(*args, **kwargs)
-        if isinstance(outcome, DownloadError):
-            raise DownloadError(str(outcome)) from outcome
-        return outcome
+            message, since = failed.get(arguments, ("", -math.inf))
+            if time.monotonic() - since < _RETRY_SECONDS:
+                raise DownloadError(message)
+            try:
+                return cast("Callable[P, R]", cached)(*args, **kwargs)
+            except DownloadError as error:
+                failed.clear()
+                failed[arguments] = str(error), time.monotonic()
+                raise
 
+    def clear() -> None:
+        cached.cache_clear()
+        failed.clear()
+
+    _cache_clears.append(clear)
     return locked
 
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import gc
 import io
 import pickle
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +25,7 @@ from data_samples import (
 )
 from scipy.io import savemat
 
-from feddbp_client.data import DataError, clear_dataset_cache, datasets, load_dataset
+from feddbp_client.data import DataError, clear_dataset_cache, dataset_cache, datasets, load_dataset
 from feddbp_client.data.datasets import SOURCES, PublishedFile
 from feddbp_client.data.images import in_memory
 from feddbp_common.config.catalog import DATASETS
@@ -331,6 +333,34 @@ def test_a_download_that_failed_is_not_repeated_for_other_clients_of_the_process
     with pytest.raises(DataError, match="HTTP 404"):
         load_dataset("cifar10", tmp_path)
     assert len(server.ranges) == 2
+
+
+def test_a_download_that_failed_is_tried_again_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: FileServer
+) -> None:
+    archive = tar_gz(cifar10_members(IMAGES, LABELS))
+    (file,) = publish(monkeypatch, "cifar10", [archive], server.url)
+    for wait, requests in ((60.0, 1), (60.0, 1), (0.0, 2)):
+        monkeypatch.setattr(dataset_cache, "_RETRY_SECONDS", wait)
+        with pytest.raises(DataError, match="HTTP 404"):
+            load_dataset("cifar10", tmp_path)
+        assert len(server.ranges) == requests
+    (tmp_path / file.name).write_bytes(archive)
+    assert load_dataset("cifar10", tmp_path).labels.tolist() == LABELS
+
+
+def test_a_download_that_failed_keeps_neither_its_frames_nor_a_loaded_data_set_from_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: FileServer
+) -> None:
+    digits = load_dataset("digits", tmp_path)
+    publish(monkeypatch, "cifar10", [b"any"], server.url)
+    with pytest.raises(DataError, match="HTTP 404") as failure:
+        load_dataset("cifar10", tmp_path)
+    raised = weakref.ref(failure.value)
+    del failure
+    gc.collect()
+    assert raised() is None
+    assert load_dataset("digits", tmp_path) is digits
 
 
 def test_downloading_can_be_off_and_a_failure_says_what_to_do(
