@@ -201,7 +201,7 @@ LOSSES_OF = """async (reporting) => {
   const state = new RunState();
   const clients = [0, 1, ...reporting], ones = clients.map(() => 1);
   const rounds = [0, 0, ...reporting.map(() => 1)];
-  state.apply({ reports: [clients, rounds, ...Array(7).fill(ones)], losses: { 0: { total: 2 }, 1: { total: 1 } } });
+  state.apply({ reports: [clients, rounds, ...Array(8).fill(ones)], losses: { 0: { total: 2 }, 1: { total: 1 } } });
   state.apply({ status: { phase: "collecting", round: 1 } });
   return state.lossCurves().rounds;
 }"""

@@ -55,7 +55,7 @@ export class RunState {
       const spent = columns[TRAIN][row] + columns[COLLECT][row];
       if (spent > 0) { known.train = spent; known.trained += spent; }
       this.latest.set(client, known);
-      if (columns[TRAINED]?.[row]) known.first = Math.min(known.first ?? round, round);
+      if (columns[TRAINED][row]) known.first = Math.min(known.first ?? round, round);
       if (!samples) continue;
       tally.clients.push(client);
       tally.values.push(accuracy);
