@@ -163,10 +163,10 @@ def _check_format(path: Path, metadata: Mapping[str, str]) -> None:
         raise CheckpointError(f"{path} is not a client's checkpoint")
     if found not in (_FORMAT, _DEEP_FORMAT):
         writer = metadata.get("software_version", "(a later version)")
-        raise CheckpointError(of_later_version(path, found, writer, f"{_FORMAT} and {_DEEP_FORMAT}"))
+        raise CheckpointError(later_version_message(path, found, writer, f"{_FORMAT} and {_DEEP_FORMAT}"))
 
 
-def of_later_version(path: Path, found: str, writer: str, known: str) -> str:
+def later_version_message(path: Path, found: str, writer: str, known: str) -> str:
     """What is wrong with a file or directory whose format this version does not know."""
     return (
         f"{path} was written by feddbp {writer} ({found}); this is feddbp {VERSION}, which reads {known}: "

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from feddbp_client.training.checkpoint import Checkpoint, of_later_version
+from feddbp_client.training.checkpoint import Checkpoint, later_version_message
 from feddbp_client.training.session_file import Ending, Session, read_session, write_session
 from feddbp_common.artifacts import CHECKPOINT_NAME, CLIENT_FORMAT_NAME, CLIENT_LOCK_NAME, client_directory
 from feddbp_common.atomic_files import replace_text
@@ -57,7 +57,7 @@ class ClientDirectory:
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise ConfigurationError(f"{mark} cannot be read: {error}; restore it from a backup") from None
         if written > _FORMAT:
-            raise ConfigurationError(of_later_version(self.path, f"format {written}", writer, f"format {_FORMAT}"))
+            raise ConfigurationError(later_version_message(self.path, f"format {written}", writer, f"format {_FORMAT}"))
         if None not in (owner, self._server) and owner != self._server and not moved:
             raise ConfigurationError(
                 f"{self.path} belongs to the server {owner}, and {self._server} says that it has the same run; "
