@@ -14,7 +14,7 @@ from feddbp_common.config.dry_run import FORMAT_HELP, DryRunFormat
 from feddbp_common.config.exchange import EPSILON_BUDGET
 from feddbp_common.config.types import CommaSeparated, Duration, FrozenModel, is_module_name, parse_ids, parse_numbers
 from feddbp_common.errors import ConfigurationError
-from feddbp_common.rpc.credentials import ClientCredentials, check_address, check_exposure
+from feddbp_common.rpc.credentials import DEFAULT_ADDRESS, ClientCredentials, check_address, check_exposure
 from feddbp_common.secure_sums import MAX_CLIENTS, MIN_CLIENTS
 
 Gpus: TypeAlias = tuple[int, ...] | Literal["auto"] | None
@@ -45,7 +45,7 @@ class IdentityConfig(FrozenModel):
     )
     all_or_none: bool = Field(False, description="with --ids: when one client fails, stop the others too")
     server: str = Field(
-        "127.0.0.1:50051", description="address of the server, HOST:PORT", json_schema_extra={"metavar": "HOST:PORT"}
+        DEFAULT_ADDRESS, description="address of the server, HOST:PORT", json_schema_extra={"metavar": "HOST:PORT"}
     )
     certs: Path | None = Field(
         None,

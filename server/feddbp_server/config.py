@@ -13,7 +13,7 @@ from feddbp_common.config.run import RunConfig
 from feddbp_common.config.types import Duration, FrozenModel, format_duration, format_size, parse_duration
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.logs import LogFile
-from feddbp_common.rpc.credentials import check_listening
+from feddbp_common.rpc.credentials import DEFAULT_PORT, check_listening
 from feddbp_common.rpc.keepalive import DEFAULT_LEASE
 from feddbp_server.reporting.event_command import command_words
 from feddbp_server.run.limits import DEFAULT_LIMITS, Limits
@@ -39,7 +39,7 @@ class ListenConfig(FrozenModel):
     host: str = Field(
         "127.0.0.1", description="address to listen on; anything but loopback needs --certs or --insecure"
     )
-    port: int = Field(50051, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    port: int = Field(DEFAULT_PORT, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     certs: Path | None = Field(
         None,
         description="directory made by `feddbp certs`: TLS, and clients need certificates",

@@ -138,6 +138,8 @@ class ClientCredentials:
 
 DEFAULT_PORT: Final = 50051
 """On which a server listens if it is given none."""
+DEFAULT_ADDRESS: Final = f"127.0.0.1:{DEFAULT_PORT}"
+"""Where clients and operators look for a server if they are given none."""
 
 
 def check_address(address: str) -> None:
@@ -149,7 +151,7 @@ def check_address(address: str) -> None:
     if not _is_address(address):
         with_port = f"{address}:{DEFAULT_PORT}"
         is_port_missing = _is_address(with_port) and ":" not in address.strip("[]") and not address.isdecimal()
-        example = f"give {with_port}" if is_port_missing else f"such as 127.0.0.1:{DEFAULT_PORT}"
+        example = f"give {with_port}" if is_port_missing else f"such as {DEFAULT_ADDRESS}"
         raise ConfigurationError(f"{address!r} is not an address of the form HOST:PORT, {example}")
 
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_common.rpc.credentials import ClientCredentials, check_address, check_exposure
+from feddbp_common.rpc.credentials import DEFAULT_ADDRESS, ClientCredentials, check_address, check_exposure
 from feddbp_lab.api.background_loop import BackgroundLoop
 from feddbp_lab.api.run_status import RunStatus
 from feddbp_lab.control_client import Request, call_control, watch_status
@@ -84,7 +84,7 @@ class RunControl:
 
 
 def connect(
-    server: str = "127.0.0.1:50051",
+    server: str = DEFAULT_ADDRESS,
     *,
     certs: str | Path | None = None,
     token_file: str | Path | None = None,

@@ -17,7 +17,7 @@ from feddbp_common.config.command_line import settings_from, settings_parser
 from feddbp_common.config.types import FrozenModel
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.optional_deps import DASHBOARD_MODULES, require
-from feddbp_common.rpc.credentials import is_loopback, read_token
+from feddbp_common.rpc.credentials import DEFAULT_ADDRESS, is_loopback, read_token
 from feddbp_lab.commands.options import OperatorConfig
 from feddbp_lab.control_client import get_status
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from feddbp_lab.dashboard.live import LiveRun
 
 PROG: Final = "feddbp dashboard"
-_DEFAULT_SERVER: Final = "127.0.0.1:50051"
 
 
 class DashboardSourceConfig(OperatorConfig):
@@ -34,7 +33,7 @@ class DashboardSourceConfig(OperatorConfig):
 
     server: str = Field(
         "",
-        description=f"address of a server, HOST:PORT (default without DIR: {_DEFAULT_SERVER})",
+        description=f"address of a server, HOST:PORT (default without DIR: {DEFAULT_ADDRESS})",
         json_schema_extra={"metavar": "HOST:PORT"},
     )
     baseline: Path | None = Field(
@@ -166,7 +165,7 @@ async def _open_live(source: DashboardSourceConfig, directory: Path | None) -> L
     from feddbp_lab.dashboard.live import LiveRun
     from feddbp_lab.results.run_files import RunFiles
 
-    address = source.server or _DEFAULT_SERVER
+    address = source.server or DEFAULT_ADDRESS
     # a first call: a mistake in the address or the credentials is an error here, and not on a page
     await get_status(address, source.credentials)
     return LiveRun(address, source.credentials, None if directory is None else RunFiles(directory))

@@ -16,7 +16,7 @@ from feddbp_common.config.training import TrainingConfig
 from feddbp_common.config.types import CommaSeparated, FrozenModel
 from feddbp_common.cpu_cores import usable_cores
 from feddbp_common.errors import ConfigurationError
-from feddbp_common.rpc.credentials import ClientCredentials, check_address, check_exposure
+from feddbp_common.rpc.credentials import DEFAULT_ADDRESS, ClientCredentials, check_address, check_exposure
 
 TRACK_HELP: Final = "where to: tensorboard[:DIR], mlflow[:URI], wandb[:PROJECT]; several with commas"
 _HIDDEN: Final[dict[str, Any]] = {"hidden": True}
@@ -26,7 +26,7 @@ class ConnectionConfig(FrozenModel):
     """Server: its address, and how to connect to it."""
 
     server: str = Field(
-        "127.0.0.1:50051", description="address of the server, HOST:PORT", json_schema_extra={"metavar": "HOST:PORT"}
+        DEFAULT_ADDRESS, description="address of the server, HOST:PORT", json_schema_extra={"metavar": "HOST:PORT"}
     )
     certs: Path | None = Field(
         None,
