@@ -19,7 +19,7 @@ from feddbp_client.compute.precision import Precision
 from feddbp_client.compute.slots import TrainingSlots
 from feddbp_client.config import ComputeConfig, Mode, Threads
 from feddbp_client.models.blocks import backbones_in
-from feddbp_common.humanize import client_names
+from feddbp_common.humanize import client_names, quantity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class ComputePlan:
             here = {client_id: compute for client_id, compute in self.clients.items() if compute.device == device}
             first = next(iter(here.values()))
             images = f", up to {gibibytes(first.image_budget.limit)} for images" if first.image_budget.limit else ""
-            threads = f"{self.threads} CPU thread{'s' if self.threads > 1 else ''}"
+            threads = quantity(self.threads, "CPU thread")
             yield f"{first}: {client_names(here)}, {first.precision}, {threads}{images}"
 
 

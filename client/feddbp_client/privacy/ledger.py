@@ -16,6 +16,7 @@ from feddbp_common.atomic_files import replace_lines
 from feddbp_common.differential_privacy.accountant import composed, epsilon_of
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.file_lock import FileLock
+from feddbp_common.humanize import quantity
 
 _ROUNDING: Final = 1 + 1e-6
 
@@ -65,7 +66,7 @@ class Ledger:
         after = _epsilon([*entries, entry], entry.delta)
         if after <= self._budget * _ROUNDING:
             return
-        number = f"{len(entries)} release{'' if len(entries) == 1 else 's'}"
+        number = quantity(len(entries), "release")
         spent = f"has spent epsilon {_epsilon(entries, entry.delta):.2f} in {number} and " if entries else ""
         raise ConfigurationError(
             f"client {self._client_id} {spent}may spend {self._budget:g} in all, but this run's release would make "

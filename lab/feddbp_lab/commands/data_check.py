@@ -17,7 +17,7 @@ from rich.text import Text
 from feddbp_common.config.command_line import settings_from, settings_parser
 from feddbp_common.config.types import CommaSeparated, FrozenModel
 from feddbp_common.errors import ConfigurationError, ExitCode
-from feddbp_common.humanize import human_bytes
+from feddbp_common.humanize import human_bytes, quantity
 from feddbp_common.optional_deps import CHECKPOINT_MODULES, require
 from feddbp_lab.terminal.format import facts_table, plain_table, terminal
 
@@ -86,10 +86,8 @@ def _view(path: Path, report: DataReport) -> Iterator[RenderableType]:
     for line in report.warnings:
         yield Text.assemble(("warning  ", "bold yellow"), line)
     if report.unreadable:
-        many = len(report.unreadable)
-        yield Text(
-            f"\n{many} file{'' if many == 1 else 's'} unreadable: a client refuses the data without --skip-unreadable"
-        )
+        unreadable = quantity(len(report.unreadable), "file")
+        yield Text(f"\n{unreadable} unreadable: a client refuses the data without --skip-unreadable")
     names = ",".join(counts.name for counts in report.classes)
     if len(report.classes) <= _SHOWN_COMMAND and "," not in "".join(counts.name for counts in report.classes):
         yield Text(f"\nfeddbp-server --dataset custom --class-names {shlex.quote(names)}", style="dim")

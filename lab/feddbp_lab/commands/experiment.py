@@ -14,6 +14,7 @@ from typing import Final
 
 from feddbp_common.config.command_line import Parser, add_settings, settings_from
 from feddbp_common.errors import ExitCode
+from feddbp_common.humanize import quantity
 from feddbp_lab.commands.actions import chosen_action
 
 PROG: Final = "feddbp experiment"
@@ -157,7 +158,7 @@ def _pack(flags: argparse.Namespace) -> int:
     from feddbp_lab.experiments.run.packing import pack
 
     added = pack(OutputDir.open_existing(flags.directory), OutputDir(flags.target))
-    print(f"{flags.target}: {len(added)} cell{'s' if len(added) != 1 else ''} added")
+    print(f"{flags.target}: {quantity(len(added), 'cell')} added")
     return ExitCode.OK
 
 

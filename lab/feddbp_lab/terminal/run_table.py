@@ -13,7 +13,7 @@ from rich.text import Text
 from feddbp_common.artifacts import CURVES_NAME, METRICS_NAME, SERVER_LOCK_NAME, SUMMARY_NAME
 from feddbp_common.evaluation import RoundAccuracy, accuracy_over_clients
 from feddbp_common.file_lock import is_locked
-from feddbp_common.humanize import NO_VALUE, client_names, human_bytes, human_seconds, id_ranges, percent
+from feddbp_common.humanize import NO_VALUE, client_names, human_bytes, human_seconds, id_ranges, percent, quantity
 from feddbp_common.methods import method_named
 from feddbp_lab.results.run_results import RunResults
 from feddbp_lab.terminal.format import plain_table
@@ -133,5 +133,5 @@ def _accuracy(summary: dict[str, Any], which: str) -> Text:
     return Text.assemble(
         (accuracy, "bold green"),
         f"{separator}{clients}, by client {percent(found.unweighted)} ± {100 * found.deviation:.1f}",
-        (f", after {found.round} round{'' if found.round == 1 else 's'}", "dim"),
+        (f", after {quantity(found.round, 'round')}", "dim"),
     )

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Final
 
 from feddbp_common.errors import ConfigurationError, ExitCode
+from feddbp_common.humanize import quantity
 from feddbp_lab.experiments.cell import Cell
 from feddbp_lab.experiments.config import ExecutionConfig, ExperimentConfig, SelectionConfig
 from feddbp_lab.experiments.report.build import write_report
@@ -22,7 +23,6 @@ from feddbp_lab.experiments.run.planning import (
     RequestedCells,
     cells_left,
     clean_up_done,
-    count_cells,
     failed_before,
     requested_cells,
     save_plan,
@@ -67,7 +67,7 @@ def plan_campaign(experiment: str, selection: SelectionConfig, resources: Resour
         save_plan(requested, output)
     name = requested.expansion.plan.name
     count = len(output.planned_cells(name))
-    print(f"{name}: {count_cells(count)}; feddbp experiment cell {output.name} --index 0 to {count - 1}")
+    print(f"{name}: {quantity(count, 'cell')}; feddbp experiment cell {output.name} --index 0 to {count - 1}")
     return ExitCode.OK
 
 
@@ -82,7 +82,7 @@ def run_cell(out: str, index: int, experiment: str | None, where: ExecutionConfi
         raise ConfigurationError(f"{output.name} holds no experiment {name!r}; it holds {', '.join(names)}")
     cells = output.planned_cells(name)
     if not 0 <= index < len(cells):
-        raise ConfigurationError(f"--index {index}: {name} has {count_cells(len(cells))}, 0 to {len(cells) - 1}")
+        raise ConfigurationError(f"--index {index}: {name} has {quantity(len(cells), 'cell')}, 0 to {len(cells) - 1}")
     require_lab("an experiment")
     cell = Cell(cells[index].run, resources.or_else(cells[index].resources))
     with output.use():
@@ -104,7 +104,8 @@ async def _run(
     requested: RequestedCells, cells: list[Cell], output: OutputDir, where: ExecutionConfig, failed: list[Cell]
 ) -> int:
     plan, done = requested.expansion.plan, len(requested.cells) - len(cells) - len(failed)
-    heading = f"{plan.title}{f', profile {plan.profile}' if plan.profile else ''}: {count_cells(len(requested.cells))}"
+    profile = f", profile {plan.profile}" if plan.profile else ""
+    heading = f"{plan.title}{profile}: {quantity(len(requested.cells), 'cell')}"
     return await _run_cells(cells, output, where, failed, heading=heading + (f", {done} of them done" if done else ""))
 
 
@@ -128,10 +129,10 @@ async def _run_cells(
             return ExitCode.INTERRUPTED
         failed_here = runner.failed
     if failed:
-        print(f"{PROG}: {count_cells(len(failed))} failed before; --retry-failed runs them again", file=sys.stderr)
+        print(f"{PROG}: {quantity(len(failed), 'cell')} failed before; --retry-failed runs them again", file=sys.stderr)
     if failed_here:
         shown = f"feddbp experiment status {output.name} shows why"
-        print(f"{PROG}: {count_cells(len(failed_here))} failed; {shown}", file=sys.stderr)
+        print(f"{PROG}: {quantity(len(failed_here), 'cell')} failed; {shown}", file=sys.stderr)
     return ExitCode.RUN_FAILED if failed or failed_here else ExitCode.OK
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 from feddbp_common.artifacts import CELL_LOCK_NAME
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.file_lock import is_locked
+from feddbp_common.humanize import quantity
 from feddbp_lab.experiments.cell import Cell
 from feddbp_lab.experiments.config import SelectionConfig
 from feddbp_lab.experiments.expansion import Expansion, expand, seeds_of, select_cells
@@ -88,7 +89,7 @@ def _print_dropped_cells(plan: Plan, output: OutputDir) -> None:
     left_out = set(earlier.cell_ids) - set(plan.cell_ids)
     done = sum(output.cell_dir(cell).state is CellState.DONE for cell in left_out)
     if done:
-        print(f"{plan.name} has changed since its last run here: {count_cells(done)} kept but no longer reported")
+        print(f"{plan.name} has changed since its last run here: {quantity(done, 'cell')} kept but no longer reported")
 
 
 def cells_left(cells: Sequence[Cell], output: OutputDir, watch: LeaseWatch, *, keep_state: bool) -> list[Cell]:
@@ -118,10 +119,6 @@ def _may_have_a_runner(cell: Cell, directory: CellDir, watch: LeaseWatch) -> boo
 
 def failed_before(cells: Sequence[Cell], output: OutputDir) -> list[Cell]:
     return [cell for cell in cells if output.cell_dir(cell.id).state is CellState.FAILED]
-
-
-def count_cells(count: int) -> str:
-    return f"{count} cell{'s' if count != 1 else ''}"
 
 
 def _as_text(value: Any) -> str:

@@ -18,6 +18,7 @@ from typing import Any, Final, Self
 
 from feddbp_common.cpu_cores import usable_cores
 from feddbp_common.errors import ConfigurationError, one_line
+from feddbp_common.humanize import quantity
 from feddbp_common.optional_deps import require
 from feddbp_common.version import VERSION
 from feddbp_lab.experiments.cell import Cell
@@ -118,7 +119,7 @@ class RayExecutor(Executor):
     def description(self) -> str:
         nodes = self._nodes()
         total = describe(sum(node.cpus for node in nodes), sum(node.gpus for node in nodes), 0)
-        return f"on {len(nodes)} Ray node{'s' if len(nodes) != 1 else ''} with {total}"
+        return f"on {quantity(len(nodes), 'Ray node')} with {total}"
 
     def check(self, cells: Iterable[Cell]) -> None:
         nodes = self._nodes()
@@ -264,4 +265,4 @@ def _largest(nodes: list[_Node], request: Request) -> str:
     sizes = sorted({(node.gpus, node.cpus, node.memory) for node in nodes}, reverse=True)
     texts = dict.fromkeys(describe(cpus, gpus, memory if request.memory else 0) for gpus, cpus, memory in sizes)
     listed = "; ".join(list(texts)[:3])
-    return f"no node of the Ray cluster has as much: {len(nodes)} node{'s' if len(nodes) != 1 else ''}, {listed}"
+    return f"no node of the Ray cluster has as much: {quantity(len(nodes), 'node')}, {listed}"
