@@ -1,4 +1,6 @@
-"""The CPU cores this process may use: in a container or under a scheduler often fewer than the machine has."""
+"""The CPU cores this process may use, in a container or under a scheduler often fewer than the machine has, and how its
+numerical libraries use them.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +25,20 @@ def let_waiting_threads_sleep() -> None:
     to 2,770 ms, instead of 206 to 364.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
+def multiply_in_one_thread() -> None:
+    """Limits the BLAS of numpy to one thread; to be called before torch is given its number of threads.
+
+    Our matrices are small. Split between threads, each product waits for the slowest one: on a busy machine the
+    eigenvectors of 512 x 512 take three times as long in two threads, those of 100 x 100 twenty times. With one thread,
+    results do not depend on the number of cores either.
+    """
+    # only libraries that are loaded can be limited
+    import numpy  # noqa: F401
+    from threadpoolctl import threadpool_limits
+
+    threadpool_limits(1, user_api="blas")
 
 
 def _quotas(root: Path) -> Iterator[float]:

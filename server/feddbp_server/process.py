@@ -13,8 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from threadpoolctl import threadpool_limits
-
 from feddbp_common.artifacts import (
     AUDIT_NAME,
     CLIENTS_NAME,
@@ -26,6 +24,7 @@ from feddbp_common.artifacts import (
     SERVER_LOCK_NAME,
     SUMMARY_NAME,
 )
+from feddbp_common.cpu_cores import multiply_in_one_thread
 from feddbp_common.errors import ConfigurationError
 
 _M_ARENA_MAX: Final = -8  # of glibc's malloc.h
@@ -56,7 +55,7 @@ def prepare_process() -> None:
     _keep_files_private()
     _allow_many_connections()
     _configure_malloc()
-    _multiply_in_one_thread()
+    multiply_in_one_thread()
 
 
 def _keep_files_private() -> None:
@@ -138,12 +137,3 @@ def _configure_malloc() -> None:
         malloc.mallopt(_M_ARENA_MAX, _ARENAS)
         malloc.mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
         malloc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
-
-
-def _multiply_in_one_thread() -> None:
-    """Limits BLAS to one thread: some methods train on the server, in steps of small matrix products.
-
-    Split between threads, each product waits for the slowest one, which takes ten times as long on a busy machine. With
-    one thread, results do not depend on the number of cores either.
-    """
-    threadpool_limits(1, user_api="blas")

@@ -6,7 +6,10 @@ import asyncio
 import logging
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -161,3 +164,17 @@ async def test_a_second_signal_ends_the_process_at_once(monkeypatch: pytest.Monk
     monkeypatch.setattr(os, "_exit", lambda code: None)
     await run_fakes(FakeDaemon(0, signalled_twice))
     assert ended.done()
+
+
+def test_matrix_products_of_numpy_use_one_thread_on_any_machine(tmp_path: Path) -> None:
+    code = (
+        "from threadpoolctl import threadpool_info\n"
+        "from feddbp_client.cli import main\n"
+        "main(['--id=0', '--server=127.0.0.1:1', '--patience=0s', '--threads=2'])\n"
+        "import torch\n"
+        "numpy_pool = [pool for pool in threadpool_info() if 'openblas' in pool['internal_api']]\n"
+        "print([pool['num_threads'] for pool in numpy_pool], torch.get_num_threads())\n"
+    )
+    many = {**os.environ, "OPENBLAS_NUM_THREADS": "4", "FEDDBP_STATE_DIR": str(tmp_path)}
+    shown = subprocess.run([sys.executable, "-c", code], env=many, capture_output=True, text=True, check=True)
+    assert shown.stdout == "[1] 2\n"
