@@ -1,10 +1,11 @@
-"""The CPU cores this process may use, in a container or under a scheduler often fewer than the machine has, and how its
-numerical libraries use them.
+"""The kind of CPU, the cores that this process may use, which in a container or under a scheduler are often fewer than
+the machine has, and how numerical libraries use them.
 """
 
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -16,6 +17,18 @@ def usable_cores(root: Path = Path("/")) -> int:
     """The smaller of the cores this process may run on and the processor time its control groups allow, in cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([cores, *map(int, _quotas(root))]))
+
+
+def processor(root: Path = Path("/")) -> str:
+    """The kind of CPU, on which the bits of a result depend.
+
+    Virtual machines often have a name without a generation, so family and model are given, too.
+    """
+    first, _, _ = _text(root / "proc/cpuinfo").partition("\n\n")
+    fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
+    if "model name" not in fields:  # not Linux, or not x86
+        return platform.processor() or platform.machine()
+    return "{model name}, family {cpu family}, model {model}".format_map(fields)
 
 
 def let_waiting_threads_sleep() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from feddbp_common.cpu_cores import let_waiting_threads_sleep, usable_cores
+from feddbp_common.cpu_cores import let_waiting_threads_sleep, processor, usable_cores
 
 
 @pytest.fixture(autouse=True)
@@ -75,3 +75,14 @@ def test_waiting_threads_sleep_unless_the_user_wants_otherwise(monkeypatch: pyte
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
     let_waiting_threads_sleep()
     assert os.environ["OMP_WAIT_POLICY"] == "active"
+
+
+def test_the_kind_of_cpu_is_told_from_others_of_the_same_name(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    core = "processor\t: {}\ncpu family\t: 6\nmodel\t\t: 207\nmodel name\t: Intel(R) Xeon(R)\n"
+    (tmp_path / "proc/cpuinfo").write_text("\n".join(core.format(number) for number in range(2)))
+    assert processor(tmp_path) == "Intel(R) Xeon(R), family 6, model 207"
+
+
+def test_without_a_list_of_cpus_the_platform_names_the_kind(tmp_path: Path) -> None:
+    assert processor(tmp_path)

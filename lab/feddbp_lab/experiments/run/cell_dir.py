@@ -5,7 +5,7 @@ cells/ID/server, clients state of the federation, removed once the cell has resu
 cells/ID/certs           certificates of its parties, likewise; only with secure sums
 cells/ID/logs            of every process
 cells/ID/metrics.jsonl, summary.json   the results; the summary is written last and marks the cell as done
-cells/ID/cost.json       CPU time of all attempts, their number, and the machine and software of the last
+cells/ID/cost.json       CPU time of all attempts, their number; machine, kind of CPU and software of the last
 cells/ID/lease-*.json    which process works on the cell (`lease`)
 cells/ID/copy-*          copies of the state of a cell that runs on another disk (`copies`)
 cells/ID/failure.json    why the last attempt failed
@@ -38,6 +38,7 @@ from feddbp_common.atomic_files import replace_text
 from feddbp_common.config.identity import canonical
 from feddbp_common.config.nested import dotted
 from feddbp_common.config.run import RunConfig
+from feddbp_common.cpu_cores import processor
 from feddbp_common.errors import FedDBPError
 from feddbp_common.file_lock import FileLock, is_locked
 from feddbp_common.printable import printable
@@ -187,8 +188,8 @@ class CellDir:
         replace_text(self.path / CELL_COST_NAME, json.dumps(cost) + "\n")
 
     def record_attempt(self, attempt: int, node: str) -> None:
-        """Records the number of the attempt, where it runs and with which versions."""
-        recorded = {"attempts": attempt, "node": node, "software": installed_versions()}
+        """Records the number of the attempt, where it runs, and the CPU and versions that bits may depend on."""
+        recorded = {"attempts": attempt, "node": node, "processor": processor(), "software": installed_versions()}
         replace_text(self.path / CELL_COST_NAME, json.dumps(self._cost() | recorded) + "\n")
 
     def core_seconds(self) -> float | None:

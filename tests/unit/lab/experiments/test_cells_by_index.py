@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from lab_fake_demo import python_path
 
+from feddbp_common.cpu_cores import processor
 from feddbp_lab.cli import main
 from feddbp_lab.experiments.run.store import open_store
 from feddbp_lab.processes import local_federation
@@ -40,7 +41,9 @@ def test_cells_of_a_plan_are_run_by_their_index(grid: str, tmp_path: Path, capsy
     assert main(["experiment", "cell", out, "--index", "1", "--work-dir", str(tmp_path / "node")]) == 0
     assert "done    fedproto-digits-a0.1-mini-8-e10-r2-s0-" in capsys.readouterr().out
     (cost,) = Path(out).glob("cells/*-r2-*/cost.json")
-    software = json.loads(cost.read_text())["software"]
+    recorded = json.loads(cost.read_text())
+    assert recorded["processor"] == processor()
+    software = recorded["software"]
     assert software["feddbp"] == version("feddbp")
     assert {"python", "numpy", "torch"} <= software.keys()
     assert main(["experiment", "cell", out, "--index", "1"]) == 0
