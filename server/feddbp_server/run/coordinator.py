@@ -344,15 +344,12 @@ class Coordinator:
         return True
 
     async def _block(self, client_id: int, reason: str) -> None:
-        engine, state = self._engine, self._engine.state
-        engine.being_blocked.add(client_id)  # or another upload could be stored once this one is deleted
+        being_blocked = self._engine.being_blocked
+        being_blocked.add(client_id)  # or another upload could be stored once this one is deleted
         try:
-            if Phase.AGGREGATING not in (state.phase, state.held_phase):
-                # before the round can be closed: the list of its uploads is read by a later job of the store
-                await engine.store.run(lambda store: store.forget_upload(client_id, state.round))
             await self._remove(client_id, Blocked(client_id), "blocked", reason)
         finally:
-            engine.being_blocked.discard(client_id)
+            being_blocked.discard(client_id)
 
     async def allow(self, client_id: int) -> bool:
         """Ends a block."""

@@ -97,9 +97,16 @@ class StoredState:
         return loaded.state
 
     async def save(self, before: RunState, state: RunState) -> None:
-        """Saves a step of the run."""
+        """Saves a step of the run, and deletes the uploads to the open round of clients that it blocks."""
         snapshot, decided = self._snapshot(state), before.members | state.members
-        await self._store.run(lambda store: _save(store, snapshot, decided))
+        withdrawn = frozenset() if before.is_aggregating else state.blocked - before.blocked
+
+        def save(store: Store) -> None:
+            for client_id in sorted(withdrawn):  # also one that is stored and not yet in the state
+                store.forget_upload(client_id, before.round)
+            _save(store, snapshot, decided)
+
+        await self._store.run(save)
 
     async def close_round(self, before: RunState, state: RunState, aggregate: AggregateRecord) -> None:
         """Saves the step that closes a round together with its aggregate, and deletes what is no longer needed."""

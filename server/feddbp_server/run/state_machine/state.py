@@ -158,6 +158,11 @@ class RunState:
     """Rounds in a row that left the state before them; only in a run that closes such rounds."""
 
     @property
+    def is_aggregating(self) -> bool:
+        """Whether the round's uploads are decided and it is being closed, also while the run is paused."""
+        return Phase.AGGREGATING in (self.phase, self.held_phase)
+
+    @property
     def missing(self) -> frozenset[int]:
         """Clients the phase waits for: selected ones that have not uploaded, observers that have not reported."""
         if self.phase.is_final:

@@ -71,10 +71,7 @@ def _record(state: RunState, event: Event, policy: RoundPolicy, now: float) -> S
             return replace(state, reported=state.reported | {client}), ()
         case Skipped(client, number) if number == state.round and client in state.selected | state.observers:
             return replace(state, skipped=state.skipped | {client}), ()
-        case Aggregated(number, left_out, accuracy, without_result) if number == state.round and Phase.AGGREGATING in (
-            state.phase,
-            state.held_phase,
-        ):
+        case Aggregated(number, left_out, accuracy, without_result) if number == state.round and state.is_aggregating:
             left_out = (state.left_out - state.uploaded) | left_out
             counted = replace(
                 state,
@@ -334,7 +331,7 @@ def _drop(state: RunState, clients: frozenset[int]) -> RunState:
 
 def _block(state: RunState, client: int) -> RunState:
     """Removes a client with its upload of the open round; one that is being aggregated still counts."""
-    if Phase.AGGREGATING not in (state.phase, state.held_phase):
+    if not state.is_aggregating:
         state = replace(state, uploaded=state.uploaded - {client})
     return _drop(replace(state, blocked=state.blocked | {client}), frozenset({client}))
 

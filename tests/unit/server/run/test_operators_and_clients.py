@@ -156,6 +156,34 @@ async def test_a_client_that_calls_during_a_block_that_fails_may_try_again(tmp_p
             await call
 
 
+class FailsToSave(SqliteStore):
+    """Fails to save the state of the run while `full`."""
+
+    full = False
+
+    def save_snapshot(self, snapshot: str) -> None:
+        if self.full:
+            raise sqlite3.OperationalError("database or disk is full")
+        super().save_snapshot(snapshot)
+
+
+async def test_the_upload_of_a_client_whose_block_fails_still_counts(tmp_path: Path) -> None:
+    disk = FailsToSave(tmp_path)
+    async with Server(disk, tmp_path, **TWO_OF_THREE) as server:
+        first, _, third = await join_all(server)
+        await first.work(0)
+        await third.work(0)
+        disk.full = True
+        with pytest.raises(StoreError):
+            await server.coordinator.block(2, "")
+        disk.full = False
+        assert server.engine.state.uploaded == ids(0, 2)
+        assert [record.client_id for record in await server.thread.run(lambda store: store.uploads(0))] == [0, 2]
+        assert await server.coordinator.block(2, "")
+        assert server.engine.state.uploaded == ids(0)
+        assert [record.client_id for record in await server.thread.run(lambda store: store.uploads(0))] == [0]
+
+
 class NoRoomForClients(MemoryStore):
     """Fails to store sessions while `full`."""
 
