@@ -75,6 +75,12 @@ class RunConfig(PublicModel):
         description="last rounds of the run, in which each client receives the result of its own upload alone",
         json_schema_extra=added_in("0.2.0"),
     )
+    finetune_state: Literal["own", "last"] = Field(
+        "own",
+        description="what clients have in these rounds in place of the global state: the result of their own upload, "
+        "or the state after the last exchange, such as its prototypes",
+        json_schema_extra=added_in("0.2.0"),
+    )
     stop_after: int = Field(
         0,
         ge=0,
@@ -184,10 +190,27 @@ class RunConfig(PublicModel):
     def _uploads_suffice_without_exchange(self) -> Self:
         if self.finetune_rounds >= self.rounds and self.finetune_rounds:
             raise ConfigurationError(f"finetune_rounds is {self.finetune_rounds}, but the run has {self.rounds} rounds")
-        alone = self.exchange == "off" or self.finetune_rounds > 0 or self.newcomers > 0
+        fine_tunes_alone = self.finetune_rounds > 0 and self.finetune_state == "own"
+        alone = self.exchange == "off" or fine_tunes_alone or self.newcomers > 0
         if alone and self.method_spec.has_history(self.settings):
             raise ConfigurationError(
                 f"{self.method} has no rounds without exchange: its server keeps a state that no single upload gives"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _last_state_serves_fine_tuning(self) -> Self:
+        if self.finetune_state == "own":
+            return self
+        if not self.finetune_rounds:
+            raise ConfigurationError("finetune_state is last, but the run has no finetune_rounds")
+        if self.exchange == "off" or self.newcomers:
+            other = "newcomers" if self.newcomers else "exchange = off"
+            raise ConfigurationError(f"finetune_state = last needs a state that all clients share; leave out {other}")
+        if self.method_spec.exchanges_weights(self.settings):
+            raise ConfigurationError(
+                f"with finetune_state = last clients of {self.method} would begin each round of fine-tuning with the "
+                "weights of the last exchange, and lose what they have tuned"
             )
         return self
 
@@ -228,7 +251,7 @@ class RunConfig(PublicModel):
             return Sources.OWN
         is_fine_tuning = round_number >= self.rounds - self.finetune_rounds
         if not self.newcomers:
-            return Sources.OWN if is_fine_tuning else Sources.ALL
+            return Sources.OWN if is_fine_tuning and self.finetune_state == "own" else Sources.ALL
         if not self.is_newcomer(client_id) or round_number not in self.rounds_of(client_id):
             return Sources.ALL
         return Sources.OWN if is_fine_tuning else Sources.FINISHED

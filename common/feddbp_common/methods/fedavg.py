@@ -6,7 +6,7 @@ from typing import Final
 
 from pydantic import Field
 
-from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings, SumWeights, all_rules
+from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings, SumWeights, all_rules, always
 from feddbp_common.methods.guide_network import guide_bytes, guide_rules
 from feddbp_common.methods.payload_size import ImageShape, PayloadSize
 from feddbp_common.wire import PayloadRules
@@ -42,6 +42,7 @@ FEDAVG = Method(
     download_rules=_download_rules,
     strategy="feddbp_server.strategies.fedavg:FedAvgStrategy",
     trainer="feddbp_client.methods.fedavg:FedAvg",
+    exchanges_weights=always,
     aggregation_rules=all_rules,
     sum_weights=lambda settings: SumWeights(tensors_by_samples=settings.weighted),
     up=_PAYLOAD_SIZE,

@@ -173,6 +173,7 @@ FEDDBP = Method(
         "ce_guide": "cross-entropy, guide",
         "distillation": "divergence from the guide",
     },
+    exchanges_weights=lambda settings: settings.guided,
     aggregation_rules=all_rules,
     up=PayloadSize(
         content="prototypes and Fisher scores", formula="8md; 4md + 2m k_top as top channels", size=_upload_bytes

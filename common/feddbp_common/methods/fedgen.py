@@ -7,7 +7,7 @@ from typing import Final, Self
 
 from pydantic import Field, model_validator
 
-from feddbp_common.methods.contract import ALL_RULES, CLIPPING_RULES, ExchangeShape, Method, MethodSettings
+from feddbp_common.methods.contract import ALL_RULES, CLIPPING_RULES, ExchangeShape, Method, MethodSettings, always
 from feddbp_common.methods.linear_head import HEAD_PAYLOAD_SIZE, head_bytes, head_rules
 from feddbp_common.methods.payload_size import REAL_BYTES, ImageShape, PayloadSize
 from feddbp_common.wire import Dim, PayloadRules, TensorRule, WireType
@@ -128,8 +128,9 @@ FEDGEN = Method(
     strategy="feddbp_server.strategies.fedgen:FedGenStrategy",
     trainer="feddbp_client.methods.fedgen:FedGen",
     loss_terms={"generated": "cross-entropy, generated features", "latent": "divergence from generated features"},
+    exchanges_weights=always,
     aggregation_rules=lambda settings: CLIPPING_RULES if settings.full else ALL_RULES,
-    has_history=lambda _: True,
+    has_history=always,
     up=HEAD_PAYLOAD_SIZE,
     down=PayloadSize(
         content="the head, the generator, label counts",

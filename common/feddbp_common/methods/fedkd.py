@@ -7,7 +7,15 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from feddbp_common.methods.contract import ExchangeShape, Expansion, Method, MethodSettings, SumWeights, all_rules
+from feddbp_common.methods.contract import (
+    ExchangeShape,
+    Expansion,
+    Method,
+    MethodSettings,
+    SumWeights,
+    all_rules,
+    always,
+)
 from feddbp_common.methods.payload_size import ImageShape, PayloadSize
 from feddbp_common.methods.small_model import small_model_bytes, small_model_rules
 from feddbp_common.wire import Dim, Payload, PayloadRules, TensorRule, WireType
@@ -105,6 +113,7 @@ FEDKD = Method(
         "kl": "divergence of the two networks",
         "features": "distance of their features",
     },
+    exchanges_weights=always,
     aggregation_rules=all_rules,
     sum_weights=lambda settings: SumWeights() if settings.target == "params" else None,
     expansion=Expansion(expanded, _expanded_rules),

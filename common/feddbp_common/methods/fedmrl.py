@@ -8,7 +8,7 @@ from typing import Final
 from pydantic import Field
 
 from feddbp_common.errors import ConfigurationError
-from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings, SumWeights, all_rules
+from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings, SumWeights, all_rules, always
 from feddbp_common.methods.payload_size import ImageShape, PayloadSize
 from feddbp_common.methods.small_model import small_model_bytes, small_model_rules
 from feddbp_common.wire import PayloadRules
@@ -59,6 +59,7 @@ FEDMRL = Method(
     strategy="feddbp_server.strategies.fedmrl:FedMRLStrategy",
     trainer="feddbp_client.methods.fedmrl:FedMRL",
     loss_terms={"ce": "cross-entropy, all channels", "ce_small": "cross-entropy, first channels"},
+    exchanges_weights=always,
     aggregation_rules=all_rules,
     sum_weights=lambda settings: SumWeights(tensors_by_samples=settings.weighted),
     up=_PAYLOAD_SIZE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from feddbp_common.methods.contract import Method
+from feddbp_common.methods.contract import Method, always
 from feddbp_common.methods.fedproto import FedProtoSettings, prototypes_down, prototypes_up
 from feddbp_common.methods.payload_size import GLOBAL_PROTOTYPES, LOCAL_PROTOTYPES
 
@@ -32,7 +32,7 @@ FEDTGP = Method(
     strategy="feddbp_server.strategies.fedtgp:FedTGPStrategy",
     trainer="feddbp_client.methods.fedtgp:FedTGP",
     loss_terms={"proto": "prototype distance"},
-    has_history=lambda _: True,
+    has_history=always,
     up=LOCAL_PROTOTYPES,
     down=GLOBAL_PROTOTYPES,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings, SumWeights, all_rules
+from feddbp_common.methods.contract import ExchangeShape, Method, MethodSettings, SumWeights, all_rules, always
 from feddbp_common.methods.linear_head import HEAD_PAYLOAD_SIZE, head_rules
 from feddbp_common.wire import PayloadRules
 
@@ -30,6 +30,7 @@ LG_FEDAVG = Method(
     download_rules=_head,
     strategy="feddbp_server.strategies.lg_fedavg:LGFedAvgStrategy",
     trainer="feddbp_client.methods.lg_fedavg:LGFedAvg",
+    exchanges_weights=always,
     aggregation_rules=all_rules,
     sum_weights=lambda settings: SumWeights(tensors_by_samples=settings.weighted),
     up=HEAD_PAYLOAD_SIZE,

@@ -34,6 +34,7 @@ from feddbp_lab.experiments.spec import ExperimentSpec, PartSpec
 _EPOCHS: Final = "training.local_epochs"
 _EXCHANGE: Final = "exchange"
 _FINETUNE: Final = "finetune_rounds"
+_FINETUNE_STATE: Final = "finetune_state"
 _HISTORY: Final = "its server keeps a state that no single upload gives"
 _DEFAULT_SEEDS: Final = (0,)
 
@@ -144,9 +145,13 @@ class _Expander:
         if self._profile is None:
             return dict(given)
         options = {**self._profile.options_for(titles_of(given), given), **given}
-        if _FINETUNE in options and _FINETUNE not in given and has_history(options):
+        keeps_state = options.get(_FINETUNE_STATE) == "last"
+        if _FINETUNE in options and _FINETUNE not in given and has_history(options) and not keeps_state:
             del options[_FINETUNE]
             self._note(f"{run_of(options).method_spec.title} has no fine-tuning rounds: {_HISTORY}.")
+        if keeps_state and not options.get(_FINETUNE):
+            del options[_FINETUNE_STATE]
+            self._note("Without rounds of fine-tuning there is no state to keep in them.")
         return options
 
     def _point(self, at: tuple[int, ...], options: Mapping[str, Any], part: PartSpec) -> Point:

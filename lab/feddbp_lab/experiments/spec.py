@@ -28,6 +28,7 @@ BUILT_IN: Final = (
     "controls",
     "guided",
     "traffic",
+    "finetuning",
     "newcomer",
     "tuning",
 )

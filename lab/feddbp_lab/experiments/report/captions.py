@@ -90,7 +90,7 @@ def difference_caption(plan: Plan, grid: ResultGrid) -> str:
 def exchanged_difference_caption() -> str:
     return (
         "The same after the last round with exchange. In the rounds of fine-tuning that follow, what a client has of "
-        "the others' prototypes is replaced by its own."
+        "the others' prototypes is replaced by its own, unless its finetune_state is last."
     )
 
 

@@ -257,6 +257,7 @@ def test_newcomers_are_the_clients_with_the_highest_ids_and_have_the_last_rounds
         ({}, 4, ["all"] * 6 + ["finished"] * 2 + ["own"] * 2),
         ({"exchange": "off"}, 4, ["own"] * 10),
         ({"newcomers": 0, "newcomer_rounds": 0}, 4, ["all"] * 8 + ["own"] * 2),
+        ({"newcomers": 0, "newcomer_rounds": 0, "finetune_state": "last"}, 4, ["all"] * 10),
         ({"newcomers": 0, "newcomer_rounds": 0, "finetune_rounds": 0}, 4, ["all"] * 10),
     ],
 )
@@ -298,6 +299,23 @@ def test_an_unknown_method_is_answered_with_a_similar_one_or_all(given_name: str
         (
             {"newcomers": 1, "newcomer_rounds": 8, "finetune_rounds": 8},
             "newcomer_rounds is 8 and finetune_rounds 8: no round is left in which newcomers receive anything",
+        ),
+        ({"finetune_state": "last"}, "finetune_state is last, but the run has no finetune_rounds"),
+        (
+            {"finetune_state": "last", "finetune_rounds": 2, "exchange": "off"},
+            "finetune_state = last needs a state that all clients share; leave out exchange = off",
+        ),
+        (
+            {**JOINED, "finetune_state": "last"},
+            "finetune_state = last needs a state that all clients share; leave out newcomers",
+        ),
+        (
+            {"method": "fedavg", "finetune_state": "last", "finetune_rounds": 2},
+            "with finetune_state = last clients of fedavg would begin each round of fine-tuning with the weights",
+        ),
+        (
+            {"method_settings": {"guided": True}, "finetune_state": "last", "finetune_rounds": 2},
+            "with finetune_state = last clients of feddbp would begin each round of fine-tuning with the weights",
         ),
         (
             {"method": "fedkd", "data": {"dataset": "custom", "classes": 3, "image_size": 8}},

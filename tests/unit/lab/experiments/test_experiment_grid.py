@@ -120,13 +120,13 @@ def test_the_same_run_is_the_same_cell_in_every_experiment() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "cells"), list(zip(BUILT_IN, (56, 18, 20, 12, 70, 42, 17, 20, 7, 18, 32), strict=True))
+    ("name", "cells"), list(zip(BUILT_IN, (56, 18, 20, 12, 70, 42, 17, 20, 7, 7, 18, 32), strict=True))
 )
 def test_built_in_experiments_have_the_expected_number_of_cells(name: str, cells: int) -> None:
+    # one epoch of `smoke` stands for both 1 and 10 of the paper, and without fine-tuning its variants are one
+    merged = {("table2", "smoke"): 12, ("finetuning", "paper"): 4, ("finetuning", "short"): 4}
     for profile in PROFILES:
-        # one epoch of `smoke` stands for both 1 and 10 of the paper
-        is_scaled_to_equal = (name, profile) == ("table2", "smoke")
-        assert len(built_in(name, profile=profile).cells) == (12 if is_scaled_to_equal else cells)
+        assert len(built_in(name, profile=profile).cells) == merged.get((name, profile), cells)
 
 
 def test_profiles_set_rounds_epochs_models_learning_rate_and_clients() -> None:
@@ -172,6 +172,15 @@ def test_fine_tuning_is_left_out_with_a_note_where_a_method_has_no_rounds_withou
     assert cell.run.finetune_rounds == 0
     with pytest.raises(ConfigurationError, match="fedtgp has no rounds without exchange"):
         expand(spec(axes={"method": ["fedtgp"]}, report={}, base={"finetune_rounds": 2}), seeds=(0,), profile="quick")
+
+
+def test_fine_tuning_with_the_last_state_is_left_to_every_method_where_the_profile_has_it() -> None:
+    kept_state = spec(axes={"method": ["fedtgp"]}, report={}, base={"finetune_state": "last"})
+    (cell,) = expand(kept_state, seeds=(0,), profile="quick").cells.values()
+    assert (cell.run.finetune_rounds, cell.run.finetune_state) == (8, "last")
+    without = expand(kept_state, seeds=(0,), profile="paper")
+    assert {cell.run.finetune_state for cell in without.cells.values()} == {"own"}
+    assert "Without rounds of fine-tuning there is no state to keep in them." in without.plan.note
 
 
 @pytest.mark.parametrize(("rounds", "finetune_rounds"), [("1", 0), ("10", 2), ("80", 16)])

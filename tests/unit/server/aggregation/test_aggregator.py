@@ -253,8 +253,8 @@ def own_prototypes(client: int, scale: float = 1.0) -> FloatArray:
     return sent.vectors
 
 
-async def after_rounds(aggregator: Aggregator, thread: StoreWriter, rounds: int) -> None:
-    for number in range(rounds):
+async def after_rounds(aggregator: Aggregator, thread: StoreWriter, rounds: int, *, first: int = 0) -> None:
+    for number in range(first, first + rounds):
         for client in (0, 1):
             await save(thread, client, trained_upload(client, scale=number + 1), number)
         aggregator.adopt(await aggregator.close_round(number, label_counts))
@@ -281,6 +281,16 @@ async def test_fine_tuning_starts_from_the_last_exchange_and_goes_on_alone(threa
         await save(thread, client, trained_upload(client, scale=3), 2)
     aggregator.adopt(await aggregator.close_round(2, label_counts))
     np.testing.assert_array_equal(await prototypes_for(aggregator, 0, 3), own_prototypes(0, 3))
+    assert aggregator.sha256 == digest
+
+
+async def test_fine_tuning_keeps_the_state_of_the_last_exchange_if_it_is_asked_to(thread: StoreWriter) -> None:
+    asked = {"rounds": 4, "finetune_rounds": 2, "finetune_state": "last", "method_settings": {"k_top": 0}}
+    aggregator = aggregator_of(CONFIG.model_copy(update=asked), thread)
+    await after_rounds(aggregator, thread, 2)
+    exchanged, digest = await prototypes_for(aggregator, 0, 2), aggregator.sha256
+    await after_rounds(aggregator, thread, 2, first=2)
+    np.testing.assert_array_equal(await prototypes_for(aggregator, 0, 4), exchanged)
     assert aggregator.sha256 == digest
 
 
@@ -346,3 +356,7 @@ def test_methods_whose_server_keeps_a_state_have_no_rounds_without_exchange(meth
     for setting in ({"exchange": "off"}, {"finetune_rounds": 3}, {"newcomers": 1, "newcomer_rounds": 3}):
         with pytest.raises(ConfigurationError, match=f"{method} has no rounds without exchange"):
             RunConfig.model_validate({"method": method, **setting})
+
+
+def test_fine_tuning_with_the_last_state_suits_a_server_that_keeps_one() -> None:
+    RunConfig.model_validate({"method": "fedtgp", "finetune_rounds": 3, "finetune_state": "last"})
