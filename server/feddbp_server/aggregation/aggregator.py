@@ -123,7 +123,7 @@ class Aggregator:
     async def close_round(self, round_number: int, label_counts: LabelCounts) -> GlobalState:
         """The global state after the round; in force only after `adopt`. Rounds without exchange leave it as it is."""
         if not self._config.exchanges_in(round_number):
-            return self._state
+            return replace(self._state, screening=Screening())
         records = await self._store.run(lambda store: store.uploads(round_number))
         if self._sends_terms:
             return await self._close_sum(round_number, records)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from feddbp_common.errors import ConfigurationError, PayloadError
 from feddbp_common.wire import FisherScores, Payload, PrototypeSet, WireType, decode, encode
 from feddbp_common.wire.payload import FloatArray
 from feddbp_server.aggregation.aggregator import Aggregator
+from feddbp_server.aggregation.screening import Screening
 from feddbp_server.store import MemoryStore, SqliteStore, StoreWriter, UploadRecord
 
 CLIENTS = 40  # more than are read from the store at a time
@@ -292,6 +294,20 @@ async def test_fine_tuning_keeps_the_state_of_the_last_exchange_if_it_is_asked_t
     await after_rounds(aggregator, thread, 2, first=2)
     np.testing.assert_array_equal(await prototypes_for(aggregator, 0, 4), exchanged)
     assert aggregator.sha256 == digest
+
+
+@pytest.mark.parametrize("kept", ["own", "last"])
+async def test_fine_tuning_leaves_out_nobody_whom_the_last_exchange_left_out(kept: str, thread: StoreWriter) -> None:
+    changed = {"rounds": 4, "finetune_rounds": 2, "finetune_state": kept}
+    aggregator = aggregator_of(CONFIG.model_copy(update=changed), thread)
+    await after_rounds(aggregator, thread, 1)
+    for client, scale in ((0, 1.0), (1, 1.0), (2, 1e30)):
+        await save(thread, client, trained_upload(client, scale), 1)
+    exchanged = await aggregator.close_round(1, label_counts)
+    assert exchanged.screening.left_out.keys() == {2}
+    aggregator.adopt(exchanged)
+    tuned = await aggregator.close_round(2, label_counts)
+    assert tuned == replace(exchanged, screening=Screening())
 
 
 # --- newcomers

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from coordinator_runs import (
     CLIENTS,
@@ -16,11 +18,13 @@ from coordinator_runs import (
     join_all,
     metrics_of,
     summary_of,
+    trained_upload,
     whole_run,
 )
 from run_machine import ids
 
 from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.wire import Encoded, Payload, decode, encode
 from feddbp_server.run.state_machine.state import Phase
 from feddbp_server.store import MemoryStore, RunMismatchError, SqliteStore
 
@@ -81,6 +85,35 @@ async def test_a_restart_from_disk_does_not_change_the_outcome(tmp_path: Path, u
     await run_with_restart(SqliteStore(tmp_path), tmp_path, after=8, rejoin=True)
     assert summary_of(tmp_path)["prototypes_sha256"] == uninterrupted[0]["prototypes_sha256"]
     assert metrics_of(tmp_path) == uninterrupted[1]
+
+
+@pytest.mark.parametrize("kept", ["own", "last"])
+async def test_what_a_client_receives_in_fine_tuning_once_it_was_left_out_survives_a_restart(
+    kept: str, tmp_path: Path
+) -> None:
+    config = CONFIG.model_copy(update={"rounds": 4, "finetune_rounds": 2, "finetune_state": kept})
+    async with Server(SqliteStore(tmp_path), tmp_path, config=config) as first:
+        daemons = await join_all(first)
+        for number in range(3):
+            for daemon in daemons:
+                is_far = (daemon.client_id, number) == (2, 1)  # in the last exchange
+                sent = far_upload(number) if is_far else trained_upload(daemon.client_id, number, Payload())
+                await daemon.send(number, sent)
+            await first.until_round(number + 1)
+            assert first.engine.state.left_out == (ids(2) if number == 1 else ids())
+        before = [encode(await daemon.download(3)).manifest for daemon in daemons]
+    async with Server(SqliteStore(tmp_path), tmp_path, config=config) as second:
+        daemons = [daemon.moved_to(second) for daemon in daemons]
+        assert [encode(await daemon.download(3)).manifest for daemon in daemons] == before
+
+
+def far_upload(number: int) -> Encoded:
+    """Of client 2, and too far from those of the others to be averaged."""
+    sent = trained_upload(2, number, Payload())
+    payload = decode(sent.manifest, sent.body())
+    assert payload.prototypes is not None
+    far = replace(payload.prototypes, vectors=payload.prototypes.vectors * np.float32(1000))
+    return encode(replace(payload, prototypes=far))
 
 
 async def test_a_restarted_server_resumes_the_open_round_of_its_run(tmp_path: Path) -> None:
