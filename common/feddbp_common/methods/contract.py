@@ -75,7 +75,7 @@ def all_rules(_: MethodSettings) -> tuple[str, ...]:
     return ALL_RULES
 
 
-def _never(_: MethodSettings) -> bool:
+def never(_: MethodSettings) -> bool:
     return False
 
 
@@ -141,9 +141,9 @@ class Method:
     """What images of all clients must have in common, since a network that depends on it is exchanged."""
     fuses: bool = False
     """A client's own prototypes are fused with the global ones, by the server or by the client."""
-    exchanges_weights: Callable[[Any], bool] = _never
+    exchanges_weights: Callable[[Any], bool] = never
     """Given the settings: whether clients begin a round with weights that they receive."""
-    has_history: Callable[[Any], bool] = _never
+    has_history: Callable[[Any], bool] = never
     """Given the settings: whether the server's state depends on rounds before the last, and not on uploads alone."""
     aggregation_rules: Callable[[Any], tuple[str, ...]] = _clipping_rules
     """Given the settings: the rules of aggregation that make sense for this method."""
