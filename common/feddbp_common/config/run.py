@@ -212,6 +212,12 @@ class RunConfig(PublicModel):
                 f"with finetune_state = last clients of {self.method} would begin each round of fine-tuning with the "
                 "weights of the last exchange, and lose what they have tuned"
             )
+        if self.method_spec.subtracts_own_upload(self.settings):
+            # the server keeps a client's newest upload alone, which is not the one in the state
+            raise ConfigurationError(
+                f"with finetune_state = last and these settings of {self.method} a client's own share could not be "
+                "taken out of the last state once it has uploaded again; leave finetune_state at own"
+            )
         return self
 
     @model_validator(mode="after")

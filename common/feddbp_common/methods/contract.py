@@ -143,6 +143,8 @@ class Method:
     """A client's own prototypes are fused with the global ones, by the server or by the client."""
     exchanges_weights: Callable[[Any], bool] = never
     """Given the settings: whether clients begin a round with weights that they receive."""
+    subtracts_own_upload: Callable[[Any], bool] = never
+    """Given the settings: whether a reply is the global state without the client's own share of it."""
     has_history: Callable[[Any], bool] = never
     """Given the settings: whether the server's state depends on rounds before the last, and not on uploads alone."""
     aggregation_rules: Callable[[Any], tuple[str, ...]] = _clipping_rules

@@ -53,6 +53,7 @@ FD = Method(
     trainer="feddbp_client.methods.fd:FD",
     loss_terms={"distillation": "cross-entropy with class averages"},
     aggregation_rules=lambda settings: ("mean",) if settings.leave_one_out else ALL_RULES,
+    subtracts_own_upload=lambda settings: settings.leave_one_out,
     sum_weights=lambda settings: None if settings.leave_one_out else SumWeights(),
     up=PayloadSize(content="mean logits", formula="4mC", size=_logit_bytes),
     down=PayloadSize(content="mean logits", formula="4CC", size=_logit_bytes),

@@ -318,6 +318,15 @@ def test_an_unknown_method_is_answered_with_a_similar_one_or_all(given_name: str
             "with finetune_state = last clients of feddbp would begin each round of fine-tuning with the weights",
         ),
         (
+            {
+                "method": "fd",
+                "method_settings": {"leave_one_out": True},
+                "finetune_state": "last",
+                "finetune_rounds": 2,
+            },
+            "with finetune_state = last and these settings of fd a client's own share could not be taken out",
+        ),
+        (
             {"method": "fedkd", "data": {"dataset": "custom", "classes": 3, "image_size": 8}},
             "the network this method shares needs images with a side of at least 16, not 8",
         ),

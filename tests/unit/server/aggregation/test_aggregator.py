@@ -296,6 +296,22 @@ async def test_fine_tuning_keeps_the_state_of_the_last_exchange_if_it_is_asked_t
     assert aggregator.sha256 == digest
 
 
+async def test_fine_tuning_fuses_the_last_global_prototypes_with_a_clients_newest_ones(thread: StoreWriter) -> None:
+    config = CONFIG.model_copy(update={"rounds": 4, "finetune_rounds": 2, "finetune_state": "last"})
+    aggregator = aggregator_of(config, thread)
+    await after_rounds(aggregator, thread, 2)
+    shared = await prototypes_for(aggregator, 7, 2)  # of no client's own
+    assert shared is not None
+    for completed in (2, 3, 4):
+        received = await prototypes_for(aggregator, 0, completed)
+        assert received is not None
+        own = received != shared
+        assert own.sum(axis=1).tolist() == [2, 2]
+        np.testing.assert_array_equal(received[own], own_prototypes(0, completed)[own])
+        if completed < 4:
+            await after_rounds(aggregator, thread, 1, first=completed)
+
+
 @pytest.mark.parametrize("kept", ["own", "last"])
 async def test_fine_tuning_leaves_out_nobody_whom_the_last_exchange_left_out(kept: str, thread: StoreWriter) -> None:
     changed = {"rounds": 4, "finetune_rounds": 2, "finetune_state": kept}
