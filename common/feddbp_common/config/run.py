@@ -72,7 +72,7 @@ class RunConfig(PublicModel):
         0,
         ge=0,
         le=UINT32_MAX,
-        description="last rounds of the run, in which each client receives the result of its own upload alone",
+        description="last rounds of the run, without exchange; see finetune_state for what clients have in them",
         json_schema_extra=added_in("0.2.0"),
     )
     finetune_state: Literal["own", "last"] = Field(
@@ -193,8 +193,11 @@ class RunConfig(PublicModel):
         fine_tunes_alone = self.finetune_rounds > 0 and self.finetune_state == "own"
         alone = self.exchange == "off" or fine_tunes_alone or self.newcomers > 0
         if alone and self.method_spec.has_history(self.settings):
+            only_fine_tunes = self.exchange == "on" and not self.newcomers
+            keeps_last = only_fine_tunes and not self.method_spec.exchanges_weights(self.settings)
             raise ConfigurationError(
                 f"{self.method} has no rounds without exchange: its server keeps a state that no single upload gives"
+                + ("; in fine-tuning, finetune_state = last keeps it" if keeps_last else "")
             )
         return self
 

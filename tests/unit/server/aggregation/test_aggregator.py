@@ -390,5 +390,11 @@ def test_methods_whose_server_keeps_a_state_have_no_rounds_without_exchange(meth
             RunConfig.model_validate({"method": method, **setting})
 
 
-def test_fine_tuning_with_the_last_state_suits_a_server_that_keeps_one() -> None:
+def test_fine_tuning_with_the_last_state_suits_a_server_that_keeps_one_and_is_named_where_it_does() -> None:
+    named = "; in fine-tuning, finetune_state = last keeps it$"
+    with pytest.raises(ConfigurationError, match=named):
+        RunConfig.model_validate({"method": "fedtgp", "finetune_rounds": 3})
+    for setting in ({"method": "fedgen"}, {"method": "fedtgp", "exchange": "off"}):
+        with pytest.raises(ConfigurationError, match=r"gives$"):
+            RunConfig.model_validate({**setting, "finetune_rounds": 3})
     RunConfig.model_validate({"method": "fedtgp", "finetune_rounds": 3, "finetune_state": "last"})
