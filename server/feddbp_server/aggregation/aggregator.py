@@ -120,6 +120,13 @@ class Aggregator:
         if _bytes_of(payload) <= _NORMS_INLINE_BYTES:
             self._norms[client_id] = round_number, self._expanded(payload).norms()
 
+    def forget(self, round_number: int, client_id: int) -> None:
+        """Takes an upload that was deleted from the store out of the cache, too."""
+        self._cache.remove(round_number, client_id)
+        of_round, _ = self._norms.get(client_id, (None, None))
+        if of_round == round_number:
+            del self._norms[client_id]
+
     async def close_round(self, round_number: int, label_counts: LabelCounts) -> GlobalState:
         """The global state after the round; in force only after `adopt`. Rounds without exchange leave it as it is."""
         if not self._config.exchanges_in(round_number):
@@ -346,6 +353,10 @@ class UploadCache:
     def get(self, round_number: int, client_id: int) -> Payload | None:
         of_round, payload = self._payloads.get(client_id, (None, None))
         return payload if of_round == round_number else None
+
+    def remove(self, round_number: int, client_id: int) -> None:
+        if self.get(round_number, client_id) is not None:
+            self._forget(client_id)
 
     def last_before(self, round_number: int, client_id: int) -> Payload | None:
         """A client's last upload if it is of an earlier round; None if it is not known here."""

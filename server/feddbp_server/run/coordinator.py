@@ -345,7 +345,7 @@ class Coordinator:
 
     async def _block(self, client_id: int, reason: str) -> None:
         being_blocked = self._engine.being_blocked
-        being_blocked.add(client_id)  # or another upload could be stored once this one is deleted
+        being_blocked.add(client_id)  # it cannot upload again after the step has deleted its upload
         try:
             await self._remove(client_id, Blocked(client_id), "blocked", reason)
         finally:

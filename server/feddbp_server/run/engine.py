@@ -37,7 +37,7 @@ from feddbp_server.run.participants import Waiting, sole_participant
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.round_closing import RoundCloser
 from feddbp_server.run.sessions import Session, Sessions
-from feddbp_server.run.snapshot import StoredState
+from feddbp_server.run.snapshot import StoredState, withdrawn
 from feddbp_server.run.state_machine.events import (
     CloseRound,
     Effect,
@@ -244,6 +244,8 @@ class RunEngine:
             self.aggregator.adopt(aggregate)
         elif state.durable != before.durable:
             await self._stored.save(before, state)
+            for client_id in withdrawn(before, state):
+                self.aggregator.forget(before.round, client_id)
 
     def _publish(self, before: RunState, state: RunState, effects: Sequence[Effect]) -> None:
         if state.phase is not before.phase:

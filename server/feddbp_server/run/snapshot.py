@@ -97,12 +97,11 @@ class StoredState:
         return loaded.state
 
     async def save(self, before: RunState, state: RunState) -> None:
-        """Saves a step of the run, and deletes the uploads to the open round of clients that it blocks."""
+        """Saves a step of the run, and deletes the uploads that it withdraws."""
         snapshot, decided = self._snapshot(state), before.members | state.members
-        withdrawn = frozenset() if before.is_aggregating else state.blocked - before.blocked
 
         def save(store: Store) -> None:
-            for client_id in sorted(withdrawn):  # also one that is stored and not yet in the state
+            for client_id in sorted(withdrawn(before, state)):
                 store.forget_upload(client_id, before.round)
             _save(store, snapshot, decided)
 
@@ -115,6 +114,14 @@ class StoredState:
 
     def _snapshot(self, state: RunState) -> str:
         return RunSnapshot(state=state, seconds=self.seconds).to_json()
+
+
+def withdrawn(before: RunState, state: RunState) -> frozenset[int]:
+    """Clients whose uploads to the open round a step takes back: those that it blocks, unless the round is closed.
+
+    Not only those in `uploaded`: an upload is stored before its event is applied.
+    """
+    return frozenset() if before.is_aggregating else state.blocked - before.blocked
 
 
 def _load(store: Store) -> RunSnapshot | None:

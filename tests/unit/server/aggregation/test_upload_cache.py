@@ -47,6 +47,17 @@ def test_a_replaced_upload_frees_its_room() -> None:
         assert cache.get(number, 0) is not None
 
 
+def test_an_upload_is_removed_only_from_its_own_round() -> None:
+    cache = UploadCache(room=40)
+    cache.add(1, 0, upload(10))
+    cache.remove(0, 0)
+    assert cache.get(1, 0) is not None
+    cache.remove(1, 0)
+    assert cache.get(1, 0) is None
+    cache.add(1, 1, upload(10))
+    assert cache.get(1, 1) is not None
+
+
 def test_an_upload_larger_than_the_cache_is_never_cached() -> None:
     cache = UploadCache(room=40)
     cache.add(0, 0, upload(11))

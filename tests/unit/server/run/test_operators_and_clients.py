@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from coordinator_runs import (
     CLIENTS,
+    CONFIG,
     PATIENCE,
     Daemon,
     Server,
@@ -30,7 +31,7 @@ from slow_disk import SlowDisk
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.artifacts import AUDIT_NAME
 from feddbp_common.rpc.failures import TRANSIENT_REASONS
-from feddbp_common.wire import Payload
+from feddbp_common.wire import Payload, encode
 from feddbp_server.rpc.status_reply import status_of
 from feddbp_server.run.state_machine.state import Phase
 from feddbp_server.store import ClientRecord, MemoryStore, SqliteStore, Store, StoreError
@@ -121,6 +122,27 @@ async def test_no_upload_of_a_client_is_averaged_that_is_blocked_at_the_same_tim
         assert server.engine.state.uploaded == ids()
         again = server.coordinator.join(join_request(server.coordinator, 2, previous=third.secret))
         assert (await refusal_of(again)).reason == pb.REFUSAL_REASON_BLOCKED
+
+
+async def test_a_client_that_is_allowed_again_receives_nothing_made_of_the_upload_it_was_blocked_for(
+    tmp_path: Path,
+) -> None:
+    longer: dict[str, Any] = {**TWO_OF_THREE, "config": CONFIG.model_copy(update={"rounds": 4})}
+    async with Server(SqliteStore(tmp_path), tmp_path, **longer) as server:
+        daemons = await join_all(server)
+        for daemon in daemons:
+            await daemon.work(0)
+        await server.until_round(1)
+        await daemons[2].upload(1)
+        assert await server.coordinator.block(2, "")
+        for daemon in daemons[:2]:
+            await daemon.work(1)
+        await server.until_round(2)
+        assert await server.coordinator.allow(2)
+        third = await Daemon.join(server, 2)
+        received = encode(await third.download(2)).manifest
+    async with Server(SqliteStore(tmp_path), tmp_path, **longer) as restarted:
+        assert encode(await third.moved_to(restarted).download(2)).manifest == received
 
 
 class FailsToForget(SlowDisk):
