@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _start(argv: Sequence[str]) -> int:
     parser = settings_parser(PROG, "Trains one client (or several) of a federation on private data.", ClientConfig)
-    config = settings_from(ClientConfig, parser.parse_args(argv))
+    config = settings_from(ClientConfig, parser.parse_args(argv))  # imports no numpy, see restrict_instructions
     if config.identity.dry_run:
         print_options(config, config.identity.dry_run_format)
         return ExitCode.OK

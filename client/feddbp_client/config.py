@@ -9,9 +9,9 @@ from typing import Any, Final, Literal, Self, TypeAlias
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
+from feddbp_client.privacy.ledger import EPSILON_BUDGET
 from feddbp_common.artifacts import DATA_CACHE_NAME
 from feddbp_common.config.dry_run import FORMAT_HELP, DryRunFormat
-from feddbp_common.config.exchange import EPSILON_BUDGET
 from feddbp_common.config.types import CommaSeparated, Duration, FrozenModel, is_module_name, parse_ids, parse_numbers
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.rpc.credentials import DEFAULT_ADDRESS, ClientCredentials, check_address, check_exposure

@@ -27,12 +27,13 @@ _CPU_INFO: Final = Path("/proc/cpuinfo")
 
 
 def restrict_instructions(*, cpu_info: Path = _CPU_INFO) -> None:
-    """Restricts torch to AVX2; to be called before it is imported."""
+    """Restricts torch and numpy to AVX2; to be called before either is imported."""
     if platform.machine() not in ("x86_64", "AMD64"):
         raise ConfigurationError(f"--reproducible is for x86-64; this is {platform.machine()}")
     if cpu_info.exists() and "avx2" not in cpu_info.read_text().split():
         raise ConfigurationError("--reproducible needs a CPU with AVX2, which this one has not")
     is_set = all(os.environ.get(name) == value for name, value in VARIABLES.items())
-    if "torch" in sys.modules and not is_set:
-        raise ConfigurationError(f"--reproducible: torch is loaded already; set {', '.join(VARIABLES)} before")
+    loaded = [library for library in ("torch", "numpy") if library in sys.modules]
+    if loaded and not is_set:
+        raise ConfigurationError(f"--reproducible: {loaded[0]} is loaded already; set {', '.join(VARIABLES)} before")
     os.environ.update(VARIABLES)

@@ -18,11 +18,11 @@ from feddbp_client.daemon.progress_log import progress_logged
 from feddbp_client.daemon.reply_checks import InvalidReplyError, checked_config
 from feddbp_client.daemon.round_worker import Assignment, RoundWorker
 from feddbp_client.daemon.run_end import RunEnd
+from feddbp_client.privacy.ledger import EPSILON_BUDGET
 from feddbp_client.privacy.release import prepare_release
 from feddbp_client.training.client_directory import ClientDirectory
 from feddbp_client.training.errors import as_training_error
 from feddbp_client.training.setup import LocalOptions, build_client
-from feddbp_common.config.exchange import EPSILON_BUDGET
 from feddbp_common.config.features import describe_missing, missing_features, supported_features
 from feddbp_common.config.privacy_text import privacy_sentences
 from feddbp_common.config.run import RunConfig

@@ -18,6 +18,8 @@ from feddbp_common.errors import ConfigurationError
 from feddbp_common.file_lock import FileLock
 from feddbp_common.humanize import quantity
 
+EPSILON_BUDGET: Final = 8.0
+"""What a client spends at most over all its runs, unless its operator allows more."""
 _ROUNDING: Final = 1 + 1e-6
 
 

@@ -13,8 +13,6 @@ from feddbp_common.methods.guide_network import GUIDES
 
 CAREFUL_SAMPLES: Final = 5
 """The least `min_class_samples` under `privacy = careful`."""
-EPSILON_BUDGET: Final = 8.0
-"""What a client spends at most over all its runs, unless its operator allows more."""
 
 
 class FisherForm(StrEnum):

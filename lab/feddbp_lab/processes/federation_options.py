@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from feddbp_client.config import ClientConfig, ComputeConfig, IdentityConfig, SourceConfig
-from feddbp_common.config.exchange import EPSILON_BUDGET
+from feddbp_client.privacy.ledger import EPSILON_BUDGET
 from feddbp_common.config.run import RunConfig
 from feddbp_common.rpc.credentials import OPERATOR, SERVER, ClientCredentials, client_subject
 from feddbp_lab.processes.flags import arguments_for

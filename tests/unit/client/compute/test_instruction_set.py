@@ -28,14 +28,35 @@ def test_torch_uses_avx2_alone() -> None:
 
 
 @is_x86
-def test_a_cpu_without_avx2_and_a_loaded_torch_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_chooses_before_it_loads_numpy(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from feddbp_client.cli import main\n"
+        "print('numpy' in sys.modules)\n"
+        "main(['--id=0', '--server=127.0.0.1:1', '--patience=0s', '--reproducible'])\n"
+        "from threadpoolctl import threadpool_info\n"
+        "print({pool['architecture'] for pool in threadpool_info() if pool['internal_api'] == 'openblas'})\n"
+    )
+    clean = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    clean["FEDDBP_STATE_DIR"] = str(tmp_path)
+    shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=clean)
+    assert shown.stdout == "False\n{'Haswell'}\n"
+
+
+@is_x86
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+def test_a_cpu_without_avx2_and_a_loaded_library_are_refused(
+    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "cpuinfo").write_text("flags\t: fpu sse sse2 avx\n")
     with pytest.raises(ConfigurationError, match="needs a CPU with AVX2"):
         restrict_instructions(cpu_info=tmp_path / "cpuinfo")
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setitem(sys.modules, "torch", sys)
-    with pytest.raises(ConfigurationError, match="torch is loaded already"):
+    for name in ("torch", "numpy"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, library, sys)
+    with pytest.raises(ConfigurationError, match=f"{library} is loaded already"):
         restrict_instructions()
 
 
