@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Final
 
 _CGROUPS: Final = "sys/fs/cgroup"
+_DETAILS: Final = ("cpu family", "model", "CPU implementer", "CPU part", "CPU variant")
+"""The fields of /proc/cpuinfo that tell CPUs of one name apart: the first two of x86, the others of ARM."""
 
 
 def usable_cores(root: Path = Path("/")) -> int:
@@ -22,13 +24,14 @@ def usable_cores(root: Path = Path("/")) -> int:
 def processor(root: Path = Path("/")) -> str:
     """The kind of CPU, on which the bits of a result depend.
 
-    Virtual machines often have a name without a generation, so family and model are given, too.
+    Virtual machines often have a name without a generation, and ARM's cores have none, so what identifies them is
+    given, too.
     """
     first, _, _ = _text(root / "proc/cpuinfo").partition("\n\n")
     fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
-    if "model name" not in fields:  # not Linux, or not x86
-        return platform.processor() or platform.machine()
-    return "{model name}, family {cpu family}, model {model}".format_map(fields)
+    name = fields.get("model name") or platform.processor() or platform.machine()
+    details = (f"{detail.split()[-1]} {fields[detail]}" for detail in _DETAILS if detail in fields)
+    return ", ".join((name, *details))
 
 
 def let_waiting_threads_sleep() -> None:

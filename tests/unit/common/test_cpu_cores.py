@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 
 import pytest
@@ -77,12 +78,34 @@ def test_waiting_threads_sleep_unless_the_user_wants_otherwise(monkeypatch: pyte
     assert os.environ["OMP_WAIT_POLICY"] == "active"
 
 
-def test_the_kind_of_cpu_is_told_from_others_of_the_same_name(tmp_path: Path) -> None:
+XEON = "processor\t: {}\ncpu family\t: 6\nmodel\t\t: 207\nmodel name\t: Intel(R) Xeon(R)\n"
+ARM = "CPU implementer\t: 0x41\nCPU architecture: 8\nCPU variant\t: 0x3\nCPU part\t: 0xd0c\nCPU revision\t: 1\n"
+
+
+@pytest.mark.parametrize(
+    ("core", "kind"),
+    [
+        (XEON, "Intel(R) Xeon(R), family 6, model 207"),
+        (f"processor\t: {{}}\n{ARM}", "aarch64, implementer 0x41, part 0xd0c, variant 0x3"),
+        (
+            f"processor\t: {{}}\nmodel name\t: ARMv7 Processor rev 4 (v7l)\n{ARM}",
+            "ARMv7 Processor rev 4 (v7l), implementer 0x41, part 0xd0c, variant 0x3",
+        ),
+        ("processor\t: {}\nmodel name\t: unheard of\n", "unheard of"),
+    ],
+)
+def test_the_kind_of_cpu_is_told_from_others_of_the_same_name(
+    core: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "processor", lambda: "")
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     (tmp_path / "proc").mkdir()
-    core = "processor\t: {}\ncpu family\t: 6\nmodel\t\t: 207\nmodel name\t: Intel(R) Xeon(R)\n"
     (tmp_path / "proc/cpuinfo").write_text("\n".join(core.format(number) for number in range(2)))
-    assert processor(tmp_path) == "Intel(R) Xeon(R), family 6, model 207"
+    assert processor(tmp_path) == kind
 
 
-def test_without_a_list_of_cpus_the_platform_names_the_kind(tmp_path: Path) -> None:
-    assert processor(tmp_path)
+def test_without_a_list_of_cpus_the_platform_names_the_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "arm64")
+    for named, kind in (("arm", "arm"), ("", "arm64")):
+        monkeypatch.setattr(platform, "processor", named.__str__)
+        assert processor(tmp_path) == kind
