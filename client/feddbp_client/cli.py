@@ -13,7 +13,7 @@ from feddbp_client.config import ClientConfig
 from feddbp_common.artifacts import DATA_CACHE_NAME
 from feddbp_common.config.command_line import import_from_working_directory, run_command, settings_from, settings_parser
 from feddbp_common.config.dry_run import print_options
-from feddbp_common.cpu_cores import let_waiting_threads_sleep, multiply_in_one_thread
+from feddbp_common.cpu_cores import let_waiting_threads_sleep, limit_blas_threads
 from feddbp_common.errors import ExitCode
 from feddbp_common.logs import configure_logging
 from feddbp_common.optional_deps import CHECKPOINT_MODULES, require
@@ -61,7 +61,7 @@ async def _run(config: ClientConfig) -> int:
         log.warning("%s", warning)
     set_mode(config.compute.mode)
     plan = plan_compute(config.compute, identity.client_ids)
-    multiply_in_one_thread()
+    limit_blas_threads()
     torch.set_num_threads(plan.threads)
     for line in plan.lines():
         log.info("%s", line)

@@ -43,7 +43,7 @@ def let_waiting_threads_sleep() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
-def multiply_in_one_thread() -> None:
+def limit_blas_threads() -> None:
     """Limits the BLAS of numpy to one thread; to be called before torch is given its number of threads.
 
     Our matrices are small. Split between threads, each product waits for the slowest one: on a busy machine the

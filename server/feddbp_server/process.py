@@ -24,7 +24,7 @@ from feddbp_common.artifacts import (
     SERVER_LOCK_NAME,
     SUMMARY_NAME,
 )
-from feddbp_common.cpu_cores import multiply_in_one_thread
+from feddbp_common.cpu_cores import limit_blas_threads
 from feddbp_common.errors import ConfigurationError
 
 _M_ARENA_MAX: Final = -8  # of glibc's malloc.h
@@ -55,7 +55,7 @@ def prepare_process() -> None:
     _keep_files_private()
     _allow_many_connections()
     _configure_malloc()
-    multiply_in_one_thread()
+    limit_blas_threads()
 
 
 def _keep_files_private() -> None:
