@@ -106,6 +106,15 @@ def check_event(event: pb.RoundEvent) -> None:
         raise InvalidReplyError("Follow", "outcome", f"is {event.run_ended.outcome}, which is not known")
 
 
+def check_round(event: pb.RoundEvent, rounds: int) -> None:
+    """Checks that the round of an event is one of the run's, or the evaluation after the last of them."""
+    if event.HasField("round_opened") and event.round_opened.round >= rounds:
+        raise InvalidReplyError("Follow", "round", f"is {event.round_opened.round} in a run of {rounds} rounds")
+    if event.HasField("final_evaluation") and event.final_evaluation.round > rounds:
+        after = event.final_evaluation.round
+        raise InvalidReplyError("Follow", "round", f"is {after} for the evaluation after {rounds} rounds")
+
+
 def check_receipt(receipt: pb.UploadReceipt, round_number: int, sha256: bytes) -> None:
     if receipt.round != round_number:
         raise InvalidReplyError("Upload", "round", f"is {receipt.round}, the upload was for {round_number}")

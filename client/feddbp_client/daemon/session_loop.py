@@ -15,7 +15,7 @@ from feddbp_client.daemon.backoff import Backoff
 from feddbp_client.daemon.connection import REJOIN_REASONS, CallRefusedError, Connection, ServerUnavailableError
 from feddbp_client.daemon.event_stream import EventStream
 from feddbp_client.daemon.progress_log import progress_logged
-from feddbp_client.daemon.reply_checks import InvalidReplyError, checked_config
+from feddbp_client.daemon.reply_checks import InvalidReplyError, check_round, checked_config
 from feddbp_client.daemon.round_worker import Assignment, RoundWorker
 from feddbp_client.daemon.run_end import RunEnd
 from feddbp_client.privacy.ledger import EPSILON_BUDGET
@@ -225,6 +225,7 @@ class ClientDaemon:
 
     async def _handle(self, event: pb.RoundEvent, worker: RoundWorker) -> ExitCode | None:
         """Runs the round an event announces; returns an exit code when the event ends the run."""
+        check_round(event, worker.client.config.rounds)
         match event.WhichOneof("event"):
             case "waiting":
                 fault_point("client.follow.waiting")

@@ -75,6 +75,8 @@ async def test_an_honest_server_is_followed_to_the_end(
         ("Join", "lease", lambda m: setattr(m.lease, "seconds", -1)),
         ("Follow", "event", lambda m: m.ClearField("round_opened")),
         ("Follow", "deadline", lambda m: setattr(m.round_opened.deadline, "seconds", 2**60)),
+        ("Follow", "round", lambda m: setattr(m.round_opened, "round", 1)),  # in a run of one
+        ("Follow", "round", lambda m: setattr(m.final_evaluation, "round", 2)),
         ("Follow", "outcome", lambda m: setattr(m.run_ended, "outcome", 99)),
         ("Follow", "counts", lambda m: m.state.manifest.prototypes.counts.extend([2**32 - 1] * 5)),
         ("Follow", "total_bytes", lambda m: setattr(m.state.manifest, "total_bytes", 2**63)),
