@@ -81,10 +81,18 @@ def _check_extension(state: RunState, rounds_before: int, config: RunConfig) -> 
             f"give more than that to extend it"
         )
     last_rounds = max(config.finetune_rounds, config.newcomer_rounds)
-    if last_rounds and rounds_before != config.rounds and state.round > rounds_before - last_rounds:
+    if not last_rounds or rounds_before == config.rounds:
+        return
+    if state.round > rounds_before - last_rounds:
         raise ConfigurationError(
             f"the run is in its last {last_rounds} rounds, which finetune_rounds or newcomer_rounds set apart; "
             "it can be extended only before them"
+        )
+    if state.round > config.rounds - last_rounds:
+        raise ConfigurationError(
+            f"--rounds is {config.rounds}, of which finetune_rounds or newcomer_rounds set the last {last_rounds} "
+            f"apart, but the run in the state directory has completed {state.round} rounds before those; "
+            f"give at least {state.round + last_rounds}"
         )
 
 

@@ -116,6 +116,21 @@ async def test_a_run_in_its_last_rounds_of_their_own_kind_is_not_extended(tmp_pa
         await Server(store, tmp_path, config=longer(5, finetune_rounds=1)).__aenter__()
 
 
+async def test_rounds_with_exchange_do_not_become_rounds_of_fine_tuning(tmp_path: Path) -> None:
+    store = MemoryStore()
+    async with Server(store, tmp_path, config=longer(10, finetune_rounds=2)) as server:
+        daemons = await join_all(server)
+        for number in range(3):
+            for daemon in daemons:
+                await daemon.work(number)
+            await server.until_round(number + 1)
+        await server.coordinator.stop("enough")
+    with pytest.raises(ConfigurationError, match="has completed 3 rounds before those; give at least 5"):
+        await Server(store, tmp_path, config=longer(4, finetune_rounds=2)).__aenter__()
+    async with Server(store, tmp_path, config=longer(5, finetune_rounds=2)) as shorter:
+        await go_on(shorter, 3, 5)
+
+
 async def test_a_schedule_over_the_whole_run_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = MemoryStore()
     training = {**CONFIG.training.model_dump(), "schedule": "cosine"}
