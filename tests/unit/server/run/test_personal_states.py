@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from coordinator_runs import Daemon, Server, join_all, refusal_of
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_server.run.fairness import FairSlots
 from feddbp_server.run.limits import DEFAULT_LIMITS
+from feddbp_server.store import MemoryStore
 
 
 class Computing:
@@ -46,6 +49,20 @@ async def test_the_state_of_one_client_is_computed_once_at_a_time_and_others_do_
         computing.free.set()
         await asyncio.gather(*greedy, *others)
     assert computing.most == Counter({daemon.client_id: 1 for daemon in daemons})
+
+
+async def test_a_download_whose_round_closes_while_it_waits_is_refused(tmp_path: Path) -> None:
+    rules: dict[str, Any] = {"min_clients": 2, "limits": replace(DEFAULT_LIMITS, replies=1)}
+    async with Server(MemoryStore(), tmp_path, **rules) as server:
+        daemons = await join_all(server)
+        for daemon in daemons[:2]:
+            await daemon.work(0)
+        async with server.coordinator._replies.turn(0):
+            waiting = asyncio.create_task(daemons[2].download(0))
+            await asyncio.sleep(0)  # it has been admitted
+            await server.coordinator.report_failure(daemons[2].session, 0, pb.Failure(skips_round=True))
+            await server.until_round(1)
+        assert (await refusal_of(waiting)).reason == pb.REFUSAL_REASON_WRONG_ROUND
 
 
 async def test_a_client_that_asks_without_end_waits_behind_others_between_two_turns() -> None:
