@@ -277,9 +277,7 @@ class Coordinator:
         async with self.sessions.lock_of(session.client_id):
             if not self.sessions.is_current(session):  # a repeated call, or the client has joined again since
                 return
-            # out of the run first: if the rest is lost in a crash, at least no round waits for this client
-            await engine.apply(Left(session.client_id))
-            await engine.store.run(lambda store: store.save_client(session.closed_record()))
+            await engine.apply(Left(session.client_id), closed=session.closed_record())
             self.sessions.leave(session)
         engine.event_log.left(session, reason)
         engine.run_changed.publish()
@@ -368,10 +366,11 @@ class Coordinator:
     async def _remove(self, client_id: int, event: Event, what: str, reason: str) -> None:
         engine = self._engine
         async with self.sessions.lock_of(client_id):
-            await engine.apply(event)
             session = self.sessions.get(client_id)
-            if session is not None and self.sessions.is_current(session):
-                await engine.store.run(lambda store: store.save_client(session.closed_record()))
+            if session is None or not self.sessions.is_current(session):
+                await engine.apply(event)
+            else:
+                await engine.apply(event, closed=session.closed_record())
                 self.sessions.leave(session)
         engine.event_log.operated(what, client_id, reason)
         engine.run_changed.publish()  # ends the client's event streams

@@ -50,7 +50,7 @@ from feddbp_server.run.state_machine.events import (
 )
 from feddbp_server.run.state_machine.state import Phase, RoundPolicy, RunState
 from feddbp_server.run.state_machine.transitions import step
-from feddbp_server.store import MonitoredStore, Store, StoreError, StoreWriter
+from feddbp_server.store import ClientRecord, MonitoredStore, Store, StoreError, StoreWriter
 
 if TYPE_CHECKING:
     from feddbp_server.run.secure_sums import SecureSums
@@ -202,13 +202,18 @@ class RunEngine:
 
     # --- events ---
 
-    async def apply(self, event: Event, aggregate: GlobalState | None = None) -> None:
-        """Steps the run: decides, makes durable, publishes. `aggregate` becomes durable together with the step."""
+    async def apply(
+        self, event: Event, aggregate: GlobalState | None = None, *, closed: ClientRecord | None = None
+    ) -> None:
+        """Steps the run: decides, makes durable, publishes.
+
+        `aggregate`, or the `closed` session of a client, becomes durable together with the step.
+        """
         async with self._lock:
             before = self.state
             state, effects = step(before, event, self.policy, self.clock())
             if not _is_durable_join(event, before, state):
-                await self._make_durable(before, state, aggregate)
+                await self._make_durable(before, state, aggregate, closed)
             self.state = state
         if state != before:
             self._publish(before, state, effects)
@@ -236,16 +241,20 @@ class RunEngine:
         except Exception:
             log.exception("could not apply %s", event)
 
-    async def _make_durable(self, before: RunState, state: RunState, aggregate: GlobalState | None) -> None:
+    async def _make_durable(
+        self, before: RunState, state: RunState, aggregate: GlobalState | None, closed: ClientRecord | None
+    ) -> None:
         if aggregate is not None and not before.phase.is_final:  # a run stopped during aggregation keeps its state
             fault_point("server.close.aggregated")
             await self._stored.close_round(before, state, aggregate.record(completed_rounds=state.round))
             fault_point("server.close.committed")
             self.aggregator.adopt(aggregate)
         elif state.durable != before.durable:
-            await self._stored.save(before, state)
+            await self._stored.save(before, state, closed)
             for client_id in withdrawn(before, state):
                 self.aggregator.forget(before.round, client_id)
+        elif closed is not None:
+            await self.store.run(lambda store: store.save_client(closed))
 
     def _publish(self, before: RunState, state: RunState, effects: Sequence[Effect]) -> None:
         if state.phase is not before.phase:

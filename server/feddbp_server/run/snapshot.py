@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from feddbp_server.run.state_machine.state import Best, Phase, RunState
-from feddbp_server.store import AggregateRecord, MonitoredStore, Store
+from feddbp_server.store import AggregateRecord, ClientRecord, MonitoredStore, Store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,13 +96,15 @@ class StoredState:
         self._started_at = self._clock() - loaded.seconds
         return loaded.state
 
-    async def save(self, before: RunState, state: RunState) -> None:
-        """Saves a step of the run, and deletes the uploads that it withdraws."""
+    async def save(self, before: RunState, state: RunState, closed: ClientRecord | None = None) -> None:
+        """Saves a step of the run and the session that it closes, and deletes the uploads that it withdraws."""
         snapshot, decided = self._snapshot(state), before.members | state.members
 
         def save(store: Store) -> None:
             for client_id in sorted(withdrawn(before, state)):
                 store.forget_upload(client_id, before.round)
+            if closed is not None:
+                store.save_client(closed)
             _save(store, snapshot, decided)
 
         await self._store.run(save)

@@ -33,6 +33,7 @@ from feddbp_common.artifacts import AUDIT_NAME
 from feddbp_common.rpc.failures import TRANSIENT_REASONS
 from feddbp_common.wire import Payload, encode
 from feddbp_server.rpc.status_reply import status_of
+from feddbp_server.run.state_machine.events import Blocked
 from feddbp_server.run.state_machine.state import Phase
 from feddbp_server.store import ClientRecord, MemoryStore, SqliteStore, Store, StoreError
 
@@ -206,7 +207,7 @@ async def test_the_upload_of_a_client_whose_block_fails_still_counts(tmp_path: P
         assert [record.client_id for record in await server.thread.run(lambda store: store.uploads(0))] == [0]
 
 
-class NoRoomForClients(MemoryStore):
+class NoRoomForClients(SqliteStore):
     """Fails to store sessions while `full`."""
 
     full = False
@@ -217,16 +218,41 @@ class NoRoomForClients(MemoryStore):
         super().save_client(record)
 
 
-async def test_a_session_that_a_block_could_not_end_is_of_no_use_and_ended_by_the_next_block(tmp_path: Path) -> None:
-    disk = NoRoomForClients()
+@pytest.mark.parametrize("call", ["block", "drop", "leave"])
+async def test_a_client_whose_session_cannot_be_ended_stays_as_it_is(call: str, tmp_path: Path) -> None:
+    disk = NoRoomForClients(tmp_path)
+    async with Server(disk, tmp_path, **TWO_OF_THREE) as server:
+        third = (await join_all(server))[2]
+
+        async def ended() -> None:
+            if call == "leave":
+                await server.coordinator.leave(third.session, "")
+            else:
+                assert await getattr(server.coordinator, call)(2, "")
+
+        before = server.engine.state
+        disk.full = True
+        with pytest.raises(StoreError):
+            await ended()
+        disk.full = False
+        assert server.engine.state == before
+        await third.report(0)
+        await ended()
+        assert server.engine.state.members == ids(0, 1)
+        assert not server.engine.sessions.is_current(third.session)
+        assert await server.thread.run(lambda store: store.clients()[2].session_sha256) == b""
+    entries = [json.loads(line) for line in (tmp_path / AUDIT_NAME).read_text().splitlines()]
+    ending = {"block": "blocked_by_operator", "drop": "dropped_by_operator", "leave": "left"}[call]
+    assert [entry["what"] for entry in entries].count(ending) == 1
+
+
+async def test_a_session_that_a_block_did_not_end_is_of_no_use_and_ended_by_the_next_block(tmp_path: Path) -> None:
+    disk = MemoryStore()
     async with Server(disk, tmp_path, **TWO_OF_THREE) as server:
         third = (await join_all(server))[2]
         events = server.coordinator.follow(third.session)
         assert (await next_event(events)).HasField("round_opened")
-        disk.full = True
-        with pytest.raises(StoreError):
-            await server.coordinator.block(2, "")
-        disk.full = False
+        await server.engine.apply(Blocked(2))  # as a server of an earlier version that was killed before the rest
         assert (await refusal_of(next_event(events))).reason == pb.REFUSAL_REASON_BLOCKED
     async with Server(disk, tmp_path, **TWO_OF_THREE) as restarted:
         third = third.moved_to(restarted)
