@@ -343,12 +343,8 @@ class Coordinator:
         return True
 
     async def _block(self, client_id: int, reason: str) -> None:
-        being_blocked = self._engine.being_blocked
-        being_blocked.add(client_id)  # it cannot upload again after the step has deleted its upload
-        try:
+        with self._engine.being_blocked.begun(client_id):  # it cannot upload again after the step deletes its upload
             await self._remove(client_id, Blocked(client_id), "blocked", reason)
-        finally:
-            being_blocked.discard(client_id)
 
     async def allow(self, client_id: int) -> bool:
         """Ends a block."""

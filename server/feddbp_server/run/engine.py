@@ -28,7 +28,7 @@ from feddbp_server.reporting.records import RunRecords
 from feddbp_server.reporting.round_lines import RoundLines
 from feddbp_server.reporting.summary import RunOutcome, write_summary
 from feddbp_server.run.client_events import run_ended
-from feddbp_server.run.concurrency import BackgroundTasks, Broadcast
+from feddbp_server.run.concurrency import BackgroundTasks, Broadcast, ClientsInProgress
 from feddbp_server.run.durations import PhaseTimes
 from feddbp_server.run.extension import open_run
 from feddbp_server.run.limits import Limits
@@ -81,7 +81,7 @@ class RunEngine:
         self.clock = clock
         self.state = RunState()
         self.draining = False
-        self.being_blocked: set[int] = set()
+        self.being_blocked = ClientsInProgress()
         """Clients whose block is not durable yet: what they have uploaded is being deleted."""
         self.tasks = BackgroundTasks()
         self.run_changed = Broadcast()

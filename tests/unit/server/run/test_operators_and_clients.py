@@ -179,6 +179,17 @@ async def test_a_client_that_calls_during_a_block_that_fails_may_try_again(tmp_p
             await call
 
 
+async def test_a_block_that_fails_lets_no_call_in_while_another_is_in_progress(tmp_path: Path) -> None:
+    async with Server(FailsToForget(), tmp_path, **TWO_OF_THREE) as server:
+        third = (await join_all(server))[2]
+        with server.engine.being_blocked.begun(2):
+            with pytest.raises(StoreError):
+                await server.coordinator.block(2, "")
+            refusal = await refusal_of(accept(server, third, trained_upload(2, 0, Payload())))
+        assert refusal.reason == pb.REFUSAL_REASON_BUSY
+        assert await server.thread.run(lambda store: store.uploads(0)) == []
+
+
 class FailsToSave(SqliteStore):
     """Fails to save the state of the run while `full`."""
 
