@@ -51,7 +51,7 @@ from feddbp_server.run.validation import (
     check_reported_round,
 )
 from feddbp_server.run.view import RunView
-from feddbp_server.store import ClientRecord, Store, StoreError
+from feddbp_server.store import StoreError
 
 
 class Coordinator:
@@ -122,7 +122,7 @@ class Coordinator:
             session.peer = peer
             self._joining[client_id] = session
             try:
-                await engine.store.run(lambda store: _save_join(store, session.record()))
+                await engine.save_join(session.record())
             finally:
                 del self._joining[client_id]
             fault_point("server.join.committed")
@@ -383,8 +383,3 @@ class Coordinator:
 
     async def _operate(self, event: Event) -> None:
         await self._engine.tasks.run_shielded(self._engine.apply(event))
-
-
-def _save_join(store: Store, record: ClientRecord) -> None:
-    store.save_client(record)
-    store.add_new_member(record.client_id)

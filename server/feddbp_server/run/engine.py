@@ -212,11 +212,21 @@ class RunEngine:
         async with self._lock:
             before = self.state
             state, effects = step(before, event, self.policy, self.clock())
-            if not _is_durable_join(event, before, state):
+            if not self._is_durable_join(event, before, state):
                 await self._make_durable(before, state, aggregate, closed)
             self.state = state
         if state != before:
             self._publish(before, state, effects)
+
+    def _is_durable_join(self, event: Event, before: RunState, state: RunState) -> bool:
+        """Whether nothing but a member was added, which is stored since its join: a snapshot would have all members."""
+        if not isinstance(event, Joined) or replace(before, members=state.members).durable != state.durable:
+            return False
+        return self._stored.has_join(event.client)
+
+    async def save_join(self, record: ClientRecord) -> None:
+        """Makes a join durable, before `Joined` is applied."""
+        await self._stored.save_join(record)
 
     async def apply_until_durable(self, event: Event, aggregate: GlobalState | None = None) -> None:
         """Applies an event that no caller would repeat: retries until the store is writable or the server drains."""
@@ -392,8 +402,3 @@ class RunEngine:
         self.event_log.storage(self.storage_trouble)
         self.run_changed.publish()
         self.status_changed.publish()
-
-
-def _is_durable_join(event: Event, before: RunState, state: RunState) -> bool:
-    """Whether nothing but a member was added, which is stored since its join: a snapshot would have all members."""
-    return isinstance(event, Joined) and replace(before, members=state.members).durable == state.durable

@@ -82,6 +82,8 @@ class StoredState:
         self._clock = clock
         self._started_at = clock()
         """Moved back by the time for which earlier servers served the run."""
+        self._new_members: set[int] = set()
+        """Of the new members in the store, those that joined this server."""
 
     @property
     def seconds(self) -> float:
@@ -96,6 +98,20 @@ class StoredState:
         self._started_at = self._clock() - loaded.seconds
         return loaded.state
 
+    async def save_join(self, record: ClientRecord) -> None:
+        """Saves a client's new session, and the client as a member: a row each, whatever the number of members."""
+
+        def save(store: Store) -> None:
+            store.save_client(record)
+            store.add_new_member(record.client_id)
+
+        await self._store.run(save)
+        self._new_members.add(record.client_id)
+
+    def has_join(self, client_id: int) -> bool:
+        """Whether a client's join is still stored: a step that was saved after it may have dropped the client."""
+        return client_id in self._new_members
+
     async def save(self, before: RunState, state: RunState, closed: ClientRecord | None = None) -> None:
         """Saves a step of the run and the session that it closes, and deletes the uploads that it withdraws."""
         snapshot, decided = self._snapshot(state), before.members | state.members
@@ -108,11 +124,13 @@ class StoredState:
             _save(store, snapshot, decided)
 
         await self._store.run(save)
+        self._new_members -= decided
 
     async def close_round(self, before: RunState, state: RunState, aggregate: AggregateRecord) -> None:
         """Saves the step that closes a round together with its aggregate, and deletes what is no longer needed."""
         snapshot, decided = self._snapshot(state), before.members | state.members
         await self._store.tidy(lambda store: _close(store, aggregate, snapshot, decided))
+        self._new_members -= decided
 
     def _snapshot(self, state: RunState) -> str:
         return RunSnapshot(state=state, seconds=self.seconds).to_json()

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
-from coordinator_runs import Server, join_all
+from coordinator_runs import CLIENTS, PATIENCE, Daemon, Server, join_all
 from run_machine import ids, policy
+from slow_disk import SlowDisk
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_server.rpc.status_reply import status_of
@@ -230,3 +235,29 @@ async def test_a_skip_is_durable_and_named(tmp_path: Path, restarted: bool) -> N
     assert server.engine.state.selected == ids(0, 1, 2)
     await server.engine.drain()
     await server.crash()
+
+
+async def test_a_client_that_joins_again_while_the_deadline_drops_it_is_a_member_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SlowDisk()
+    rules: dict[str, Any] = {"min_clients": 2, "clients": CLIENTS, "join_window": timedelta(days=1), "deadline": 3600}
+    server = Server(disk, tmp_path, **rules)
+    await server.engine.start()
+    daemons = await join_all(server)
+    for daemon in daemons[:2]:
+        await daemon.work(0)
+    # the round is never closed: that would store all members
+    monkeypatch.setattr(server.engine.closer, "aggregate", lambda _: asyncio.get_running_loop().create_future())
+    disk.slow_at = "member"
+    joining = asyncio.create_task(Daemon.join(server, 2, previous=daemons[2].secret))
+    assert await asyncio.to_thread(disk.reached.wait, PATIENCE)
+    server.engine.state = replace(server.engine.state, deadline=0.0)
+    dropping = asyncio.create_task(server.engine.apply(Tick()))
+    await asyncio.sleep(0)  # its job waits behind that of the join
+    disk.released.set()
+    await asyncio.gather(dropping, joining)
+    assert server.engine.state.members == ids(0, 1, 2)
+    await server.crash()
+    async with Server(disk, tmp_path, **rules) as restarted:
+        assert restarted.engine.state.members == ids(0, 1, 2)
