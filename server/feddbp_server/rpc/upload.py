@@ -296,8 +296,21 @@ class Uploads:
         payload: Payload,
         announced: Announcement | None,
     ) -> pb.UploadReceipt:
+        self._engine.check_allowed(session.client_id)  # not once a block in progress is done
+        # so that the store and the state agree on whether a client that is dropped or blocked has uploaded
+        async with self._engine.sessions.lock_of(session.client_id):
+            return await self._commit_alone(session, header, body, payload, announced)
+
+    async def _commit_alone(
+        self,
+        session: Session,
+        header: pb.UploadHeader,
+        body: bytes,
+        payload: Payload,
+        announced: Announcement | None,
+    ) -> pb.UploadReceipt:
         engine, manifest = self._engine, header.manifest
-        # nothing is awaited from here until the store has the job: one that deletes the upload comes before or after it
+        # nothing is awaited from here until the store has the job: the round is open when it gets the upload
         if not engine.sessions.is_current(session):
             raise _superseded()
         self._check_open(session, header)
@@ -311,7 +324,6 @@ class Uploads:
         fault_point("server.upload.received")
         before, is_new_report = await engine.store.run(lambda store: _save_once(store, record, body, report), announced)
         fault_point("server.upload.committed")
-        engine.check_allowed(session.client_id)  # the upload was deleted meanwhile
         session.last_seen = engine.clock()
         if before is None:
             engine.aggregator.cache(header.round, session.client_id, payload)

@@ -29,10 +29,11 @@ from run_machine import ids
 from slow_disk import SlowDisk
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_common.artifacts import AUDIT_NAME
+from feddbp_common.artifacts import AUDIT_NAME, ROUNDS_NAME
 from feddbp_common.rpc.failures import TRANSIENT_REASONS
 from feddbp_common.wire import Payload, encode
 from feddbp_server.rpc.status_reply import status_of
+from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.state_machine.events import Blocked
 from feddbp_server.run.state_machine.state import Phase
 from feddbp_server.store import ClientRecord, MemoryStore, SqliteStore, Store, StoreError
@@ -114,11 +115,11 @@ async def test_an_upload_is_refused_while_a_block_deletes_the_one_before(tmp_pat
 async def test_no_upload_of_a_client_is_averaged_that_is_blocked_at_the_same_time(first: str, tmp_path: Path) -> None:
     async with Server(SqliteStore(tmp_path), tmp_path, **TWO_OF_THREE) as server:
         third = (await join_all(server))[2]
-        upload = refusal_of(accept(server, third, trained_upload(2, 0, Payload())))
-        calls = [upload, server.coordinator.block(2, "")]
-        results = await asyncio.gather(*(calls if first == "upload" else calls[::-1]))
-        refusals = [result for result in results if isinstance(result, pb.Refusal)]
-        assert [refusal.reason for refusal in refusals] == [pb.REFUSAL_REASON_BUSY]
+        calls = [accept(server, third, trained_upload(2, 0, Payload())), server.coordinator.block(2, "")]
+        results = await asyncio.gather(*(calls if first == "upload" else calls[::-1]), return_exceptions=True)
+        if first == "block":
+            refusals = [result for result in results if isinstance(result, RefusedError)]
+            assert [refusal.details.reason for refusal in refusals] == [pb.REFUSAL_REASON_BUSY]
         assert await server.thread.run(lambda store: store.uploads(0)) == []
         assert server.engine.state.uploaded == ids()
         again = server.coordinator.join(join_request(server.coordinator, 2, previous=third.secret))
@@ -188,6 +189,38 @@ async def test_a_block_that_fails_lets_no_call_in_while_another_is_in_progress(t
             refusal = await refusal_of(accept(server, third, trained_upload(2, 0, Payload())))
         assert refusal.reason == pb.REFUSAL_REASON_BUSY
         assert await server.thread.run(lambda store: store.uploads(0)) == []
+
+
+async def test_an_upload_that_is_stored_before_a_block_that_fails_counts(tmp_path: Path) -> None:
+    async with Server(FailsToForget(), tmp_path, **TWO_OF_THREE) as server:
+        third = (await join_all(server))[2]
+        receipt, blocked = await asyncio.gather(
+            accept(server, third, trained_upload(2, 0, Payload())),
+            server.coordinator.block(2, ""),
+            return_exceptions=True,
+        )
+        assert isinstance(receipt, pb.UploadReceipt)
+        assert isinstance(blocked, StoreError)
+        assert server.engine.state.uploaded == ids(2)
+
+
+async def test_an_upload_that_is_stored_before_its_client_is_dropped_counts(tmp_path: Path) -> None:
+    disk = SlowDisk()
+    async with Server(disk, tmp_path, **TWO_OF_THREE) as server:
+        first, second, third = await join_all(server)
+        await first.work(0)
+        await second.work(0)
+        disk.slow_at = "upload"
+        uploading = asyncio.create_task(accept(server, third, trained_upload(2, 0, Payload())))
+        assert await asyncio.to_thread(disk.reached.wait, PATIENCE)
+        dropping = asyncio.create_task(server.coordinator.drop(2, ""))
+        await asyncio.sleep(0)
+        disk.released.set()
+        await asyncio.gather(uploading, dropping)
+        await server.until_round(1)
+        assert [record.client_id for record in await server.thread.run(lambda store: store.uploads(0))] == [0, 1, 2]
+    (closed,) = map(json.loads, (tmp_path / ROUNDS_NAME).read_text().splitlines())
+    assert closed["missing"] == []
 
 
 class FailsToSave(SqliteStore):
