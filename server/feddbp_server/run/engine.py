@@ -120,6 +120,11 @@ class RunEngine:
         self._stored = StoredState(self.store, clock)
         self._lock = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
+        self._summary_lock = asyncio.Lock()
+        self._summary_is_due = False
+        """A report has come after the end, and waits for a summary with it."""
+        self._seconds: float | None = None
+        """For which the run was served, once it is over."""
 
     def _make_secure_sums(self, authority: bytes, limits: Limits) -> SecureSums:
         from feddbp_server.run.secure_sums import SecureSums  # cryptography is slow to import
@@ -354,19 +359,34 @@ class RunEngine:
     # --- the end ---
 
     async def _write_summary(self) -> None:
-        outcome = RunOutcome(
+        await self._summarise()
+        await self._save_client_prototypes()
+
+    def update_summary(self) -> None:
+        """Writes the summary again, with a report that came after the end and others that come meanwhile."""
+        if not self._summary_is_due:
+            self._summary_is_due = True
+            self.tasks.begin(self._summarise())
+
+    async def _summarise(self) -> None:
+        async with self._summary_lock:
+            self._summary_is_due = False
+            if self._seconds is None:
+                self._seconds = self._stored.seconds
+            await write_summary(self._outcome(self._seconds), self.store, self.metrics_log)
+
+    def _outcome(self, seconds: float) -> RunOutcome:
+        return RunOutcome(
             config=self.config,
             run_id=self.run_id,
             sessions=self.sessions.all(),
             phase=self.state.phase,
             reason=self.state.reason,
             completed_rounds=self.state.round,
-            seconds=self._stored.seconds,
+            seconds=seconds,
             prototypes_sha256=self.aggregator.sha256,
             began_with=self.state.began_with,
         )
-        await write_summary(outcome, self.store, self.metrics_log)
-        await self._save_client_prototypes()
 
     async def _save_client_prototypes(self) -> None:
         snapshots = self.records.snapshots

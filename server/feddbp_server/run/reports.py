@@ -29,3 +29,5 @@ def count_report(engine: RunEngine, record: ReportRecord) -> None:
     report = Report.from_record(record)
     engine.metrics_log.add(report)
     engine.history.reported(report)
+    if engine.state.phase.is_final:
+        engine.update_summary()

@@ -95,6 +95,25 @@ async def test_the_summary_is_of_this_run(server: Server, tmp_path: Path) -> Non
     assert [entry["architecture"] for entry in summary["per_client"]] == ["net0", "net1", "net2"]
 
 
+async def test_reports_that_arrive_after_the_end_are_in_the_summary(server: Server, tmp_path: Path) -> None:
+    daemons = await join_all(server)
+    for number in range(ROUNDS):
+        for daemon in daemons:
+            await daemon.work(number)
+        await server.until_round(number + 1)
+    await daemons[0].report(ROUNDS)
+    await server.coordinator.stop("enough")
+    await server.until_over()
+    before = summary_of(tmp_path)
+    assert before["curve"][-1]["evaluated"] == 1
+    await asyncio.gather(*(daemon.report(ROUNDS) for daemon in daemons))
+    await server.settled()
+    after = summary_of(tmp_path)
+    assert after["curve"][-1]["evaluated"] == CLIENTS
+    assert after["bytes_up"] == sum(line["bytes_up"] for line in metrics_of(tmp_path)) > before["bytes_up"]
+    assert after["seconds"] == before["seconds"]
+
+
 async def test_two_runs_of_one_configuration_have_different_ids(tmp_path: Path) -> None:
     ids_seen = set()
     for name in ("a", "b"):
