@@ -99,15 +99,19 @@ class RoundPoint(Protocol):
 PointT = TypeVar("PointT", bound=RoundPoint)
 
 
-def best_round(points: Collection[PointT], accuracy: Callable[[PointT], float]) -> PointT | None:
-    """The round of highest accuracy, the first of several; only rounds over most clients count, after training.
+def complete_rounds(points: Collection[PointT]) -> list[PointT]:
+    """The rounds that may be the best: after training, and over most clients.
 
     The number of clients never falls from one round to the next: the last round is always among them.
     """
     trained = [point for point in points if point.round > 0] or points
     most = max((point.clients for point in trained), default=0)
-    complete = (point for point in trained if point.clients == most)
-    return max(complete, key=accuracy, default=None)
+    return [point for point in trained if point.clients == most]
+
+
+def best_round(points: Collection[PointT], accuracy: Callable[[PointT], float]) -> PointT | None:
+    """The complete round of highest accuracy, the first of several."""
+    return max(complete_rounds(points), key=accuracy, default=None)
 
 
 @dataclass(frozen=True, kw_only=True)

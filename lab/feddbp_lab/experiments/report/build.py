@@ -25,8 +25,9 @@ from feddbp_lab.experiments.report.figures import draw_panels, panels_of
 from feddbp_lab.experiments.report.formatted import FormattedTable
 from feddbp_lab.experiments.report.gain import gain_picture
 from feddbp_lab.experiments.report.grid import ResultGrid
-from feddbp_lab.experiments.report.outcomes import Moment, Outcomes
+from feddbp_lab.experiments.report.outcomes import Outcomes
 from feddbp_lab.experiments.report.page import PageFigure, PagePart, PageSection, PageTable, render_page
+from feddbp_lab.experiments.report.rounds import Moment
 from feddbp_lab.experiments.report.rule_table import rule_table
 from feddbp_lab.experiments.report.tables import accuracy_table, difference_table
 from feddbp_lab.experiments.report.text_formats import as_latex, as_markdown

@@ -8,6 +8,7 @@ from typing import Any, Final
 from feddbp_common.config.catalog import DATASETS
 from feddbp_common.evaluation import RARE_CLASS_SAMPLES, share_of_clients
 from feddbp_common.humanize import quantity
+from feddbp_common.methods import METHODS
 from feddbp_lab.experiments.plan import Plan
 from feddbp_lab.experiments.report.grid import ResultGrid
 from feddbp_lab.experiments.report.intervals import CONFIDENCE
@@ -34,7 +35,6 @@ _DESCRIBED: Final[tuple[tuple[str, Callable[[Any], str]], ...]] = (
     ("training.weight_decay", "weight decay {:g}".format),
     ("training.augment", "augmentation {}".format),
     ("training.validation", "a share of {:g} of the training samples for validation".format),
-    ("finetune_rounds", lambda count: f"the last {'round' if count == 1 else f'{count} rounds'} without exchange"),
 )
 
 
@@ -77,10 +77,16 @@ def difference_caption(plan: Plan, grid: ResultGrid) -> str:
         if len(plan.seeds) > 1
         else f"over clients alone, as there is only seed {plan.seeds[0]}"
     )
+    bold = (
+        "Bold: the interval excludes zero, with at least two seeds."
+        if len(plan.seeds) > 1
+        else "With one seed nothing is bold."
+    )
     sentences = [
         "Differences in points on the same clients and seeds.",
-        f"In brackets: {100 * CONFIDENCE:.0f} % interval, paired bootstrap {drawn}.",
-        "Bold: the interval excludes zero.",
+        f"In brackets: {100 * CONFIDENCE:.0f} % interval, paired bootstrap {drawn}"
+        f"{', which chooses the rounds again' if Basis.LAST not in grid.bases else ''}.",
+        bold,
         "federation's share: difference to the same networks and losses without exchange." if grid.has_controls else "",
         _LACKING_RULE if grid.part.report.rules else "",
     ]
@@ -95,10 +101,7 @@ def exchanged_difference_caption() -> str:
 
 
 def last_difference_caption() -> str:
-    return (
-        "The same after the last round. Choosing a round on few validation samples adds chance that the intervals "
-        "of the first table do not contain: trust a difference that does not depend on the round."
-    )
+    return "The same after the last round, which is not chosen. Trust a difference that does not depend on the round."
 
 
 def rule_caption() -> str:
@@ -126,6 +129,7 @@ def cost_caption(plan: Plan) -> str:
 def description_of(plan: Plan, outcomes: Outcomes) -> str:
     """The options all cells share and the images there were, both read from the cells' results."""
     shared = [described(value) for option, described in _DESCRIBED if (value := outcomes.common(option))]
+    shared += filter(None, [_fine_tuning(outcomes)])
     profile = [f"profile {plan.profile}"] if plan.profile else []
     images = [
         f"{DATASETS[name].title}: {' or '.join(f'{count:,}' for count in counts)} images"
@@ -134,6 +138,20 @@ def description_of(plan: Plan, outcomes: Outcomes) -> str:
     ]
     text = "; ".join(filter(None, (", ".join([*profile, *shared]), ", ".join(images))))
     return f"{text[0].upper()}{text[1:]}." if text else ""
+
+
+def _fine_tuning(outcomes: Outcomes) -> str:
+    """With the methods that have none, if that is the only difference between cells."""
+    rounds = {cell_id: result.options.get("finetune_rounds", 0) for cell_id, result in outcomes.done.items()}
+    counts = set(rounds.values()) - {0}
+    if len(counts) != 1:
+        return ""
+    (count,) = counts
+    without = dict.fromkeys(
+        METHODS[outcomes.done[cell_id].options["method"]].title for cell_id, of_cell in rounds.items() if not of_cell
+    )
+    exceptions = f" (but for {', '.join(without)})" if without else ""
+    return f"the last {'round' if count == 1 else f'{count} rounds'} without exchange{exceptions}"
 
 
 def warnings_of(plan: Plan, outcomes: Outcomes) -> str:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 import numpy as np
 
-from feddbp_lab.experiments.report.intervals import Interval, SeedObservations, bootstrap_interval, pooled_mean
-from feddbp_lab.experiments.report.outcomes import CellResult, ClientCounts, Moment, PointResult
-
-_CountsOf = Callable[[CellResult], ClientCounts]
+from feddbp_lab.experiments.report.intervals import (
+    FloatArray,
+    Interval,
+    SeedObservations,
+    SeedStatistic,
+    bootstrap_interval,
+    mean_over_seeds,
+)
+from feddbp_lab.experiments.report.outcomes import PointResult
+from feddbp_lab.experiments.report.rounds import Candidates, ClientCounts, Moment, RuleResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +30,16 @@ class Difference:
     """None of a single client, of whom every replicate is the same."""
     gains: Mapping[tuple[int, int], float]
     """Of each client's own accuracy, by seed and client."""
+    planned_seeds: int
+
+    @property
+    def seeds(self) -> int:
+        return len({seed for seed, _ in self.gains})
+
+    @property
+    def is_beyond_chance(self) -> bool:
+        """Never with a single seed, whose interval says nothing about other splits of the data."""
+        return self.seeds > 1 and self.interval is not None and self.interval.excludes_zero
 
     @property
     def mean_gain(self) -> float:
@@ -37,64 +53,100 @@ class Difference:
 
 
 def compare(
-    ours: PointResult, theirs: PointResult, rule: str | None, moment: Moment = Moment.REPORTED
+    ours: PointResult,
+    theirs: PointResult,
+    rule: str | None = None,
+    moment: Moment = Moment.REPORTED,
+    *,
+    their_rule: str | None = None,
 ) -> Difference | None:
     """Compares a method's own rule with the other method's own, and any other rule with the same one.
 
-    A rule that the other method lacks, such as that of a second network, is compared with its own.
+    A rule that the other method lacks, such as that of a second network, is compared with its own. `their_rule` names
+    another one.
     """
     is_own_rule = any(cell.inference == rule for cell in ours.results)
-    other_rule = None if is_own_rule else rule
-    return _difference(ours, theirs, _test_counts(rule, moment), _test_counts_or_own(other_rule, moment))
+    other_rule = their_rule or (None if is_own_rule else rule)
+    pairs = []
+    for seed in sorted(ours.by_seed.keys() & theirs.by_seed.keys()):
+        one, of_other = ours.by_seed[seed].of_rule(rule), theirs.by_seed[seed]
+        other = of_other.of_rule(other_rule) or of_other.of_rule(None)
+        if one and other:
+            pairs.append(_Pair.of(seed, one.counts(moment), other.counts(moment)).choosing(one, other, moment))
+    return _difference(pairs, planned_seeds=ours.seeds)
 
 
 def compare_rare(ours: PointResult, theirs: PointResult) -> Difference | None:
-    """Compares on test samples of rare classes."""
-    return _difference(ours, theirs, lambda cell: cell.rare, lambda cell: cell.rare)
+    """Compares on test samples of rare classes, in the round of each result; that it was chosen is not in the interval.
+
+    Clients without such samples are left out, but the round is chosen on samples of all.
+    """
+    seeds = sorted(ours.by_seed.keys() & theirs.by_seed.keys())
+    pairs = [_Pair.of(seed, ours.by_seed[seed].rare, theirs.by_seed[seed].rare) for seed in seeds]
+    return _difference(pairs, planned_seeds=ours.seeds)
 
 
 def accuracy_interval(result: PointResult, rule: str | None) -> Interval | None:
     """The interval of an accuracy, in per cent. Clients differ in difficulty: it is wider than that of a difference."""
-    counts = [_test_counts(rule, Moment.REPORTED)(cell) for cell in result.results]
-    seeds = [_observations(of_seed.correct, of_seed.samples) for of_seed in counts if any(of_seed.samples.values())]
+    found = [of_rule.candidates for cell in result.results if (of_rule := cell.of_rule(rule))]
+    seeds = [candidates for candidates in found if candidates.client_count]
     return bootstrap_interval(seeds) if seeds else None
 
 
-def _test_counts(rule: str | None, moment: Moment) -> _CountsOf:
-    def counts_of(cell: CellResult) -> ClientCounts:
-        found = cell.of_rule(rule)
-        return found.counts(moment) if found else ClientCounts.none()
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Pair:
+    """Two cells of a seed, on the clients that both have."""
 
-    return counts_of
+    seed: int
+    clients: tuple[int, ...]
+    """In the order of their ids, on which the draws of the bootstrap depend."""
+    gains: SeedObservations
+    """In per cent, in the rounds of the results."""
+    statistic: SeedStatistic
 
-
-def _test_counts_or_own(rule: str | None, moment: Moment) -> _CountsOf:
-    return lambda cell: _test_counts(rule if rule in cell.rules else None, moment)(cell)
-
-
-def _difference(
-    ours: PointResult, theirs: PointResult, our_counts: _CountsOf, their_counts: _CountsOf
-) -> Difference | None:
-    seeds: list[SeedObservations] = []
-    gains: dict[tuple[int, int], float] = {}
-    for seed in sorted(ours.by_seed.keys() & theirs.by_seed.keys()):
-        one, other = our_counts(ours.by_seed[seed]), their_counts(theirs.by_seed[seed])
+    @classmethod
+    def of(cls, seed: int, ours: ClientCounts, theirs: ClientCounts) -> _Pair:
         # a client with other test samples, of another amount of data, is not the same
-        same = {client: count for client, count in one.samples.items() if count and other.samples.get(client) == count}
-        if same:
-            more = {client: one.correct[client] - other.correct[client] for client in same}
-            seeds.append(_observations(more, same))
-            gains |= {(seed, client): 100 * more[client] / count for client, count in same.items()}
-    if not seeds:
+        same = (client for client, count in ours.samples.items() if count and theirs.samples.get(client) == count)
+        clients = tuple(sorted(same))
+        gains = SeedObservations(
+            sums=np.array([100 * (ours.correct[client] - theirs.correct[client]) for client in clients]),
+            samples=np.array([float(ours.samples[client]) for client in clients]),
+        )
+        return cls(seed=seed, clients=clients, gains=gains, statistic=gains)
+
+    def choosing(self, ours: RuleResult, theirs: RuleResult, moment: Moment) -> _Pair:
+        """With intervals that contain the choice of the round."""
+        if not self.clients:
+            return self
+        candidates = [found.candidates_at(moment).among(self.clients) for found in (ours, theirs)]
+        return replace(self, statistic=ChosenDifference(*candidates))
+
+
+@dataclass(frozen=True, eq=False)
+class ChosenDifference:
+    """The difference of two accuracies, each in the round that is best for the drawn clients."""
+
+    ours: Candidates
+    theirs: Candidates
+
+    @property
+    def client_count(self) -> int:
+        return self.ours.client_count
+
+    def values(self, draws: FloatArray) -> FloatArray:
+        return np.asarray(self.ours.values(draws) - self.theirs.values(draws), dtype=np.float64)
+
+
+def _difference(pairs: Iterable[_Pair], *, planned_seeds: int) -> Difference | None:
+    shared = [pair for pair in pairs if pair.clients]
+    if not shared:
         return None
-    interval = bootstrap_interval(seeds) if len(gains) > 1 else None
-    return Difference(mean=pooled_mean(seeds), interval=interval, gains=gains)
-
-
-def _observations(sums: Mapping[int, float], samples: Mapping[int, int]) -> SeedObservations:
-    """In per cent; clients in the order of their ids, which the draws of the bootstrap depend on."""
-    clients = sorted(client for client, count in samples.items() if count)
-    return SeedObservations(
-        sums=np.array([100 * sums[client] for client in clients]),
-        samples=np.array([float(samples[client]) for client in clients]),
-    )
+    gains = {
+        (pair.seed, client): float(total / count)
+        for pair in shared
+        for client, total, count in zip(pair.clients, pair.gains.sums, pair.gains.samples, strict=True)
+    }
+    interval = bootstrap_interval([pair.statistic for pair in shared]) if len(gains) > 1 else None
+    mean = mean_over_seeds([pair.gains for pair in shared])
+    return Difference(mean=mean, interval=interval, gains=gains, planned_seeds=planned_seeds)

@@ -12,8 +12,9 @@ from feddbp_lab.experiments.plan import Part, Plan
 from feddbp_lab.experiments.report.comparison import Difference, accuracy_interval
 from feddbp_lab.experiments.report.grid import GridColumn, GridRow, ResultGrid
 from feddbp_lab.experiments.report.intervals import Interval
-from feddbp_lab.experiments.report.outcomes import Moment, Outcomes, PointResult, SeedValues
+from feddbp_lab.experiments.report.outcomes import Outcomes, PointResult, SeedValues
 from feddbp_lab.experiments.report.paper import PaperValue
+from feddbp_lab.experiments.report.rounds import Moment
 
 Line = dict[str, Any]
 

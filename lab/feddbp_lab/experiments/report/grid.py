@@ -9,8 +9,9 @@ from functools import cached_property
 
 from feddbp_lab.experiments.plan import Coordinates, Part
 from feddbp_lab.experiments.report.comparison import Difference, compare
-from feddbp_lab.experiments.report.outcomes import Moment, Outcomes, PointResult, SeedValues
+from feddbp_lab.experiments.report.outcomes import Outcomes, PointResult, SeedValues
 from feddbp_lab.experiments.report.paper import PaperValue, paper_value
+from feddbp_lab.experiments.report.rounds import Moment
 from feddbp_lab.results.protocol import Basis
 
 

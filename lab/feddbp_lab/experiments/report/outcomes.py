@@ -6,33 +6,16 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from statistics import fmean, stdev
 from typing import Any
 
 from feddbp_common.config.nested import dotted
-from feddbp_common.evaluation import best_round, counted_by_round
 from feddbp_lab.experiments.plan import Plan, Point
 from feddbp_lab.experiments.report.intervals import student_quantile
+from feddbp_lab.experiments.report.rounds import ClientCounts, Curve, Line, Moment, RoundResult, RuleResult
 from feddbp_lab.experiments.run.cell_dir import CellDir, CellState, DamagedCellError, Failure
 from feddbp_lab.experiments.run.output_dir import OutputDir
 from feddbp_lab.results.protocol import Basis, basis_of, counts_in_result, expected_clients
-from feddbp_lab.results.run_results import EvaluationLine
-
-Curve = dict[int, float]
-"""Accuracy in per cent over all clients' test samples, by completed rounds."""
-_Line = Mapping[str, Any]
-"""A line of `metrics.jsonl`: a client in a round."""
-
-
-class Moment(StrEnum):
-    """After which round of a run a result is taken."""
-
-    REPORTED = "reported"
-    """The round of the result, by the protocol."""
-    EXCHANGED = "before fine-tuning"
-    """The last round with exchange: the next one begins with what the federation gave."""
-    LAST = "last"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,113 +200,19 @@ class CellResult:
     @property
     def clients(self) -> int:
         """Over how many clients the result is."""
-        return self.rules[self.inference].reported.clients
+        return self.reported.clients
+
+    @property
+    def reported(self) -> RoundResult:
+        """By the method's own rule."""
+        return self.rules[self.inference].reported
 
     def of_rule(self, rule: str | None) -> RuleResult | None:
         """The results of a rule, by default the method's own; None if the method does not have it."""
         return self.rules.get(rule or self.inference)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RuleResult:
-    """The results of a cell under one inference rule."""
-
-    curve: Curve
-    reported: RoundResult
-    """The round of the result."""
-    exchanged: RoundResult | None
-    """The last round with exchange; None without fine-tuning."""
-    last: RoundResult
-
-    @classmethod
-    def of(cls, rule: str, lines: Iterable[_Line], basis: Basis, exchanged_round: int | None) -> RuleResult:
-        with_rule = (EvaluationLine(line) for line in lines if rule in line["accuracies"])
-        ordered = sorted(with_rule, key=lambda evaluation: evaluation.round)
-        rounds = [
-            RoundResult.of(number, rule, [evaluation.line for evaluation in counted.values()])
-            for number, counted in counted_by_round(ordered)
-        ]
-        reported = rounds[-1] if basis is Basis.LAST else best_round(rounds, lambda found: found.score(basis))
-        assert reported is not None  # the rule is in a line
-        return cls(
-            curve={found.round: found.test.accuracy for found in rounds if found.test.accuracy is not None},
-            reported=reported,
-            exchanged=next((found for found in rounds if found.round == exchanged_round), None),
-            last=rounds[-1],
-        )
-
-    def counts(self, moment: Moment) -> ClientCounts:
-        """On test samples."""
-        found = {Moment.REPORTED: self.reported, Moment.EXCHANGED: self.exchanged, Moment.LAST: self.last}[moment]
-        return found.test if found else ClientCounts.none()
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoundResult:
-    """All clients after a number of completed rounds."""
-
-    round: int
-    test: ClientCounts
-    validation: ClientCounts
-
-    @classmethod
-    def of(cls, number: int, rule: str, lines: list[_Line]) -> RoundResult:
-        held_out = [line for line in lines if line.get("validation_samples")]
-        return cls(
-            round=number,
-            test=ClientCounts.of(lines, "test_samples", lambda line: line["accuracies"][rule]),
-            validation=ClientCounts.of(
-                held_out, "validation_samples", lambda line: line["validation_accuracies"][rule]
-            ),
-        )
-
-    @property
-    def clients(self) -> int:
-        return len(self.test.samples)
-
-    def score(self, basis: Basis) -> float:
-        """By which the round of the result is chosen."""
-        counts = self.validation if basis is Basis.VALIDATION else self.test
-        return counts.accuracy or 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClientCounts:
-    """By client, samples and how many of them were classified correctly."""
-
-    samples: Mapping[int, int]
-    correct: Mapping[int, float]
-
-    @classmethod
-    def of(cls, lines: Iterable[_Line], samples: str, accuracy: Callable[[_Line], float]) -> ClientCounts:
-        listed = list(lines)
-        return cls(
-            samples={line["client"]: line[samples] for line in listed},
-            # an integer, but for the rounding of the accuracy in the file
-            correct={line["client"]: round(accuracy(line) * line[samples], 6) for line in listed},
-        )
-
-    @classmethod
-    def none(cls) -> ClientCounts:
-        return cls(samples={}, correct={})
-
-    @classmethod
-    def rare_in(cls, lines: Iterable[_Line]) -> ClientCounts:
-        with_rare = (line for line in lines if line.get("rare_test_samples"))
-        return cls.of(with_rare, "rare_test_samples", lambda line: line["rare_accuracy"])
-
-    def accuracy_of(self, client: int) -> float | None:
-        """In per cent; None without samples."""
-        return 100 * self.correct[client] / self.samples[client] if self.samples.get(client) else None
-
-    @property
-    def accuracy(self) -> float | None:
-        """In per cent, over the samples of all clients; None without samples."""
-        samples = sum(self.samples.values())
-        return 100 * sum(self.correct.values()) / samples if samples else None
-
-
-def _images(summary: Mapping[str, Any], lines: Iterable[_Line]) -> int:
+def _images(summary: Mapping[str, Any], lines: Iterable[Line]) -> int:
     """Of all clients but newcomers, whose shards an experiment may cut to different sizes."""
     config = summary["config"]
     held_out = {line["client"]: line.get("validation_samples", 0) for line in lines}
@@ -334,7 +223,7 @@ def _images(summary: Mapping[str, Any], lines: Iterable[_Line]) -> int:
     )
 
 
-def _megabytes(summary: Mapping[str, Any], lines: Iterable[_Line]) -> float | None:
+def _megabytes(summary: Mapping[str, Any], lines: Iterable[Line]) -> float | None:
     """All bytes over the reports on rounds, that is without the evaluation after the last."""
     reports = sum(line["round"] < summary["completed_rounds"] for line in lines)
     return float((summary["bytes_up"] + summary["bytes_down"]) / reports / 1e6) if reports else None

@@ -6,7 +6,8 @@ from typing import Final
 
 from feddbp_lab.experiments.report.formatted import FormattedTable, FormattedValue, assembled_by_place
 from feddbp_lab.experiments.report.grid import GridColumn, GridRow, ResultGrid
-from feddbp_lab.experiments.report.outcomes import Moment, PointResult
+from feddbp_lab.experiments.report.outcomes import PointResult
+from feddbp_lab.experiments.report.rounds import Moment
 from feddbp_lab.experiments.report.tables import accuracy_text, difference_value, has_fine_tuning, mean_text
 
 OWN_MARK: Final = "•"

@@ -16,8 +16,9 @@ from feddbp_lab.experiments.report.formatted import (
     signed,
 )
 from feddbp_lab.experiments.report.grid import GridColumn, GridRow, ResultGrid
-from feddbp_lab.experiments.report.outcomes import Moment, PointResult, SeedValues
+from feddbp_lab.experiments.report.outcomes import PointResult, SeedValues
 from feddbp_lab.experiments.report.paper import PaperValue
+from feddbp_lab.experiments.report.rounds import Moment
 from feddbp_lab.results.protocol import Basis
 
 BEST_MARK: Final = "†"
@@ -114,16 +115,19 @@ def _difference_column(column: GridColumn, head: str, values: list[FormattedValu
 
 
 def difference_value(difference: Difference | None) -> FormattedValue:
-    """Bold if the interval excludes zero."""
+    """Bold if it is beyond chance; with the number of seeds while some of the plan are not done."""
     if difference is None:
         return FormattedValue(text="")
-    interval = difference.interval
-    if interval is None:
-        return FormattedValue(text=signed(difference.mean))
     return FormattedValue(
-        text=f"{signed(difference.mean)} [{signed(interval.low)}, {signed(interval.high)}]",
-        bold=interval.excludes_zero,
+        text=f"{difference_text(difference)}{_missing_seeds(difference.seeds, difference.planned_seeds)}",
+        bold=difference.is_beyond_chance,
     )
+
+
+def difference_text(difference: Difference) -> str:
+    interval = difference.interval
+    bounds = f" [{signed(interval.low)}, {signed(interval.high)}]" if interval else ""
+    return f"{signed(difference.mean)}{bounds}"
 
 
 def accuracy_text(result: PointResult | None, values: SeedValues | None, *, is_marked: bool) -> str:
@@ -132,9 +136,11 @@ def accuracy_text(result: PointResult | None, values: SeedValues | None, *, is_m
     if values is None:
         return "failed" if result.failed else NO_VALUE
     mark = BEST_MARK if is_marked and Basis.BEST in result.bases else ""
-    done = len(values.by_seed)
-    missing = "" if done == result.seeds else f" ({done} of {result.seeds})"
-    return f"{plus_minus(values.mean, values.deviation)}{mark}{missing}"
+    return f"{plus_minus(values.mean, values.deviation)}{mark}{_missing_seeds(len(values.by_seed), result.seeds)}"
+
+
+def _missing_seeds(done: int, planned: int) -> str:
+    return "" if done == planned else f" ({done} of {planned})"
 
 
 def mean_text(result: PointResult | None, rule: str | None, moment: Moment) -> str:

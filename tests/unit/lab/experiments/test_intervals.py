@@ -10,7 +10,7 @@ from feddbp_lab.experiments.report.intervals import (
     Interval,
     SeedObservations,
     bootstrap_interval,
-    pooled_mean,
+    mean_over_seeds,
 )
 
 
@@ -46,7 +46,7 @@ def test_an_interval_contains_the_statistic_and_is_wider_where_clients_differ() 
     alike, unlike = ([observed([5 - by, 5 + by, 5 - by, 5 + by], [10] * 4)] for by in (1, 4))
     for seeds in (alike, unlike):
         interval = bootstrap_interval(seeds)
-        assert interval.low <= pooled_mean(seeds) == 0.5 <= interval.high
+        assert interval.low <= mean_over_seeds(seeds) == 0.5 <= interval.high
     narrow, wide = bootstrap_interval(alike), bootstrap_interval(unlike)
     assert wide.high - wide.low > 2 * (narrow.high - narrow.low)
 
