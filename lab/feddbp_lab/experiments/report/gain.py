@@ -12,6 +12,8 @@ from feddbp_lab.results.pictures.figure import Picture
 from feddbp_lab.results.pictures.run_pictures import draw_gain
 
 _LOCAL: Final = "local"
+_OF_METHOD: Final = ("method", "guide", "finetune")
+"""Beginnings of the names of options by which a method may differ from local training; FedTGP has no fine-tuning."""
 _SHOWN: Final = "feddbp"
 """The method that is compared, if the experiment has it; else its first."""
 
@@ -49,23 +51,23 @@ def _is_local(found: CellResult) -> bool:
 
 
 def _split(found: CellResult) -> tuple[Any, ...]:
-    """What has to agree for two cells to have the same clients and data: everything but the method."""
-    return tuple(sorted((name, str(value)) for name, value in found.options.items() if not name.startswith("method")))
+    """What has to agree for two cells to have the same clients, data and training."""
+    return _options(found, of_method=False)
 
 
 def _settings(found: CellResult) -> tuple[Any, ...]:
-    return tuple(sorted((name, str(value)) for name, value in found.options.items() if name.startswith("method")))
+    return _options(found, of_method=True)
+
+
+def _options(found: CellResult, *, of_method: bool) -> tuple[Any, ...]:
+    chosen = {name: str(value) for name, value in found.options.items() if name.startswith(_OF_METHOD) == of_method}
+    return tuple(sorted(chosen.items()))
 
 
 def _pairs(found: CellResult, local: CellResult) -> list[tuple[float, float]]:
-    ours, theirs = found.of_rule(None), local.of_rule(None)
-    if ours is None or theirs is None:
-        return []
-    pairs = []
-    for client in ours.reported.test.samples:
-        after, before = ours.reported.test.accuracy_of(client), None
-        if client in theirs.reported.test.samples:
-            before = theirs.reported.test.accuracy_of(client)
-        if after is not None and before is not None:
-            pairs.append((before / 100, after / 100))
-    return pairs
+    """Of the clients that both have, accuracies with local training and with the method."""
+    ours, theirs = found.reported, local.reported
+    before = {client: theirs.test.accuracy_of(client) for client in theirs.test.samples}
+    after = {client: ours.test.accuracy_of(client) for client in ours.test.samples}
+    both = [(before.get(client), accuracy) for client, accuracy in after.items()]
+    return [(one / 100, other / 100) for one, other in both if one is not None and other is not None]
