@@ -17,8 +17,9 @@ from feddbp_common.atomic_files import replace_text
 from feddbp_lab.experiments.report.comparison import Difference, compare, compare_rare
 from feddbp_lab.experiments.report.formatted import FormattedRow, FormattedTable, FormattedValue, plus_minus, signed
 from feddbp_lab.experiments.report.grid import ResultGrid
-from feddbp_lab.experiments.report.outcomes import Moment, Outcomes, PointResult
-from feddbp_lab.experiments.report.tables import difference_value
+from feddbp_lab.experiments.report.outcomes import Outcomes, PointResult
+from feddbp_lab.experiments.report.rounds import Moment
+from feddbp_lab.experiments.report.tables import difference_text
 from feddbp_lab.experiments.report.text_formats import as_markdown
 from feddbp_lab.experiments.run.output_dir import OutputDir
 from feddbp_lab.results.pictures.figure import BLUE, GREY, ORANGE, Picture, write_pictures
@@ -44,6 +45,14 @@ _PROTOTYPES: Final = ("FedProto", "FedDBP")
 _OTHERS: Final = ("FedProc", "FPL", "FedLFP", "FD", "LG-FedAvg", "FedGen")
 _ALONE: Final = "{}, no exchange"
 _ANCHORS: Final = ("own prototypes only", "random anchors", "prototypes of other classes")
+_WITHOUT_FUSION: Final = "w/o pers."
+_LAST_PROTOTYPES: Final = "{}, last prototypes"
+_FINE_TUNED: Final = {
+    "FedDBP": (_LOCAL, "FedDBP", "FedDBP, no exchange", "random anchors"),
+    "FedProto": (_LOCAL, "FedProto"),
+    "FedTGP": (_LOCAL, "FedTGP"),
+}
+"""What FedDBP and others with the last prototypes are compared with."""
 _PARTS: Final = ("w/o share", "w/o deci.", "w/o hard", "w/o pers.")
 _GUIDES: Final = ("0.9 M weights", "0.9 M in float16", "0.3 M", "0.1 M", "0.1 M in float16", "FedDBP, without a guide")
 
@@ -98,12 +107,10 @@ def gains(kept: Kept, moment: Moment, methods: Sequence[str] = _COMPARED) -> For
 
 
 def headline(kept: Kept) -> FormattedTable:
-    """The gains, and the traffic on CIFAR-100."""
+    """The gains, and what a client costs on CIFAR-100."""
     table = gains(kept, Moment.REPORTED)
-    rows: list[Sequence[_Value]] = [
-        [*row.labels, *row.values, _megabytes(kept.of(row.labels[0]))] for row in table.rows
-    ]
-    return _table(["Δ to local training", *SETS.values(), "MB"], rows)
+    rows: list[Sequence[_Value]] = [[*row.labels, *row.values, *_costs(kept.of(row.labels[0]))] for row in table.rows]
+    return _table(["Δ to local training", *SETS.values(), "MB", "M weights", "core-min"], rows)
 
 
 def shares(kept: Kept, moment: Moment) -> FormattedTable:
@@ -113,6 +120,22 @@ def shares(kept: Kept, moment: Moment) -> FormattedTable:
         return _difference(kept.of(method, dataset), kept.of(_ALONE.format(method), dataset), moment)
 
     return _by_set([method for method in _COMPARED if kept.of(_ALONE.format(method))], share)
+
+
+def rule_shares(kept: Kept) -> FormattedTable:
+    """Each rule of a method against the same rule without exchange, and that against local training."""
+    rows: list[Sequence[_Value]] = []
+    for method in _COMPARED:
+        alone = _ALONE.format(method)
+        for rule in _rules_of(kept.of(alone)):
+            marked = _marked(rule, kept.of(method))
+            share = [
+                _difference(kept.of(method, name), kept.of(alone, name), rule=rule, their_rule=rule) for name in SETS
+            ]
+            rows.append([method, marked, "itself without exchange", *share])
+            against = [_difference(kept.of(alone, name), kept.of(_LOCAL, name), rule=rule) for name in SETS]
+            rows.append([alone, marked, _LOCAL, *against])
+    return _table(["", "decides", "against", *SETS.values()], rows)
 
 
 def accuracies(kept: Kept) -> FormattedTable:
@@ -129,7 +152,7 @@ def others(kept: Kept) -> FormattedTable:
         rows.append([dataset, _LOCAL, _accuracy(local), "", "", "", ""])
         for method in _OTHERS:
             result = _with_seeds(kept.of(method, dataset), [0])
-            differences = [difference_value(_compared(result, local, moment)) for moment in Moment]
+            differences = [_difference(result, local, moment) for moment in Moment]
             rows.append([dataset, method, _accuracy(result), *differences, _megabytes(result)])
     heads = ["Method", "accuracy", "Δ to local training", "Δ before fine-tuning", "Δ in the last round", "MB"]
     return _table(["", *heads], rows)
@@ -142,8 +165,7 @@ def rules(kept: Kept) -> FormattedTable:
         result = kept.of(method)
         for rule in _rules_of(result):
             values = [_difference(kept.of(method, name), kept.of(_LOCAL, name), rule=rule) for name in SETS]
-            is_own = result is not None and any(cell.inference == rule for cell in result.results)
-            rows.append([method, f"{'• ' if is_own else ''}{rule.replace('_', ' ')}", *values])
+            rows.append([method, _marked(rule, result), *values])
     return _table(["Δ to local training", "decides", *SETS.values()], rows)
 
 
@@ -152,6 +174,7 @@ def common_network(kept: Kept) -> FormattedTable:
     pairs = (
         ("FedDBP:guided", None, "FedAvg"),
         ("FedDBP:guided", "guide", "FedAvg"),
+        ("FedKD", "mentee", "FedAvg"),
         ("FedDBP:guided", None, "FedAvg, no exchange"),
         ("FedDBP:guided, no exchange", None, "FedAvg, no exchange"),
     )
@@ -166,7 +189,8 @@ def losses(kept: Kept) -> FormattedTable:
     """How many clients are worse off than alone, and by how much on average."""
 
     def losing(method: str, dataset: str) -> _Value:
-        difference = _compared(kept.of(method, dataset), kept.of(_LOCAL, dataset))
+        ours, local = kept.of(method, dataset), kept.of(_LOCAL, dataset)
+        difference = compare(ours, local) if ours and local else None
         if difference is None:
             return ""
         mean = f" ({signed(fmean(difference.losses))})" if difference.losses else ""
@@ -180,20 +204,38 @@ def rare(kept: Kept) -> FormattedTable:
 
     def gain(method: str, dataset: str) -> _Value:
         ours, local = kept.of(method, dataset), kept.of(_LOCAL, dataset)
-        return difference_value(compare_rare(ours, local)) if ours and local else ""
+        return _marked_difference(compare_rare(ours, local)) if ours and local else ""
 
     return _by_set(_COMPARED, gain, sets=tuple(SETS)[:3])
 
 
 def prototypes(kept: Kept) -> FormattedTable:
-    """FedDBP with prototypes that say less, against FedDBP."""
+    """FedDBP with prototypes that say less, against FedDBP and against FedDBP without fusion, which they lack, too."""
+    feddbp, without_fusion = kept.of("FedDBP"), kept.of(_WITHOUT_FUSION)
     rows: list[Sequence[_Value]] = []
-    for variant in (_LOCAL, *_ANCHORS):
-        ours, feddbp = kept.of(variant), kept.of("FedDBP")
-        differences = [_difference(ours, feddbp, moment) for moment in Moment]
-        rows.append([variant, _accuracy(ours), *differences, _difference(ours, feddbp, rule="head")])
-    moments = ["Δ to FedDBP", "Δ before fine-tuning", "Δ in the last round", "Δ, heads decide"]
-    return _table(["On CIFAR-100", "accuracy", *moments], rows)
+    for variant in (_LOCAL, *_ANCHORS, _WITHOUT_FUSION):
+        ours = kept.of(variant)
+        values = [
+            _difference(ours, feddbp),
+            _difference(ours, feddbp, Moment.EXCHANGED),
+            "" if variant == _WITHOUT_FUSION else _difference(ours, without_fusion, Moment.EXCHANGED),
+            _difference(ours, feddbp, rule="head", their_rule="head"),
+        ]
+        rows.append([variant, _accuracy(ours), *values])
+    before = ["Δ before fine-tuning", f"the same to {_WITHOUT_FUSION}"]
+    return _table(["On CIFAR-100", "accuracy", "Δ to FedDBP", *before, "Δ, heads decide"], rows)
+
+
+def last_prototypes(kept: Kept) -> FormattedTable:
+    """Methods that keep the last global prototypes in fine-tuning, against what they are compared with."""
+    rows: list[Sequence[_Value]] = []
+    for method, references in _FINE_TUNED.items():
+        ours = _LAST_PROTOTYPES.format(method)
+        for reference in references:
+            for moment in (Moment.REPORTED, Moment.LAST):
+                values = [_difference(kept.of(ours, name), kept.of(reference, name), moment) for name in SETS]
+                rows.append([ours, reference, "last" if moment is Moment.LAST else "chosen", *values])
+    return _table(["", "against", "round", *SETS.values()], rows)
 
 
 def variants(kept: Kept, names: Sequence[str], head: str, reference: str) -> FormattedTable:
@@ -220,6 +262,18 @@ def tuning(kept: Kept) -> FormattedTable:
     return _table(["Validation accuracy", *(column.title for column in grid.columns)], rows)
 
 
+def order(kept: Kept) -> FormattedTable:
+    """FedDBP against the paper's other prototype methods, as each decides and by the heads of both."""
+    rows: list[Sequence[_Value]] = []
+    for other in ("FedProto", "FedTGP"):
+        for rule in (None, "head"):
+            values = [
+                _difference(kept.of("FedDBP", name), kept.of(other, name), rule=rule, their_rule=rule) for name in SETS
+            ]
+            rows.append([other, "heads" if rule else "as they decide", *values])
+    return _table(["FedDBP against", "", *SETS.values()], rows)
+
+
 def paper(kept: Kept) -> FormattedTable:
     """The paper's values beside ours."""
     grid = kept.grid("table1")
@@ -244,14 +298,17 @@ TABLES: Final[dict[str, Callable[[Kept], FormattedTable]]] = {
     "accuracies": accuracies,
     "others": others,
     "rules": rules,
+    "rule-shares": rule_shares,
     "common-network": common_network,
     "losses": losses,
     "rare": rare,
     "prototypes": prototypes,
+    "last-prototypes": last_prototypes,
     "parts": partial(variants, names=_PARTS, head="On CIFAR-100", reference="FedDBP"),
     "traffic": partial(variants, names=_GUIDES, head="Guide", reference=_LOCAL),
     "tuning": tuning,
     "paper": paper,
+    "order": order,
 }
 
 
@@ -283,21 +340,30 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[_Value]]) -> FormattedT
 
 
 def _difference(
-    ours: PointResult | None, theirs: PointResult | None, moment: Moment = Moment.REPORTED, rule: str | None = None
+    ours: PointResult | None,
+    theirs: PointResult | None,
+    moment: Moment = Moment.REPORTED,
+    rule: str | None = None,
+    their_rule: str | None = None,
 ) -> FormattedValue:
+    if ours is None or theirs is None:
+        return FormattedValue(text="")
+    return _marked_difference(compare(ours, theirs, rule, moment, their_rule=their_rule))
+
+
+def _marked_difference(difference: Difference | None) -> FormattedValue:
     """With the number of common seeds, where these are not three."""
-    difference = _compared(ours, theirs, moment, rule)
-    value = difference_value(difference)
     if difference is None:
-        return value
-    seeds = len({seed for seed, _ in difference.gains})
-    return FormattedValue(text=f"{value.text}{_seeds_of(seeds)}", bold=value.bold)
+        return FormattedValue(text="")
+    return FormattedValue(
+        text=f"{difference_text(difference)}{_seeds_of(difference.seeds)}", bold=difference.is_beyond_chance
+    )
 
 
-def _compared(
-    ours: PointResult | None, theirs: PointResult | None, moment: Moment = Moment.REPORTED, rule: str | None = None
-) -> Difference | None:
-    return compare(ours, theirs, rule, moment) if ours and theirs else None
+def _marked(rule: str, result: PointResult | None) -> str:
+    """The name of a rule, marked if the method decides by it."""
+    is_own = result is not None and any(cell.inference == rule for cell in result.results)
+    return f"{'• ' if is_own else ''}{rule.replace('_', ' ')}"
 
 
 def _seeds_of(count: int) -> str:
@@ -323,8 +389,19 @@ def _accuracy_of(kept: Kept, method: str, dataset: str) -> str:
 
 
 def _megabytes(result: PointResult | None) -> str:
-    total = result.total(lambda cell: cell.megabytes) if result else None
-    return "" if result is None or total is None else f"{total / len(result.results):.2f}"
+    return _costs(result)[0]
+
+
+def _costs(result: PointResult | None) -> list[str]:
+    """Traffic of a client in a round, its weights in millions, and core-minutes of a run."""
+    if result is None:
+        return ["", "", ""]
+    means = [
+        (result.mean(lambda cell: cell.megabytes), 2),
+        (result.mean(lambda cell: cell.parameters), 2),
+        (result.mean(lambda cell: cell.core_minutes), 1),
+    ]
+    return ["" if value is None else f"{value:.{digits}f}" for value, digits in means]
 
 
 def _rules_of(result: PointResult | None) -> list[str]:
@@ -334,21 +411,27 @@ def _rules_of(result: PointResult | None) -> list[str]:
 
 
 def draw_gains(axes: Axes, kept: Kept) -> None:
-    """Differences to local training with their intervals, a row for each method and a mark for each data set."""
+    """Differences to local training with their intervals, a row for each method and a mark for each data set.
+
+    The mark is hollow over fewer than three seeds.
+    """
     for place, (name, title) in enumerate(SETS.items()):
-        differences = [_compared(kept.of(method, name), kept.of(_LOCAL, name)) for method in _COMPARED]
-        shown = [(row, found.mean, found.interval) for row, found in enumerate(differences) if found and found.interval]
-        intervals = [(mean - interval.low, interval.high - mean) for _, mean, interval in shown]
-        axes.errorbar(
-            [mean for _, mean, _ in shown],
-            [row + 0.18 * (place - 1.5) for row, _, _ in shown],
-            xerr=list(zip(*intervals, strict=True)),
-            fmt=_MARKS[place],
-            color=_COLOURS[place],
-            markersize=4,
-            linewidth=1.0,
-            label=title,
-        )
+        for row, method in enumerate(_COMPARED):
+            ours, local = kept.of(method, name), kept.of(_LOCAL, name)
+            found = compare(ours, local) if ours and local else None
+            if found is None or found.interval is None:
+                continue
+            axes.errorbar(
+                [found.mean],
+                [row + 0.18 * (place - 1.5)],
+                xerr=[[found.mean - found.interval.low], [found.interval.high - found.mean]],
+                fmt=_MARKS[place],
+                color=_COLOURS[place],
+                markerfacecolor=_COLOURS[place] if found.seeds > 2 else "white",
+                markersize=4,
+                linewidth=1.0,
+                label=title if row == 0 else None,
+            )
     axes.axvline(0, color=GREY, linewidth=0.8)
     axes.set_yticks(range(len(_COMPARED)), _COMPARED)
     axes.invert_yaxis()

@@ -122,7 +122,8 @@ def client_caption(grid: ResultGrid) -> str:
 def cost_caption(plan: Plan) -> str:
     seeds = "all seeds together" if len(plan.seeds) > 1 else f"seed {plan.seeds[0]}"
     return (
-        f"CPU time of all processes in core-minutes, {seeds}; traffic of a client in a round, both directions, in MB."
+        f"CPU time of all processes in core-minutes, {seeds}; traffic of a client in a round, both directions, in MB; "
+        "weights of all networks of a client, in millions, mean over clients."
     )
 
 

@@ -75,6 +75,8 @@ def cost_table(grid: ResultGrid) -> FormattedTable | None:
         traffic = [_megabytes(grid.result(row, place)) for row in grid.rows]
         columns.append(_cost_column(place.title, "core-min", [*values, _sum(values)]))
         columns.append(_cost_column(place.title, "MB", [*traffic, None], digits=2))
+        weights = [_weights(grid.result(row, place)) for row in grid.rows]
+        columns.append(_cost_column(place.title, "M weights", [*weights, None], digits=2))
     if len(grid.places) > 1:
         by_row = [_sum(values) for values in zip(*minutes, strict=True)]
         columns.append(_cost_column("together", "core-min", [*by_row, _sum(by_row)]))
@@ -100,8 +102,11 @@ def _megabytes(result: PointResult | None) -> float | None:
     """None also without exchange: what such a client sends comes back to it alone, and could stay where it is."""
     if result is None or any(cell.options.get("exchange") == "off" for cell in result.results):
         return None
-    total = result.total(lambda cell: cell.megabytes)
-    return None if total is None else total / len(result.results)
+    return result.mean(lambda cell: cell.megabytes)
+
+
+def _weights(result: PointResult | None) -> float | None:
+    return None if result is None else result.mean(lambda cell: cell.parameters)
 
 
 def _sum(values: Iterable[float | None]) -> float | None:

@@ -124,6 +124,11 @@ class PointResult:
         known = [value for value in values if value is not None]
         return sum(known) if values and len(known) == len(values) else None
 
+    def mean(self, quantity: Callable[[CellResult], float | None]) -> float | None:
+        """Over seeds; None if one of them, or all, lack it."""
+        total = self.total(quantity)
+        return None if total is None else total / len(self.results)
+
     def _over_seeds(self, rule: str | None, of_rule: Callable[[RuleResult], float | None]) -> SeedValues | None:
         found = {seed: of_rule(result) for seed, cell in self.by_seed.items() if (result := cell.of_rule(rule))}
         known = {seed: value for seed, value in found.items() if value is not None}
@@ -166,6 +171,8 @@ class CellResult:
     """CPU time; None if it was not recorded."""
     megabytes: float | None
     """Traffic of a client in a round, both directions."""
+    parameters: float | None
+    """Weights of all networks of a client, in millions: the mean over clients."""
 
     @classmethod
     def read(cls, directory: CellDir) -> CellResult:
@@ -195,6 +202,7 @@ class CellResult:
             rare=ClientCounts.rare_in([line for line in counted if line["round"] == reported]),
             core_minutes=core_minutes,
             megabytes=_megabytes(summary, lines),
+            parameters=_parameters(summary),
         )
 
     @property
@@ -227,3 +235,8 @@ def _megabytes(summary: Mapping[str, Any], lines: Iterable[Line]) -> float | Non
     """All bytes over the reports on rounds, that is without the evaluation after the last."""
     reports = sum(line["round"] < summary["completed_rounds"] for line in lines)
     return float((summary["bytes_up"] + summary["bytes_down"]) / reports / 1e6) if reports else None
+
+
+def _parameters(summary: Mapping[str, Any]) -> float | None:
+    known = [client["parameters"] for client in summary["per_client"] if client.get("parameters")]
+    return fmean(known) / 1e6 if known else None

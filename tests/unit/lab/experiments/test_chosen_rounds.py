@@ -51,6 +51,7 @@ def result(inference: str) -> PointResult:
         rare=ClientCounts.none(),
         core_minutes=None,
         megabytes=None,
+        parameters=None,
     )
     return PointResult(seeds=1, failed=0, by_seed={0: cell})
 

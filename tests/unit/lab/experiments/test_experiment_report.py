@@ -278,6 +278,20 @@ def test_a_report_of_validation_accuracy_shows_no_test_accuracy(tmp_path: Path) 
     assert rows(markdown, 1)["all"][::2] == ["3.0", "3.0", "3.0", "9.0"]
 
 
+def test_the_weights_of_a_client_stand_beside_its_traffic(tmp_path: Path) -> None:
+    output_dir, expanded = planned(tmp_path, report={"rows": "method"}, axes={"method": ["local", "feddbp"]})
+    for cell in expanded.cells.values():
+        finish(output_dir, cell, rising, core_seconds=60)
+        path = output_dir.cell_dir(cell.id).path / "summary.json"
+        summary = json.loads(path.read_text())
+        for client, parameters in zip(summary["per_client"], (400_000, 1_600_000), strict=True):
+            client["parameters"] = parameters
+        path.write_text(json.dumps(summary))
+    write_report(output_dir)
+    *_, cost = tables((output_dir.report_dir / "small.md").read_text())
+    assert cost["FedDBP",] == ["1.0", "1.50", "1.00"]
+
+
 def test_the_cost_is_the_cpu_time_of_all_seeds(tmp_path: Path) -> None:
     output_dir, expanded = planned(tmp_path, seeds=(0, 1), report={"rows": "method", "columns": "data.alpha"})
     for cell in expanded.cells.values():
