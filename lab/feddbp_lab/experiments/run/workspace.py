@@ -52,7 +52,7 @@ class Workspace(ABC):
         """Brings the state of earlier attempts here."""
 
     def copy(self, freeze: Freeze = nullcontext) -> None:
-        """Copies the state to --out."""
+        """Copies the state to --out, if `open` has brought the whole state of earlier attempts here."""
         return
 
     def publish(self, *, keep_state: bool) -> None:
@@ -107,6 +107,7 @@ class NodeWorkspace(Workspace):
             self._lock = FileLock(self._root / _LOCK_NAME)
         self._directory = CellDir(self._root / "cell")
         self._directory.path.mkdir()
+        self._is_open = False
 
     @property
     def directory(self) -> CellDir:
@@ -122,8 +123,11 @@ class NodeWorkspace(Workspace):
         self._lease.verify()
         self._upload(CELL_CONFIG_NAME)
         self._store.delete([self._key(CELL_FAILURE_NAME)])
+        self._is_open = True
 
     def copy(self, freeze: Freeze = nullcontext) -> None:
+        if not self._is_open:
+            return  # an empty or half-restored directory would replace the last whole copy
         self._copies.save(self._directory.path, self._lease, still=freeze())
         self._remove_state_in_place()
 
@@ -140,10 +144,12 @@ class NodeWorkspace(Workspace):
 
     def publish_failure(self, failure: Failure) -> None:
         super().publish_failure(failure)
-        self.copy()
-        self._upload_logs()
-        for name in (CELL_COST_NAME, CELL_FAILURE_NAME):
-            self._upload(name)
+        self._lease.verify()
+        if self._is_open:
+            self.copy()
+            self._upload_logs()
+            self._upload(CELL_COST_NAME)
+        self._upload(CELL_FAILURE_NAME)
 
     def close(self) -> None:
         shutil.rmtree(self._root, ignore_errors=True)

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import ConfigurationError
-from feddbp_lab.experiments.run.lease import Holder, take_lease
+from feddbp_lab.experiments.cell import Cell
+from feddbp_lab.experiments.run.cell_dir import Failure
+from feddbp_lab.experiments.run.lease import Holder, current_lease, take_lease
 from feddbp_lab.experiments.run.store import DirectoryStore
 from feddbp_lab.experiments.run.workspace import NodeWorkspace
 
 Open = Callable[[], NodeWorkspace]
+RUN = RunConfig(method="fedproto", clients=2, rounds=4)
+CELL = Cell(RUN)
+STATE = ("server/run.sqlite3", "clients/run/client-0/session.json", "clients/run/client-1/session.json")
 
 
 @pytest.fixture
@@ -66,3 +76,65 @@ def test_a_symbolic_link_in_place_of_the_work_directory_is_refused(
     with pytest.raises(ConfigurationError, match="is not a directory but a symbolic link"):
         open_workspace()
     assert not any(target.iterdir())
+
+
+def attempt(out: Path, work_dir: Path) -> NodeWorkspace:
+    store = DirectoryStore(out)
+    before = current_lease(store, CELL.id)
+    lease = take_lease(store, CELL.id, Holder.here(), 30.0, after=before)
+    assert lease is not None
+    return NodeWorkspace(store, lease, work_dir)
+
+
+def first_attempt(out: Path, work_dir: Path) -> None:
+    """One that leaves a copy of its state."""
+    workspace = attempt(out, work_dir)
+    workspace.open(RUN)
+    for name in STATE:
+        path = workspace.directory.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("first")
+    workspace.copy()
+    workspace.close()
+
+
+def names_fail(patch: pytest.MonkeyPatch) -> None:
+    def names(store: DirectoryStore, key: str) -> list[str]:
+        patch.undo()  # an instant later the store answers again
+        raise OSError(errno.ECONNRESET, "connection reset")
+
+    patch.setattr(DirectoryStore, "names", names)
+
+
+def unpacking_fails(patch: pytest.MonkeyPatch) -> None:
+    def extract_some(archive: tarfile.TarFile, path: Path, **options: Any) -> None:
+        archive.extract("server", path, filter="data")
+        archive.extract(STATE[0], path, filter="data")
+        raise OSError(errno.ENOSPC, "no space left")
+
+    patch.setattr(tarfile.TarFile, "extractall", extract_some)
+
+
+@pytest.mark.parametrize("break_opening", [names_fail, unpacking_fails])
+@pytest.mark.parametrize("is_failure", [True, False])
+def test_an_attempt_that_could_not_restore_the_state_leaves_the_last_copy(
+    tmp_path: Path, work_dir: Path, break_opening: Callable[[pytest.MonkeyPatch], None], is_failure: bool
+) -> None:
+    out = tmp_path / "out"
+    first_attempt(out, work_dir)
+    second = attempt(out, work_dir)
+    with pytest.MonkeyPatch.context() as patch:
+        break_opening(patch)
+        with pytest.raises(OSError, match=r"connection reset|no space left"):
+            second.open(RUN)
+    if is_failure:
+        second.publish_failure(Failure(cause="could not be opened"))
+        failure = json.loads((out / "cells" / CELL.id / "failure.json").read_text())
+        assert failure["cause"] == "could not be opened"
+    else:  # a runner that is stopped
+        second.copy()
+    second.close()
+    third = attempt(out, work_dir)
+    third.open(RUN)
+    assert all((third.directory.path / name).read_text() == "first" for name in STATE)
+    third.close()
