@@ -236,7 +236,7 @@ class _Attempt:
         # on a full disk the failure is at least displayed, and the other cells run
         with suppress(OSError, LeaseLostError):
             workspace.publish_failure(failure)
-            self._lease.release()
+        self._release()
 
     async def _run_federation(self, workspace: Workspace) -> None:
         allocation = self._allocation

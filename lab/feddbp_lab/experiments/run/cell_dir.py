@@ -97,6 +97,10 @@ class Failure:
             return cls(cause=cause, exit_code=error.code, last_lines=tuple(error.last_lines))
         return cls(cause=str(error) or repr(error))
 
+    def to_json(self) -> str:
+        """The content of its file."""
+        return json.dumps(vars(self), indent=2) + "\n"
+
 
 @dataclass(frozen=True, kw_only=True)
 class CellProgress:
@@ -119,11 +123,12 @@ class CellDir:
     def state(self) -> CellState:
         if (self.path / SUMMARY_NAME).exists():
             return CellState.DONE
-        if not (self.path / CELL_CONFIG_NAME).exists():
-            return CellState.WAITING
-        if self.is_running:
+        has_config = (self.path / CELL_CONFIG_NAME).exists()
+        if has_config and self.is_running:
             return CellState.RUNNING
-        return CellState.FAILED if (self.path / CELL_FAILURE_NAME).exists() else CellState.INTERRUPTED
+        if (self.path / CELL_FAILURE_NAME).exists():
+            return CellState.FAILED  # before the configuration was written, too
+        return CellState.INTERRUPTED if has_config else CellState.WAITING
 
     @property
     def is_running(self) -> bool:
@@ -217,7 +222,7 @@ class CellDir:
         return content if isinstance(content, dict) else {}
 
     def record_failure(self, failure: Failure) -> None:
-        replace_text(self.path / CELL_FAILURE_NAME, json.dumps(vars(failure), indent=2) + "\n")
+        replace_text(self.path / CELL_FAILURE_NAME, failure.to_json())
 
     def failure(self) -> Failure | None:
         try:

@@ -143,13 +143,13 @@ class NodeWorkspace(Workspace):
         self._remove_state_in_place()
 
     def publish_failure(self, failure: Failure) -> None:
-        super().publish_failure(failure)
         self._lease.verify()
+        # first, and not by way of this disk, which may be full
+        self._store.write(self._key(CELL_FAILURE_NAME), failure.to_json().encode())
         if self._is_open:
             self.copy()
             self._upload_logs()
             self._upload(CELL_COST_NAME)
-        self._upload(CELL_FAILURE_NAME)
 
     def close(self) -> None:
         shutil.rmtree(self._root, ignore_errors=True)

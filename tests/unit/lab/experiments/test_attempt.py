@@ -135,6 +135,19 @@ async def fail(_: object) -> None:
     raise OSError("the disk is full")
 
 
+async def test_a_failed_attempt_leaves_the_cell_to_others_without_room_for_a_copy(
+    job: CellJob, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(_: object) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(EndlessFederation, "__aenter__", fail)
+    monkeypatch.setattr(NodeWorkspace, "copy", no_room)
+    assert (await begin()).verdict is Verdict.FAILED
+    assert (Path(job.out) / "cells" / job.cell.id / "failure.json").exists()
+    assert is_released(job)
+
+
 async def test_an_attempt_without_a_work_directory_leaves_the_cell_to_others(job: CellJob, begin: Begin) -> None:
     assert job.work_dir is not None
     job.work_dir.write_text("not a directory")

@@ -15,7 +15,7 @@ import pytest
 from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import ConfigurationError
 from feddbp_lab.experiments.cell import Cell
-from feddbp_lab.experiments.run.cell_dir import Failure
+from feddbp_lab.experiments.run.cell_dir import CellDir, CellState, Failure
 from feddbp_lab.experiments.run.lease import Holder, current_lease, take_lease
 from feddbp_lab.experiments.run.store import DirectoryStore
 from feddbp_lab.experiments.run.workspace import NodeWorkspace
@@ -138,3 +138,27 @@ def test_an_attempt_that_could_not_restore_the_state_leaves_the_last_copy(
     third.open(RUN)
     assert all((third.directory.path / name).read_text() == "first" for name in STATE)
     third.close()
+
+
+def test_a_failure_is_recorded_without_room_for_a_copy(
+    tmp_path: Path, work_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: object, **__: object) -> tarfile.TarFile:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    workspace = attempt(tmp_path / "out", work_dir)
+    workspace.open(RUN)
+    monkeypatch.setattr(tarfile, "open", no_room)
+    with pytest.raises(OSError, match="no space left"):
+        workspace.publish_failure(Failure(cause="training diverged"))
+    found = CellDir(tmp_path / "out" / "cells" / CELL.id).failure()
+    assert found is not None
+    assert found.cause == "training diverged"
+    workspace.close()
+
+
+def test_a_failure_before_the_configuration_was_written_is_one(tmp_path: Path, work_dir: Path) -> None:
+    workspace = attempt(tmp_path / "out", work_dir)
+    workspace.publish_failure(Failure(cause="could not be opened"))
+    workspace.close()
+    assert CellDir(tmp_path / "out" / "cells" / CELL.id).state is CellState.FAILED
