@@ -18,17 +18,18 @@ DAMAGE: Final = (*MALFORMED, OSError, FedDBPError)
 
 
 @contextmanager
-def damage_as_error(place: str) -> Iterator[None]:
-    """Raises ConfigurationError, in one line, for files that cannot be read or lack something."""
+def damage_as_error(place: str, raised: type[FedDBPError] = ConfigurationError) -> Iterator[None]:
+    """Raises one error, in one line, for files that cannot be read or lack something."""
     try:
         yield
     except OSError as error:
-        raise ConfigurationError(f"{error.filename or place}: {error.strerror}") from None
+        raise raised(f"{error.filename or place}: {error.strerror or error}") from None
     except MALFORMED as error:
-        raise ConfigurationError(f"the results in {place} are damaged: {_problem(error)}") from error
+        raise raised(f"the results in {place} are damaged: {problem_of(error)}") from error
 
 
-def _problem(error: Exception) -> str:
+def problem_of(error: Exception) -> str:
+    """What is wrong with a malformed file."""
     if isinstance(error, KeyError):
         return printable(f"{error} is missing")
     return printable(str(FieldError.first_in(error) if isinstance(error, ValidationError) else error))

@@ -67,7 +67,13 @@ class RunResults:
 
 def read_summary(directory: Path) -> dict[str, Any]:
     """Raises as `RunResults.read` does."""
-    return _parsed((directory / SUMMARY_NAME).read_bytes(), SUMMARY_NAME)
+    summary: dict[str, Any] = printable_values(read_object(directory / SUMMARY_NAME))
+    return summary
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object that is the whole content of a file; raises as `RunResults.read` does."""
+    return _object(path.read_bytes(), path.name)
 
 
 def has_metrics(directory: Path) -> bool:
@@ -135,17 +141,18 @@ def _metrics_text(directory: Path) -> bytes:
         return (directory / METRICS_NAME).read_bytes()
     try:
         return gzip.decompress(packed.read_bytes())
-    except (EOFError, zlib.error) as error:
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{PACKED_METRICS_NAME}: {error}") from None
 
 
 def _metrics(text: bytes) -> list[dict[str, Any]]:
-    return [_parsed(line, f"{METRICS_NAME}, line {number}") for number, line in enumerate(text.splitlines(), 1)]
+    lines = enumerate(text.splitlines(), 1)
+    return [printable_values(_object(line, f"{METRICS_NAME}, line {number}")) for number, line in lines]
 
 
-def _parsed(text: bytes, origin: str) -> dict[str, Any]:
+def _object(text: bytes, origin: str) -> dict[str, Any]:
     try:
-        parsed = printable_values(json.loads(text))
+        parsed = json.loads(text)
     except ValueError as error:
         raise ValueError(f"{origin}: {error}") from None
     if not isinstance(parsed, dict):

@@ -36,6 +36,7 @@ from feddbp_lab.processes.federation_options import FederationOptions
 from feddbp_lab.processes.freeze import FreezeError
 from feddbp_lab.processes.guard import GRACE_SECONDS
 from feddbp_lab.processes.local_federation import LocalFederation
+from feddbp_lab.results.damage import DAMAGE
 from feddbp_lab.terminal.status_words import mean_accuracy, rounds_done
 
 _EXIT_PATIENCE: Final = timedelta(seconds=3 * GRACE_SECONDS)
@@ -205,7 +206,7 @@ class _Attempt:
             if self._lost is None:
                 await _uninterrupted(self._leave_to_others, workspace)
             raise
-        except (FedDBPError, OSError, ValueError, KeyError) as error:  # the last two: a file is damaged
+        except DAMAGE as error:
             failure = Failure.of(error)
             # the node's directory is removed, its logs are kept at --out
             kept = f"{self._job.out}/{cell_key(self._job.cell.id)}".rstrip("/")

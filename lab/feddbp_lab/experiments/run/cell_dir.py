@@ -17,7 +17,7 @@ import json
 import platform
 import shutil
 from collections import Counter
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
@@ -45,8 +45,10 @@ from feddbp_common.printable import printable
 from feddbp_lab.experiments.run.lease import LeaseRecord, boot_id, current_lease
 from feddbp_lab.experiments.run.store import DirectoryStore
 from feddbp_lab.processes.local_federation import ProcessFailedError
+from feddbp_lab.results.damage import DAMAGE, damage_as_error, problem_of
 from feddbp_lab.results.protocol import Reported
-from feddbp_lab.results.run_results import MetricsTail, RunResults, weighted_accuracy
+from feddbp_lab.results.run_results import RunResults, read_object, read_summary, weighted_accuracy
+from feddbp_server.reporting.json_lines import JsonLines
 
 STATE_DIRS: Final = ("server", "clients", "certs")
 FINISHED: Final = "finished"
@@ -69,9 +71,12 @@ class CellMismatchError(FedDBPError):
 class DamagedCellError(FedDBPError):
     """A file of a cell cannot be read, or lacks what was written."""
 
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"{problem}; {_REMEDY}")
+
     @classmethod
     def of_results(cls, cause: Exception) -> Self:
-        return cls(f"its results cannot be read ({type(cause).__name__}: {cause}); {_REMEDY}")
+        return cls(f"the results are damaged: {problem_of(cause)}")
 
 
 class RunNotFinishedError(FedDBPError):
@@ -167,9 +172,10 @@ class CellDir:
 
     def collect_results(self, *, keep_state: bool) -> RunResults:
         """Copies the results of a finished federation; raises RunNotFinishedError if its run failed or was stopped."""
-        summary = json.loads((self.path / "server" / SUMMARY_NAME).read_text(encoding="utf-8"))
-        if summary["outcome"] != FINISHED:
-            raise RunNotFinishedError(f"the run {summary['outcome']}: {summary['reason']}")
+        with self.damage_as_error():
+            summary = read_object(self.path / "server" / SUMMARY_NAME)
+            if summary["outcome"] != FINISHED:
+                raise RunNotFinishedError(f"the run {summary['outcome']}: {summary['reason']}")
         for name in (METRICS_NAME, SUMMARY_NAME):
             replace_text(self.path / name, (self.path / "server" / name).read_text(encoding="utf-8"))
         self.clean_up(keep_state=keep_state)
@@ -216,38 +222,44 @@ class CellDir:
 
     def _cost(self) -> dict[str, Any]:
         try:
-            content = json.loads((self.path / CELL_COST_NAME).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            return read_object(self.path / CELL_COST_NAME)
+        except DAMAGE:
             return {}
-        return content if isinstance(content, dict) else {}
 
     def record_failure(self, failure: Failure) -> None:
         replace_text(self.path / CELL_FAILURE_NAME, failure.to_json())
 
     def failure(self) -> Failure | None:
+        """Why the last attempt failed; None if it did not."""
         try:
-            content = json.loads((self.path / CELL_FAILURE_NAME).read_text(encoding="utf-8"))
+            content = read_object(self.path / CELL_FAILURE_NAME)
+            lines = tuple(map(str, content["last_lines"]))
+            return Failure(cause=str(content["cause"]), exit_code=content["exit_code"], last_lines=lines)
         except FileNotFoundError:
             return None
-        return Failure(cause=content["cause"], exit_code=content["exit_code"], last_lines=tuple(content["last_lines"]))
+        except DAMAGE:
+            return Failure(cause=f"failed, for a reason that cannot be read in {CELL_FAILURE_NAME}")
 
     def results(self) -> RunResults:
         """The results of a cell that is done; raises DamagedCellError if they cannot be read."""
-        try:
+        with self.damage_as_error():
             return RunResults.read(self.path)
-        except (OSError, ValueError, KeyError) as error:
-            raise DamagedCellError.of_results(error) from None
 
     def reported(self) -> Reported:
-        """The result of a cell that is done, by the protocol of its run."""
-        try:
-            return Reported.of(json.loads((self.path / SUMMARY_NAME).read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DamagedCellError.of_results(error) from None
+        """The result of a cell that is done, by the protocol of its run; raises as `results` does."""
+        with self.damage_as_error():
+            return Reported.of(read_summary(self.path))
+
+    def damage_as_error(self) -> AbstractContextManager[None]:
+        """Raises DamagedCellError for files that cannot be read or lack something."""
+        return damage_as_error(f"cells/{self.path.name}", DamagedCellError)
 
     def progress(self) -> CellProgress:
-        """The progress of a cell that was started and is not done."""
-        run = RunConfig.model_validate(self._config())
+        """The progress of a cell that was started and is not done; raises as `results` does."""
+        with self.damage_as_error():
+            return self._progress(RunConfig.model_validate(self._config()))
+
+    def _progress(self, run: RunConfig) -> CellProgress:
         if not (self.path / "server").exists() and (lease := self.lease()) is not None:
             # its state is on the disk of the node that has the cell
             return CellProgress(
@@ -257,7 +269,7 @@ class CellDir:
                 clients=lease.clients,
                 expected_clients=run.clients,
             )
-        lines = MetricsTail(self.path / "server" / METRICS_NAME).new_lines()
+        lines = JsonLines.read(self.path / "server" / METRICS_NAME, _evaluation).entries
         reports = Counter(line["round"] for line in lines)
         complete = max((number for number, count in reports.items() if count >= run.clients_in(number)), default=None)
         newest = [line for line in lines if line["round"] == complete]
@@ -272,17 +284,13 @@ class CellDir:
     def _outcome(self) -> str:
         """The outcome in the server's summary; empty if it cannot be read."""
         try:
-            return str(json.loads((self.path / "server" / SUMMARY_NAME).read_text(encoding="utf-8"))["outcome"])
-        except (ValueError, KeyError):
+            return str(read_object(self.path / "server" / SUMMARY_NAME)["outcome"])
+        except DAMAGE:
             return ""
 
     def _config(self) -> dict[str, Any]:
-        path = self.path / CELL_CONFIG_NAME
-        try:
-            config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise DamagedCellError(f"{path} cannot be read ({error}); {_REMEDY}") from None
-        return config
+        with self.damage_as_error():
+            return read_object(self.path / CELL_CONFIG_NAME)
 
     def _remove_state(self) -> None:
         for name in STATE_DIRS:
@@ -297,6 +305,15 @@ def installed_versions() -> dict[str, str]:
         with suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
+
+
+def _evaluation(line: dict[str, Any]) -> dict[str, Any]:
+    """What of a line of metrics tells the progress; raises for a damaged one."""
+    return {
+        "round": int(line["round"]),
+        "accuracy": float(line["accuracy"]),
+        "test_samples": int(line["test_samples"]),
+    }
 
 
 def _check_same(stored: dict[str, Any], given: dict[str, Any], path: Path) -> None:

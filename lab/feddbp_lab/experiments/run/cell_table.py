@@ -12,8 +12,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from feddbp_common.errors import FedDBPError
 from feddbp_common.evaluation import accuracy_over_clients
-from feddbp_lab.experiments.run.cell_dir import CellDir, CellState, DamagedCellError, Failure
+from feddbp_lab.experiments.run.cell_dir import CellDir, CellState, Failure
 from feddbp_lab.experiments.run.output_dir import OutputDir
 from feddbp_lab.terminal.format import plain_table
 
@@ -56,7 +57,7 @@ def _cell_as_dict(cell: CellDir) -> dict[str, Any]:
             content |= vars(cell.reported())
         elif state in (CellState.RUNNING, CellState.INTERRUPTED):
             content |= vars(cell.progress())
-    except DamagedCellError as error:
+    except FedDBPError as error:  # damaged, or of a configuration that this version refuses
         content["failure"] = vars(Failure.of(error))
     content |= _attempts_as_dict(cell)
     if state is CellState.FAILED and (failure := cell.failure()) is not None:

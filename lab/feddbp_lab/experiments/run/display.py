@@ -153,7 +153,7 @@ class PlainCellDisplay(_DisplayBase):
 
     def done(self, cell: Cell, summary: dict[str, Any]) -> None:
         super().done(cell, summary)
-        self._print(f"done    {cell.id}: {_result(summary)}  [{self.workload}]")
+        self._print(f"done    {cell.id}: {result_text(summary)}  [{self.workload}]")
 
     def failed(self, cell: Cell, failure: Failure) -> None:
         super().failed(cell, failure)
@@ -211,7 +211,7 @@ class LiveCellDisplay(_DisplayBase):
 
     def done(self, cell: Cell, summary: dict[str, Any]) -> None:
         super().done(cell, summary)
-        self.bars.console.print(Text.assemble(("✓ ", "green"), cell.title, (f"  {_result(summary)}", "dim")))
+        self.bars.console.print(Text.assemble(("✓ ", "green"), cell.title, (f"  {result_text(summary)}", "dim")))
         self._update()
 
     def failed(self, cell: Cell, failure: Failure) -> None:
@@ -237,5 +237,6 @@ def _where(progress: CellProgressReport) -> str:
     return node + other + (f", attempt {progress.attempt}" if progress.attempt > 1 else "")
 
 
-def _result(summary: dict[str, Any]) -> str:
+def result_text(summary: dict[str, Any]) -> str:
+    """The result of a cell and its time; raises KeyError or TypeError for a summary that lacks something."""
     return f"{Reported.of(summary)} in {human_seconds(summary['seconds'])}"

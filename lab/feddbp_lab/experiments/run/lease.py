@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import TypeAdapter
+
 from feddbp_common.errors import FedDBPError
 from feddbp_lab.experiments.run.store import Store
 
@@ -74,7 +76,7 @@ class LeaseRecord:
         try:
             loaded: dict[str, Any] = json.loads(content)
             known = {name.name: loaded[name.name] for name in fields(cls) if name.name in loaded}
-            return cls(**{**known, "epoch": epoch})
+            return _RECORD.validate_python({**known, "epoch": epoch})
         except (ValueError, TypeError):
             return cls(epoch=epoch, owner="", node="unknown", seconds=60.0)
 
@@ -92,6 +94,9 @@ class LeaseRecord:
     def mark(self) -> tuple[int, str, int]:
         """Changes with every renewal."""
         return self.epoch, self.owner, self.renewals
+
+
+_RECORD: Final = TypeAdapter(LeaseRecord)
 
 
 def boot_id() -> str:

@@ -16,7 +16,7 @@ from feddbp_lab.experiments.cell import Cell
 from feddbp_lab.experiments.resources import Allocation
 from feddbp_lab.experiments.run.attempt import CellJob, CellOutcome, CellProgressReport, Verdict, is_done
 from feddbp_lab.experiments.run.cell_dir import DamagedCellError, Failure
-from feddbp_lab.experiments.run.display import CellDisplay
+from feddbp_lab.experiments.run.display import CellDisplay, result_text
 from feddbp_lab.experiments.run.executor import Executor
 from feddbp_lab.experiments.run.lease import LeaseRecord, LeaseWatch, boot_id, cell_key, current_lease
 from feddbp_lab.experiments.run.output_dir import OutputDir
@@ -205,10 +205,13 @@ class Runner:
     def _show_stored(self, cell: Cell) -> None:
         directory = self.output.cell_dir(cell.id)
         try:
-            directory.reported()
-            self._show_done(cell, directory.results().summary)
+            with directory.damage_as_error():
+                summary = directory.results().summary
+                result_text(summary)
         except DamagedCellError as error:
             self._fail(cell, Failure.of(error))
+        else:
+            self._show_done(cell, summary)
 
     def _show_done(self, cell: Cell, summary: dict[str, Any]) -> None:
         self.display.done(cell, summary)
@@ -217,10 +220,7 @@ class Runner:
     def _failure_elsewhere(self, cell: Cell) -> Failure:
         if self._failed_looks[cell.id]:
             return Failure(cause=f"{self.output.name} could not be read {self._failed_looks[cell.id]} times in a row")
-        try:
-            return self.output.cell_dir(cell.id).failure() or Failure(cause="failed elsewhere")
-        except (OSError, ValueError, KeyError, TypeError):
-            return Failure(cause="failed elsewhere, for a reason that cannot be read")
+        return self.output.cell_dir(cell.id).failure() or Failure(cause="failed elsewhere")
 
     def _fail(self, cell: Cell, failure: Failure) -> None:
         self.failed.append(cell)

@@ -307,7 +307,7 @@ async def test_a_store_that_stays_unreadable_fails_the_cell_and_no_other(
     assert recorder.causes == [f"{tmp_path} could not be read 300 times in a row"]
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"accuracy": 1}'])
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"accuracy": 1}', '{"completed_rounds": "2", "config": []}'])
 async def test_damaged_results_of_another_runner_fail_the_cell_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
 ) -> None:
@@ -319,7 +319,8 @@ async def test_damaged_results_of_another_runner_fail_the_cell_and_no_other(
     assert runner.failed == [damaged]
     assert recorder.finished == [runner.cells[1].id]
     (cause,) = recorder.causes
-    assert "its results cannot be read" in cause
+    assert cause.startswith(f"the results in cells/{damaged.id} are damaged: ")
+    assert cause.endswith("; remove the cell's directory to run it again")
 
 
 async def test_a_failure_of_another_runner_that_cannot_be_read_is_still_a_failure(
@@ -340,7 +341,7 @@ async def test_a_failure_of_another_runner_that_cannot_be_read_is_still_a_failur
     runner.executor = TakenMeanwhile(jobs=2, cores=2)
     await runner.run()
     assert runner.failed == [failing]
-    assert recorder.causes == ["failed elsewhere, for a reason that cannot be read"]
+    assert recorder.causes == ["failed, for a reason that cannot be read in failure.json"]
 
 
 async def test_processes_of_a_killed_runner_are_waited_for(tmp_path: Path) -> None:

@@ -151,9 +151,11 @@ def test_a_lease_of_a_later_version_or_a_damaged_one_is_still_a_lease(tmp_path: 
     path = tmp_path / "cells" / CELL / "lease-000001.json"
     path.write_text(path.read_text().replace("{", '{"later": 1, ', 1))
     assert current_lease(store, CELL) == lease.record
-    path.write_text("")
-    found = held(store)
-    assert (found.epoch, found.owner) == (1, "")
+    for damaged in ("", "\0" * 80, "[]", '{"owner": "x", "node": "x", "seconds": "x"}'):
+        path.write_text(damaged)
+        found = held(store)
+        assert (found.epoch, found.owner) == (1, "")
+        assert not found.is_fresh
     assert take(store, found).epoch == 2
 
 

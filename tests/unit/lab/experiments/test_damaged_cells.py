@@ -1,0 +1,115 @@
+"""Cells with files that cannot be read, as after a power failure: each is named, and the others are shown as ever."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from experiment_samples import fail, finish, planned
+
+from feddbp_common.artifacts import CELL_CONFIG_NAME, CELL_FAILURE_NAME, METRICS_NAME, PACKED_METRICS_NAME, SUMMARY_NAME
+from feddbp_common.errors import FedDBPError
+from feddbp_lab.cli import main
+from feddbp_lab.experiments.cell import Cell
+from feddbp_lab.experiments.report.build import write_report
+from feddbp_lab.experiments.run.cell_dir import CellDir, CellState, DamagedCellError, Failure
+from feddbp_lab.experiments.run.cell_table import as_dict
+from feddbp_lab.experiments.run.output_dir import OutputDir
+
+NOT_JSON = ["", "{", "\0" * 60, "[]", "7"]
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> OutputDir:
+    return planned(tmp_path, axes={"method": ["fd", "local"]}, report={})[0]
+
+
+@pytest.fixture
+def cells(tmp_path: Path) -> list[Cell]:
+    return list(planned(tmp_path, axes={"method": ["fd", "local"]}, report={})[1].cells.values())
+
+
+def status_of(output: OutputDir, cell: Cell) -> dict[str, Any]:
+    assert main(["experiment", "status", str(output.path)]) == 0
+    found: dict[str, Any] = as_dict(output)["cells"][cell.id]
+    return found
+
+
+def interrupted(output: OutputDir, cell: Cell, *lines: str) -> CellDir:
+    directory = output.cell_dir(cell.id)
+    directory.path.mkdir(parents=True)
+    directory.prepare(cell.run)
+    (directory.path / "server").mkdir()
+    (directory.path / "server" / METRICS_NAME).write_text("".join(f"{line}\n" for line in lines))
+    return directory
+
+
+def line(client: int, number: int) -> str:
+    return json.dumps({"client": client, "round": number, "accuracy": 0.25 * number, "test_samples": 4})
+
+
+@pytest.mark.parametrize(
+    "content", [*NOT_JSON, "{}", '{"cause": 1}', '{"cause": "x", "exit_code": 1, "last_lines": 1}']
+)
+def test_a_failure_that_cannot_be_read_is_still_one(output: OutputDir, cells: list[Cell], content: str) -> None:
+    fail(output, cells[0], Failure(cause="training diverged"))
+    (output.cell_dir(cells[0].id).path / CELL_FAILURE_NAME).write_text(content)
+    found = status_of(output, cells[0])
+    assert found["state"] == "failed"
+    assert found["failure"]["cause"] == "failed, for a reason that cannot be read in failure.json"
+    write_report(output)
+    assert "a reason that cannot be read" in (output.report_dir / "small.md").read_text()
+
+
+@pytest.mark.parametrize("content", [*NOT_JSON, '{"rounds": "many"}', '{"method": "unheard-of"}'])
+def test_a_configuration_that_cannot_be_read_is_named_in_the_status_and_not_used(
+    output: OutputDir, cells: list[Cell], content: str
+) -> None:
+    directory = interrupted(output, cells[0])
+    (directory.path / CELL_CONFIG_NAME).write_text(content)
+    assert status_of(output, cells[0])["failure"]["cause"]
+    write_report(output)
+    with pytest.raises(FedDBPError, match="remove the cell's directory to run it again"):
+        directory.prepare(cells[0].run)
+
+
+@pytest.mark.parametrize(
+    "damage", ['{"client": 0, "rou\0', "[]", "{}", '{"round": 1, "accuracy": {}, "test_samples": 4}']
+)
+def test_damaged_lines_do_not_hide_the_progress_of_an_interrupted_cell(
+    output: OutputDir, cells: list[Cell], damage: str
+) -> None:
+    interrupted(output, cells[0], line(0, 0), line(1, 0), line(0, 1), line(1, 1), damage)
+    found = status_of(output, cells[0])
+    assert (found["state"], found["completed_rounds"], found["accuracy"]) == ("interrupted", 1, 0.25)
+
+
+@pytest.mark.parametrize("content", [*NOT_JSON, "{}", '{"outcome": "finished", "config": []}'])
+def test_damaged_results_of_a_server_fail_its_cell(output: OutputDir, cells: list[Cell], content: str) -> None:
+    directory = interrupted(output, cells[0])
+    (directory.path / "server" / SUMMARY_NAME).write_text(content)
+    if "outcome" not in content:
+        with pytest.raises(DamagedCellError, match=f"the results in cells/{cells[0].id} are damaged: "):
+            directory.collect_results(keep_state=False)
+        assert directory.state is CellState.INTERRUPTED
+    directory.prepare(cells[0].run)
+
+
+@pytest.mark.parametrize("change", [{"config": []}, {"config": None}, {"accuracy": 5}, {"accuracy": {"best": [1]}}])
+def test_a_summary_of_other_types_is_damaged(output: OutputDir, cells: list[Cell], change: dict[str, Any]) -> None:
+    for cell in cells:
+        finish(output, cell, lambda *_: 0.5)
+    path = output.cell_dir(cells[0].id).path / SUMMARY_NAME
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    assert "are damaged: " in status_of(output, cells[0])["failure"]["cause"]
+    assert status_of(output, cells[1])["accuracy"] == 0.5
+
+
+def test_a_file_of_packed_metrics_that_was_overwritten_is_damaged(output: OutputDir, cells: list[Cell]) -> None:
+    finish(output, cells[0], lambda *_: 0.5)
+    directory = output.cell_dir(cells[0].id)
+    (directory.path / PACKED_METRICS_NAME).write_bytes(b"\0" * 60)
+    with pytest.raises(DamagedCellError, match=PACKED_METRICS_NAME):
+        directory.results()
