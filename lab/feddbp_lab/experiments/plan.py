@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
 from pydantic import Field, model_validator
@@ -64,6 +64,14 @@ class Point(FrozenModel):
     def cells_of(self, seed: int) -> list[str]:
         return [cells[seed] for cells in (self.cells, self.without_exchange) if cells]
 
+    def with_cells_of(self, other: Point, seeds: Collection[int]) -> Point:
+        """Adds the cells that another point has for these seeds."""
+        return Point(
+            at=self.at,
+            cells=_with_seeds(self.cells, other.cells, seeds),
+            without_exchange=_with_seeds(self.without_exchange, other.without_exchange, seeds),
+        )
+
 
 class Part(FrozenModel):
     """A grid, with a point for every combination of its axes' values, and how it is reported."""
@@ -72,6 +80,17 @@ class Part(FrozenModel):
     axes: tuple[Axis, ...]
     report: ReportSpec
     points: tuple[Point, ...]
+
+    @property
+    def grid(self) -> object:
+        """Equal for parts whose points can be matched by their position."""
+        axes = [(axis.name, [value.key for value in axis.values]) for axis in self.axes]
+        return axes, [(point.at, bool(point.without_exchange)) for point in self.points]
+
+    def with_cells_of(self, other: Part, seeds: Collection[int]) -> Part:
+        """Adds the cells that a part of the same grid has for these seeds."""
+        pairs = zip(self.points, other.points, strict=True)
+        return self.model_copy(update={"points": tuple(point.with_cells_of(more, seeds) for point, more in pairs)})
 
     def axis(self, name: str) -> Axis:
         return next(axis for axis in self.axes if axis.name == name)
@@ -133,8 +152,25 @@ class Plan(FrozenModel):
         """Every cell once, all of the first seed first, so that a complete table is available early."""
         return list(dict.fromkeys(cell_id for seed in self.seeds for cell_id in self.cell_ids_of(seed)))
 
+    def is_extended_by(self, other: Plan) -> bool:
+        """Whether another plan is of the same cells, but for those of other seeds."""
+        common = {*self.seeds} & {*other.seeds}
+        return [part.grid for part in self.parts] == [part.grid for part in other.parts] and all(
+            self.cell_ids_of(seed) == other.cell_ids_of(seed) for seed in common
+        )
+
+    def with_seeds_of(self, other: Plan, seeds: Iterable[int]) -> Plan:
+        """Adds the cells that a plan which extends this one has for these seeds."""
+        added = [seed for seed in seeds if seed not in self.seeds]
+        parts = tuple(part.with_cells_of(more, added) for part, more in zip(self.parts, other.parts, strict=True))
+        return self.model_copy(update={"seeds": tuple(sorted({*self.seeds, *added})), "parts": parts})
+
     def cell_ids_of(self, seed: int) -> list[str]:
         return [cell_id for part in self.parts for point in part.points for cell_id in point.cells_of(seed)]
+
+
+def _with_seeds(cells: Mapping[int, str], more: Mapping[int, str], seeds: Iterable[int]) -> dict[int, str]:
+    return dict(sorted({**cells, **{seed: more[seed] for seed in seeds if cells}}.items()))
 
 
 def axis_title(name: str) -> str:

@@ -27,6 +27,7 @@ from feddbp_lab.experiments.run.cell_dir import CellDir
 from feddbp_lab.experiments.run.mirror import Mirror
 from feddbp_lab.experiments.run.store import DirectoryStore, Store, is_address
 from feddbp_lab.experiments.spec import BUILT_IN
+from feddbp_lab.results.damage import DAMAGE
 
 _PLANS: Final = "experiments"
 _CELLS: Final = "cells"
@@ -125,26 +126,40 @@ class OutputDir:
     def save_plan(self, plan: Plan, cells: Iterable[Cell] = ()) -> None:
         """Saves a plan and, for `feddbp experiment cell`, the configuration of each of its cells."""
         self._write(self._plan_path(plan.name), plan.model_dump_json(indent=1) + "\n")
-        if not (listed := list(cells)):
-            return
-        entries = [{"id": cell.id, "run": canonical(cell.run), "resources": _given(cell.resources)} for cell in listed]
-        self._write(self._cells_path(plan.name), json.dumps(entries) + "\n")
+        if listed := list(cells):
+            self._save_cells(plan.name, listed)
 
     def planned_cells(self, name: str) -> list[Cell]:
         """The cells of a plan in their order; raises ConfigurationError if they were not saved with it."""
-        try:
-            entries: list[dict[str, Any]] = json.loads(self._cells_path(name).read_text(encoding="utf-8"))
-            cells = [
-                Cell(RunConfig.model_validate(entry["run"]), Resources.model_validate(entry["resources"]))
-                for entry in entries
-            ]
-        except (OSError, ValueError, KeyError, TypeError):
-            cells = []
-        if not cells:
+        if not (cells := self._listed_cells(name)):
             raise ConfigurationError(
                 f"{self.name}: the cells of {name} are not listed here; run feddbp experiment plan again"
             )
         return cells
+
+    def update_planned_cells(self, plan: Plan, more: OutputDir) -> None:
+        """Lists all cells of a plan that has grown by cells of another directory, if they are listed here at all."""
+        if not self._cells_path(plan.name).exists():
+            return
+        known = {cell.id: cell for output in (self, more) for cell in output._listed_cells(plan.name)}
+        if known.keys() >= {*plan.cell_ids}:
+            self._save_cells(plan.name, [known[cell_id] for cell_id in plan.cell_ids])
+        else:
+            self._cells_path(plan.name).unlink()  # the numbers of its cells would be wrong
+
+    def _listed_cells(self, name: str) -> list[Cell]:
+        try:
+            entries: list[dict[str, Any]] = json.loads(self._cells_path(name).read_text(encoding="utf-8"))
+            return [
+                Cell(RunConfig.model_validate(entry["run"]), Resources.model_validate(entry["resources"]))
+                for entry in entries
+            ]
+        except DAMAGE:
+            return []
+
+    def _save_cells(self, name: str, cells: Iterable[Cell]) -> None:
+        entries = [{"id": cell.id, "run": canonical(cell.run), "resources": _given(cell.resources)} for cell in cells]
+        self._write(self._cells_path(name), json.dumps(entries) + "\n")
 
     def _write(self, path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

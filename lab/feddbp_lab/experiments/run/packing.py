@@ -10,8 +10,10 @@ from typing import Any, Final
 from feddbp_common.artifacts import CELL_CONFIG_NAME, CELL_COST_NAME, PACKED_METRICS_NAME, SUMMARY_NAME
 from feddbp_common.atomic_files import commit_file, replace_text
 from feddbp_common.errors import ConfigurationError
+from feddbp_lab.experiments.plan import Plan
 from feddbp_lab.experiments.run.cell_dir import CellDir, CellState
 from feddbp_lab.experiments.run.output_dir import OutputDir
+from feddbp_lab.experiments.run.planning import check_same_options, started_seeds
 from feddbp_lab.results.run_results import has_trained
 
 _LEFT_OUT: Final = ("losses", "seconds")
@@ -21,12 +23,13 @@ _LEFT_OUT: Final = ("losses", "seconds")
 def pack(source: OutputDir, target: OutputDir) -> list[str]:
     """Adds the finished cells of `source` that `target` lacks, and its plans; returns the ids of the added cells.
 
-    Both stay output directories: a report can be made of them, and an experiment continues in them.
+    Both stay output directories: a report can be made of them, and an experiment continues in them. A plan keeps the
+    seeds that `target` has results of.
     """
     if source.path.resolve() == target.path.resolve():
         raise ConfigurationError(f"{target.path} is the directory to pack; name another one for the packed cells")
-    plans = source.plans()
     with target.use(), target.planning():
+        plans = [_with_kept_seeds(plan, target) for plan in source.plans()]
         added = [
             cell_id
             for cell_id in dict.fromkeys(cell_id for plan in plans for cell_id in plan.cell_ids)
@@ -36,7 +39,24 @@ def pack(source: OutputDir, target: OutputDir) -> list[str]:
             _pack_cell(source.cell_dir(cell_id), target.cell_dir(cell_id).path)
         for plan in plans:
             target.save_plan(plan)
+            target.update_planned_cells(plan, source)
     return added
+
+
+def _with_kept_seeds(plan: Plan, target: OutputDir) -> Plan:
+    """The plan with the seeds that were packed earlier, which the report shows together."""
+    kept = target.plan(plan.name)
+    if kept is None:
+        return plan
+    check_same_options(kept, plan, target, remedy="pack it into another directory")
+    seeds = [seed for seed in started_seeds(kept, target) if seed not in plan.seeds]
+    if seeds and not plan.is_extended_by(kept):
+        names = ", ".join(map(str, seeds))
+        raise ConfigurationError(
+            f"{target.name} holds {plan.name} with seed {names}, which this one lacks, and {plan.name} has changed "
+            f"since; run feddbp experiment plan with these seeds, too, or pack it into another directory"
+        )
+    return plan.with_seeds_of(kept, seeds)
 
 
 def _pack_cell(source: CellDir, target: Path) -> None:

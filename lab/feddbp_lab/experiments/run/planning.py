@@ -59,18 +59,26 @@ def _with_earlier_seeds(requested: RequestedCells, output: OutputDir) -> Expansi
     earlier = output.plan(plan.name)
     if earlier is None:
         return requested.expansion
+    check_same_options(earlier, plan, output, remedy="give the same, or another --out")
+    seeds = {*started_seeds(earlier, output), *plan.seeds}
+    expansion = expand(requested.spec, seeds=seeds, profile=plan.profile, overrides=plan.overrides)
+    return Expansion(plan=expansion.plan, cells=_with_resources(expansion.cells, requested.expansion.cells))
+
+
+def check_same_options(earlier: Plan, plan: Plan, output: OutputDir, *, remedy: str) -> None:
+    """Raises ConfigurationError if `output` holds the experiment with other options."""
     for name, there, here in (
         ("profile", earlier.profile, plan.profile),
         ("overrides", earlier.overrides, plan.overrides),
     ):
         if there != here:
             raise ConfigurationError(
-                f"{output.name} holds {plan.name} with {name} {_as_text(there)}, not {_as_text(here)}; "
-                "give the same, or another --out"
+                f"{output.name} holds {plan.name} with {name} {_as_text(there)}, not {_as_text(here)}; {remedy}"
             )
-    started = {seed for seed in earlier.seeds if _is_started(earlier, seed, output)}
-    expansion = expand(requested.spec, seeds={*started, *plan.seeds}, profile=plan.profile, overrides=plan.overrides)
-    return Expansion(plan=expansion.plan, cells=_with_resources(expansion.cells, requested.expansion.cells))
+
+
+def started_seeds(plan: Plan, output: OutputDir) -> list[int]:
+    return [seed for seed in plan.seeds if _is_started(plan, seed, output)]
 
 
 def _with_resources(cells: Mapping[str, Cell], requested: Mapping[str, Cell]) -> dict[str, Cell]:

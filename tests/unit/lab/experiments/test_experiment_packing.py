@@ -5,14 +5,16 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from experiment_samples import SAMPLES, fail, finish, planned
+from experiment_samples import SAMPLES, fail, finish, planned, spec
 
 from feddbp_common.artifacts import METRICS_NAME, PACKED_METRICS_NAME
 from feddbp_common.errors import ConfigurationError
 from feddbp_lab.commands import experiment
 from feddbp_lab.experiments.cell import Cell
+from feddbp_lab.experiments.expansion import expand
 from feddbp_lab.experiments.report.build import write_report
 from feddbp_lab.experiments.report.outcomes import CellResult
 from feddbp_lab.experiments.run.cell_dir import CellState, DamagedCellError, Failure
@@ -85,6 +87,72 @@ def test_only_finished_cells_are_packed_and_only_once(tmp_path: Path) -> None:
     assert states == [CellState.DONE] * 2 + [CellState.WAITING] * 4  # a runner begins with the third
     files = sorted(path.name for path in target.cell_dir(ids[0]).path.iterdir())
     assert files == ["config.json", "cost.json", "metrics.jsonl.gz", "summary.json"]
+
+
+def seeds_run(directory: Path, *seeds: int, **changed: Any) -> OutputDir:
+    """The small experiment, run and planned with these seeds."""
+    output, expanded = planned(directory, seeds=seeds, **changed)
+    output.save_plan(expanded.plan, expanded.cells.values())
+    for cell in expanded.cells.values():
+        finish(output, cell, accuracy)
+        output.cell_dir(cell.id).prepare(cell.run)
+    return output
+
+
+def test_seeds_that_were_packed_earlier_stay_in_the_plan_and_in_the_list_of_cells(tmp_path: Path) -> None:
+    target = seeds_run(tmp_path / "target", 0, 2)
+    assert len(pack(seeds_run(tmp_path / "source", 1), target)) == 6
+    expected = expand(spec(), seeds=(0, 1, 2))
+    assert target.plan("small") == expected.plan
+    assert [cell.id for cell in target.planned_cells("small")] == list(expected.cells)
+
+
+def test_a_planned_seed_of_which_nothing_was_run_is_replaced(tmp_path: Path) -> None:
+    target, _ = planned(tmp_path / "target", seeds=(7,))
+    pack(seeds_run(tmp_path / "source", 1), target)
+    plan = target.plan("small")
+    assert plan is not None
+    assert plan.seeds == (1,)
+
+
+def test_a_list_of_cells_that_cannot_be_completed_is_removed(tmp_path: Path) -> None:
+    target = seeds_run(tmp_path / "target", 0)
+    source = seeds_run(tmp_path / "source", 1)
+    (source.path / "experiments" / "cells" / "small.json").unlink()
+    pack(source, target)
+    with pytest.raises(ConfigurationError, match="run feddbp experiment plan again"):
+        target.planned_cells("small")
+
+
+def test_the_small_form_has_no_list_of_cells(tmp_path: Path) -> None:
+    target = OutputDir(tmp_path / "packed")
+    pack(seeds_run(tmp_path / "source", 0), target)
+    assert [path.name for path in (target.path / "experiments").iterdir()] == ["small.json"]
+
+
+def test_an_experiment_with_other_options_or_cells_is_not_packed_into_the_kept_one(tmp_path: Path) -> None:
+    target = seeds_run(tmp_path / "target", 0)
+    before = {path: path.read_bytes() for path in target.path.rglob("*.json")}
+    other, _ = planned(tmp_path / "other", seeds=(1,))
+    for options, message in (
+        ({"profile": "short"}, "holds small with profile none, not short; pack it into another directory"),
+        ({"overrides": {"rounds": 9}}, "holds small with overrides none, not rounds=9; pack it into another directory"),
+    ):
+        other.save_plan(expand(spec(), seeds=(1,)).plan.model_copy(update=options))
+        with pytest.raises(ConfigurationError, match=message):
+            pack(other, target)
+    for name, changed in (
+        ("grid", {"axes": {"method": ["local", "fedproto", "feddbp"], "data": {"alpha": [0.1, 0.5]}}}),
+        ("controls", {"controls": True}),
+    ):
+        with pytest.raises(ConfigurationError, match=r"with seed 0, which this one lacks, and small has changed since"):
+            pack(seeds_run(tmp_path / name, 1, **changed), target)
+    assert {path: path.read_bytes() for path in target.path.rglob("*.json")} == before
+    pack(seeds_run(tmp_path / "all", 0, 1, controls=True), target)
+    plan = target.plan("small")
+    assert plan is not None
+    assert plan.seeds == (0, 1)
+    assert len(plan.cell_ids) > 12
 
 
 def test_the_same_results_are_packed_to_the_same_bytes(tmp_path: Path) -> None:
