@@ -173,7 +173,11 @@ class _Expander:
         return True
 
     def _runs(self, options: Mapping[str, Any]) -> list[RunConfig]:
-        return [run_of({**options, "seed": seed}) for seed in self.seeds]
+        given = dict(options)
+        if given.get(_EXCHANGE) == "off" and given.get(_FINETUNE_STATE) == "last":
+            del given[_FINETUNE_STATE]
+            self._note("Without exchange there is no last state to keep while fine-tuning.")
+        return [run_of({**given, "seed": seed}) for seed in self.seeds]
 
     def _add_cells(self, runs: Iterable[RunConfig], resources: Resources) -> dict[int, str]:
         """The ids of the cells by seed."""

@@ -183,6 +183,20 @@ def test_fine_tuning_with_the_last_state_is_left_to_every_method_where_the_profi
     assert "Without rounds of fine-tuning there is no state to keep in them." in without.plan.note
 
 
+def test_runs_without_exchange_keep_no_last_state_while_fine_tuning() -> None:
+    overrides = {"finetune_state": "last", "finetune_rounds": 1}
+    parts = [
+        {"axes": {"method": ["fedproto"]}, "controls": True},
+        {"axes": {"variant": [{"label": "alone", "set": {"method": "fd", "exchange": "off"}}]}},
+    ]
+    expanded = expand(spec(parts=parts, axes={}, report={}), seeds=(0,), overrides=overrides)
+    found = [(run.method, run.exchange, run.finetune_state) for run in (cell.run for cell in expanded.cells.values())]
+    assert found == [("fedproto", "on", "last"), ("fedproto", "off", "own"), ("fd", "off", "own")]
+    assert expanded.plan.note == "Without exchange there is no last state to keep while fine-tuning."
+    usual = expand(spec(parts=parts, axes={}, report={}), seeds=(0,), overrides={"finetune_rounds": 1})
+    assert expanded.plan.cell_ids[1:] == usual.plan.cell_ids[1:]  # the same controls
+
+
 @pytest.mark.parametrize(("rounds", "finetune_rounds"), [("1", 0), ("10", 2), ("80", 16)])
 def test_with_another_number_of_rounds_the_same_share_is_for_fine_tuning(rounds: str, finetune_rounds: int) -> None:
     options: dict[str, Any] = {"seeds": (0,), "profile": "quick", "overrides": {"rounds": rounds}}
