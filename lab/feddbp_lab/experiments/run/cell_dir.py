@@ -5,7 +5,8 @@ cells/ID/server, clients state of the federation, removed once the cell has resu
 cells/ID/certs           certificates of its parties, likewise; only with secure sums
 cells/ID/logs            of every process
 cells/ID/metrics.jsonl, summary.json   the results; the summary is written last and marks the cell as done
-cells/ID/cost.json       CPU time of all attempts, their number; machine, kind of CPU and software of the last
+cells/ID/cost.json       CPU time of all attempts, their number; machine, kind of CPU and software of the last, and
+                         `earlier`: kinds of CPU and software of other attempts, where they differ
 cells/ID/lease-*.json    which process works on the cell (`lease`)
 cells/ID/copy-*          copies of the state of a cell that runs on another disk (`copies`)
 cells/ID/failure.json    why the last attempt failed
@@ -199,9 +200,18 @@ class CellDir:
         replace_text(self.path / CELL_COST_NAME, json.dumps(cost) + "\n")
 
     def record_attempt(self, attempt: int, node: str) -> None:
-        """Records the number of the attempt, where it runs, and the CPU and versions that bits may depend on."""
-        recorded = {"attempts": attempt, "node": node, "processor": processor(), "software": installed_versions()}
-        replace_text(self.path / CELL_COST_NAME, json.dumps(self._cost() | recorded) + "\n")
+        """Records the number of the attempt, where it runs, and the CPU and versions that bits may depend on.
+
+        Those of earlier attempts, whose state it may resume, are kept where they differ.
+        """
+        cost, here = self._cost(), {"processor": processor(), "software": installed_versions()}
+        # unknown of attempts that an earlier version began
+        before = [*_list_in(cost, "earlier"), *([{name: cost.get(name) for name in here}] if cost else [])]
+        earlier = [found for place, found in enumerate(before) if found != here and found not in before[:place]]
+        cost |= {"attempts": attempt, "node": node, **here, "earlier": earlier}
+        if not earlier:
+            del cost["earlier"]
+        replace_text(self.path / CELL_COST_NAME, json.dumps(cost) + "\n")
 
     def core_seconds(self) -> float | None:
         """CPU time of the cell so far; None if it was not recorded."""
@@ -296,6 +306,11 @@ class CellDir:
         for name in STATE_DIRS:
             if (self.path / name).exists():
                 shutil.rmtree(self.path / name)
+
+
+def _list_in(content: dict[str, Any], name: str) -> list[Any]:
+    found = content.get(name)
+    return found if isinstance(found, list) else []
 
 
 def installed_versions() -> dict[str, str]:

@@ -29,6 +29,7 @@ from feddbp_lab.experiments.cell import Cell
 from feddbp_lab.experiments.config import ExecutionConfig
 from feddbp_lab.experiments.expansion import expand
 from feddbp_lab.experiments.resources import Allocation, Resources
+from feddbp_lab.experiments.run import cell_dir
 from feddbp_lab.experiments.run import runner as runner_module
 from feddbp_lab.experiments.run.attempt import (
     CellInUseError,
@@ -563,6 +564,38 @@ def test_the_cost_of_a_cell_is_that_of_all_attempts_at_its_run(tmp_path: Path) -
     (directory.path / "server" / "summary.json").write_text(json.dumps({"outcome": "failed"}))
     directory.prepare(cell.run)  # begins again
     assert directory.core_seconds() is None
+
+
+def test_the_kinds_of_cpu_of_all_attempts_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cell_dir, "installed_versions", lambda: {"torch": "2"})
+    directory = cell_dir.CellDir(tmp_path)
+    recorded = []
+    for attempt, kind in enumerate(["old", "old", "new", "third", "old"], 1):
+        monkeypatch.setattr(cell_dir, "processor", lambda kind=kind: kind)
+        directory.record_attempt(attempt, "node")
+        cost = json.loads((tmp_path / "cost.json").read_text())
+        recorded.append((cost["processor"], [entry["processor"] for entry in cost.get("earlier", ())]))
+    assert recorded == [
+        ("old", []),
+        ("old", []),
+        ("new", ["old"]),
+        ("third", ["old", "new"]),
+        ("old", ["new", "third"]),
+    ]
+    assert cost["earlier"][0] == {"processor": "new", "software": {"torch": "2"}}
+    assert directory.attempts() == 5
+
+
+@pytest.mark.parametrize(
+    ("content", "earlier"), [("{", None), ('{"core_seconds": 7}', [None]), ('{"earlier": 1}', [None])]
+)
+def test_the_kind_of_cpu_of_an_attempt_of_an_earlier_version_is_unknown(
+    tmp_path: Path, content: str, earlier: list[None] | None
+) -> None:
+    (tmp_path / "cost.json").write_text(content)
+    cell_dir.CellDir(tmp_path).record_attempt(2, "node")
+    kinds = json.loads((tmp_path / "cost.json").read_text()).get("earlier")
+    assert (kinds and [entry["processor"] for entry in kinds]) == earlier
 
 
 def test_a_run_that_failed_is_started_again_from_the_beginning(tmp_path: Path) -> None:
