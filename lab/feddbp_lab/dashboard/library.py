@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from feddbp_common.artifacts import SUMMARY_NAME
+from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import ConfigurationError, FedDBPError
 from feddbp_common.methods import method_named
 from feddbp_common.printable import printable_values
 from feddbp_lab.dashboard.model import Json
 from feddbp_lab.dashboard.source import RunSource
 from feddbp_lab.dashboard.stored import StoredRun
-from feddbp_lab.results.damage import damage_as_error
+from feddbp_lab.results.damage import DAMAGE, damage_as_error
 from feddbp_lab.results.run_files import RunFiles, last_accuracies
 from feddbp_lab.results.run_results import read_summary
 from feddbp_server.reporting.unfinished import summarise_unfinished
 
 _OPEN_RUNS: Final = 8
 """Runs of a folder that stay in memory."""
-_SAME: Final = ("dataset", "clients", "rounds", "seed")
-"""In which a `local` run has to agree with one that is compared to it."""
+_COMPARED: Final = attrgetter(
+    *("data", "clients", "rounds", "seed", "newcomers", "newcomer_rounds", "newcomer_samples"),
+    *("training.validation", "training.model_group"),
+)
+"""Options in which a `local` run has to agree with one that is compared to it."""
 
 
 class Listing(NamedTuple):
@@ -33,6 +38,8 @@ class Listing(NamedTuple):
     runs: list[Json]
     damaged: list[Json]
     """Those whose files cannot be read, with the problem."""
+    configs: dict[str, RunConfig]
+    """By key, of the runs whose configuration this version knows."""
 
 
 class Library:
@@ -67,22 +74,25 @@ class Library:
 
     def _load(self, key: str) -> RunSource:
         source = StoredRun(RunFiles(self._paths[key]))
-        entries = {entry["key"]: entry for entry in (self._listed or self._list()).runs}
-        local = local_of(entries[key], entries.values()) if key in entries else None
+        local = local_of(key, (self._listed or self._list()).configs)
         if local is not None:
             with suppress(FedDBPError):  # of another run: this one is shown without a comparison
-                source.baseline = read_baseline(self._paths[local["key"]])
+                source.baseline = read_baseline(self._paths[local])
         return source
 
     def _list(self) -> Listing:
-        runs, damaged = [], []
+        listing = Listing([], [], {})
         for key, path in self._paths.items():
             try:
                 with damage_as_error(str(path)):
-                    runs.append(_entry(key, path))
+                    summary = _summary(path)
+                    listing.runs.append(_entry(key, path, summary))
             except FedDBPError as error:
-                damaged.append({"key": key, "name": path.name, "problem": str(error)})
-        return Listing(runs, damaged)
+                listing.damaged.append({"key": key, "name": path.name, "problem": str(error)})
+                continue
+            with suppress(*DAMAGE):
+                listing.configs[key] = RunConfig.model_validate(summary["config"])
+        return listing
 
 
 def read_baseline(path: Path) -> dict[int, float]:
@@ -91,17 +101,16 @@ def read_baseline(path: Path) -> dict[int, float]:
         return last_accuracies(RunFiles(path).results().metrics)
 
 
-def local_of(run: Json, others: Any) -> Json | None:
-    """The `local` run with the same data, size and seed, if there is one among others."""
-    for other in others:
-        if other["method"] == "local" and run["method"] != "local" and all(other[key] == run[key] for key in _SAME):
-            found: Json = other
-            return found
-    return None
+def local_of(key: str, configs: Mapping[str, RunConfig]) -> str | None:
+    """The key of the `local` run whose clients have the same data and networks as those of a run, if there is one."""
+    run = configs.get(key)
+    if run is None or run.method == "local":
+        return None
+    alike = (other for other, found in configs.items() if _COMPARED(found) == _COMPARED(run))
+    return next((other for other in alike if configs[other].method == "local"), None)
 
 
-def _entry(key: str, path: Path) -> Json:
-    summary = _summary(path)
+def _entry(key: str, path: Path, summary: dict[str, Any]) -> Json:
     accuracy = summary["accuracy"]
     return {
         "key": key,

@@ -1,0 +1,72 @@
+"""Which `local` run the clients of a run are compared with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from foreign_text import results_with
+
+from feddbp_common.artifacts import SUMMARY_NAME
+from feddbp_common.config.run import RunConfig
+from feddbp_lab.dashboard.library import Library, local_of
+from feddbp_lab.results.run_files import find_runs
+
+RUN: dict[str, Any] = {"method": "feddbp", "clients": 4, "rounds": 10, "data": {"dataset": "cifar10", "alpha": 0.5}}
+
+
+def config(**changed: Any) -> RunConfig:
+    return RunConfig.model_validate({**RUN, **changed})
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"data": {"dataset": "cifar10", "alpha": 0.1}},
+        {"data": {"dataset": "cifar10", "alpha": 0.5, "image_size": 16}},
+        {"data": {"dataset": "cifar100", "alpha": 0.5}},
+        {"clients": 5},
+        {"rounds": 11},
+        {"seed": 1},
+        {"newcomers": 1, "newcomer_rounds": 2},
+        {"training": {"validation": 0.1}},
+        {"training": {"model_group": "htfe-8"}},
+    ],
+)
+def test_a_run_is_compared_with_the_local_run_on_the_same_data_and_networks(other: dict[str, Any]) -> None:
+    configs = {"0": config(method="local", **other), "1": config(), "2": config(method="local"), "3": config(**other)}
+    assert local_of("1", configs) == "2"
+    assert local_of("3", configs) == "0"
+    assert local_of("2", configs) is None
+    del configs["2"]
+    assert local_of("1", configs) is None
+
+
+def test_what_changes_only_the_training_does_not_matter() -> None:
+    local = config(method="local", training={"learning_rate": 0.5})
+    assert local_of("run", {"run": config(exchange="off", finetune_rounds=2), "local": local}) == "local"
+
+
+@pytest.mark.parametrize(("local_alpha", "is_compared"), [(0.1, True), (1.0, False)])
+async def test_the_page_of_a_run_has_the_local_run_of_the_same_split(
+    tmp_path: Path, local_alpha: float, is_compared: bool
+) -> None:
+    for name, method, alpha in (("a", "feddbp", 0.1), ("b", "local", local_alpha)):
+        results_with("net", directory=tmp_path / name)
+        path = tmp_path / name / SUMMARY_NAME
+        run = {"method": method, "data": {"dataset": "digits", "alpha": alpha}}
+        path.write_text(json.dumps({**json.loads(path.read_text()), "method": method, "config": run}))
+    library = Library(folder=tmp_path, runs=find_runs(tmp_path))
+    source = await library.get("0")
+    assert source is not None
+    assert bool(source.baseline) is is_compared
+
+
+async def test_a_run_of_a_later_version_is_listed(tmp_path: Path) -> None:
+    results_with("net", directory=tmp_path / "a")
+    path = tmp_path / "a" / SUMMARY_NAME
+    path.write_text(json.dumps({**json.loads(path.read_text()), "config": {"unheard_of": 1}}))
+    listing = await Library(folder=tmp_path, runs=[tmp_path / "a"]).listing()
+    assert [run["name"] for run in listing.runs] == ["a"]
