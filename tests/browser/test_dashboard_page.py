@@ -107,7 +107,13 @@ async def test_a_run_is_watched_from_its_first_round_to_its_end(tmp_path: Path) 
 
 
 def write_run(
-    directory: Path, *, clients: int, rounds: int, method: str = "feddbp", gone_after: Mapping[int, int] | None = None
+    directory: Path,
+    *,
+    clients: int,
+    rounds: int,
+    method: str = "feddbp",
+    gone_after: Mapping[int, int] | None = None,
+    **options: Any,
 ) -> None:
     """The files of a finished run with made-up results; `gone_after` has the last rounds of clients that left."""
     last_rounds = gone_after or {}
@@ -148,7 +154,7 @@ def write_run(
         "run_id": f"{method}-0",
         "per_client": [{"client": number, "accuracy": 0.5, **per_client} for number in range(clients)],
         "curve": [{**point, "round": number} for number in range(rounds + 1)],
-        "config": {"method": method, "clients": clients, "rounds": rounds, "data": {"dataset": "digits"}},
+        "config": {"method": method, "clients": clients, "rounds": rounds, "data": {"dataset": "digits"}, **options},
     }
     (directory / METRICS_NAME).write_text("".join(json.dumps(line) + "\n" for line in lines))
     (directory / SUMMARY_NAME).write_text(json.dumps(summary))
@@ -157,6 +163,7 @@ def write_run(
 async def test_a_folder_of_runs_is_browsed_and_a_thousand_clients_scroll(tmp_path: Path) -> None:
     write_run(tmp_path / "runs" / "many", clients=1000, rounds=3)
     write_run(tmp_path / "runs" / "many-local", clients=1000, rounds=3, method="local")
+    write_run(tmp_path / "runs" / "other", clients=2, rounds=3, exchange="off")
     (tmp_path / "runs" / "many" / ROUNDS_NAME).write_text("[]\n")
     write_run(tmp_path / "runs" / "torn", clients=2, rounds=3)
     (tmp_path / "runs" / "torn" / SUMMARY_NAME).write_text("{")
@@ -166,6 +173,7 @@ async def test_a_folder_of_runs_is_browsed_and_a_thousand_clients_scroll(tmp_pat
             page = watched.page
             await watched.shows("#run-table", "many-local")
             await watched.shows("#compare-legend", "many-local")
+            await watched.shows("#run-table", "FedDBP, no exchange")
             await watched.shows("#damaged-runs", "torn cannot be read: the results in")
             await page.locator("#run-table a", has_text="many").first.click()
             await watched.shows("#clients-note", "1,000 clients")
@@ -184,10 +192,11 @@ async def test_a_folder_of_runs_is_browsed_and_a_thousand_clients_scroll(tmp_pat
 
 
 async def test_a_client_that_is_gone_stays_in_the_mean_accuracy_with_its_last_evaluation(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", clients=3, rounds=3, gone_after={2: 2})
+    write_run(tmp_path / "run", clients=3, rounds=3, gone_after={2: 2}, finetune_rounds=2)
     with federation(tmp_path) as running:
         url = await start_dashboard(running, tmp_path / "run")
         async with browser_page(url) as watched:
+            await watched.shows("#run-sub", "no exchange in the last 2 rounds")
             # of 10 samples each: clients 0 and 1 have 30 and 40 % in the end, client 2 had 40 % after round 2
             await watched.shows("#tiles", "36.7 %over 3 of 3 clients, 1 of them in earlier rounds after round 3")
             await watched.shows(

@@ -69,6 +69,7 @@ def results(*, clients: int = 3, rounds: int = 4, outcome: str = "finished") -> 
         summary={
             "method": "feddbp",
             "dataset": "digits",
+            "config": {"method": "feddbp", "data": {"dataset": "digits"}},
             "clients": clients,
             "seed": 0,
             "outcome": outcome,

@@ -20,6 +20,7 @@ from feddbp_lab.dashboard.source import RunSource
 from feddbp_lab.dashboard.stored import StoredRun
 from feddbp_lab.results.damage import DAMAGE, damage_as_error
 from feddbp_lab.results.run_files import RunFiles, last_accuracies
+from feddbp_lab.results.run_info import exchange_text
 from feddbp_lab.results.run_results import read_summary
 from feddbp_server.reporting.unfinished import summarise_unfinished
 
@@ -120,6 +121,7 @@ def _entry(key: str, path: Path, summary: dict[str, Any]) -> Json:
         "settings": summary["config"].get("method_settings", {}),
         "dataset": summary["dataset"],
         "alpha": summary["config"].get("data", {}).get("alpha"),
+        "exchange": exchange_text(summary["config"]),
         "clients": summary["clients"],
         "rounds": summary["rounds"],
         "completed": summary["completed_rounds"],

@@ -15,6 +15,7 @@ from feddbp_common.evaluation import RoundAccuracy, accuracy_over_clients
 from feddbp_common.file_lock import is_locked
 from feddbp_common.humanize import NO_VALUE, client_names, human_bytes, human_seconds, id_ranges, percent, quantity
 from feddbp_common.methods import method_named
+from feddbp_lab.results.run_info import exchange_text
 from feddbp_lab.results.run_results import RunResults
 from feddbp_lab.terminal.format import plain_table
 
@@ -106,6 +107,8 @@ def _totals(results: RunResults, directory: Path, files: Sequence[str]) -> Table
     totals.add_row("best", _accuracy(summary, "best"))
     if "chosen" in summary["accuracy"]:
         totals.add_row("by validation", _accuracy(summary, "chosen"))
+    if exchange := exchange_text(summary["config"]):
+        totals.add_row("exchange", Text(exchange))
     for number, sentence in enumerate(summary.get("privacy", ())):
         totals.add_row("" if number else "privacy", Text(sentence))
     totals.add_row("traffic", f"{human_bytes(summary['bytes_up'])} up, {human_bytes(summary['bytes_down'])} down")

@@ -35,7 +35,7 @@ export class OverviewPanel {
     const title = run ? `${run.title} on ${run.dataset}` : "A run";
     document.title = `${word} · ${title} · FedDBP`;
     this.put($("run-title"), title, title);
-    const facts = run ? [plural(run.clients, "client"), plural(run.rounds, "round"), `seed ${run.seed}`, run.dataset === "custom" ? null : `Dirichlet α ${run.alpha}`, run.participation < 1 ? `${Math.round(100 * run.participation)} % of the clients per round` : null, plural(run.local_epochs, "local epoch")] : [];
+    const facts = run ? [plural(run.clients, "client"), plural(run.rounds, "round"), `seed ${run.seed}`, run.dataset === "custom" ? null : `Dirichlet α ${run.alpha}`, run.participation < 1 ? `${Math.round(100 * run.participation)} % of the clients per round` : null, plural(run.local_epochs, "local epoch"), run.exchange] : [];
     this.put($("run-sub"), facts.join(), facts.filter(Boolean).join(" · "));
     const promises = run?.privacy ?? [];
     this.put($("run-privacy"), promises.join("|"), ...promises.map((sentence) => h("p", { class: "sub" }, `Privacy: ${sentence}`)));

@@ -10,7 +10,7 @@ const chosen = new Set();
 const columns = [
   { key: "tick", title: "", left: true, value: (run) => chosen.has(run.key), cell: (run) => tick(run) },
   { key: "name", title: "Run", left: true, value: (run) => run.name, cell: (run) => h("a", { class: "name", href: `/run/${run.key}/` }, h("span", { class: "clip" }, run.name)) },
-  { key: "method", title: "Method", left: true, value: (run) => run.title, cell: (run) => run.title },
+  { key: "method", title: "Method", left: true, value: method, cell: method },
   { key: "dataset", title: "Data", left: true, wide: true, value: (run) => run.dataset, cell: (run) => h("span", { class: "muted" }, `${run.dataset}${run.alpha === null || run.alpha === undefined ? "" : `, α ${run.alpha}`}`) },
   { key: "clients", title: "Clients", wide: true, first: "desc", value: (run) => run.clients, cell: (run) => String(run.clients) },
   { key: "completed", title: "Rounds", wide: true, first: "desc", value: (run) => run.completed, cell: (run) => `${run.completed} / ${run.rounds}` },
@@ -30,6 +30,10 @@ const chart = new LineChart($("compare-chart"), {
 
 const shown = () => runs.filter((run) => chosen.has(run.key));
 
+function method(run) {
+  return run.exchange ? `${run.title}, ${run.exchange}` : run.title;
+}
+
 function tick(run) {
   return h("input", { type: "checkbox", "aria-label": `Compare ${run.name}`, checked: chosen.has(run.key), onchange: () => { chosen.has(run.key) ? chosen.delete(run.key) : chosen.add(run.key); drawChart(); } });
 }
@@ -45,7 +49,7 @@ function drawChart() {
 
 function drawTable() {
   const words = $("run-filter").value.toLowerCase().split(/\s+/).filter(Boolean);
-  const found = runs.filter((run) => words.every((word) => `${run.name} ${run.title} ${run.dataset} seed ${run.seed} ${run.outcome}`.toLowerCase().includes(word)));
+  const found = runs.filter((run) => words.every((word) => `${run.name} ${method(run)} ${run.dataset} seed ${run.seed} ${run.outcome}`.toLowerCase().includes(word)));
   table.setRows(found);
   replace($("list-note"), found.length === runs.length ? plural(runs.length, "run") : `${found.length} of ${plural(runs.length, "run")}`);
 }

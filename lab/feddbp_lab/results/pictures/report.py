@@ -13,6 +13,7 @@ from feddbp_lab.results.pictures.figure import write_pictures
 from feddbp_lab.results.pictures.page import render_pictures
 from feddbp_lab.results.pictures.run_pictures import pictures_of
 from feddbp_lab.results.run_files import RunFiles
+from feddbp_lab.results.run_info import exchange_text
 from feddbp_lab.results.run_results import RunResults
 
 PICTURES_DIR: Final = "pictures"
@@ -37,6 +38,7 @@ def _facts(results: RunResults, notes: Sequence[str]) -> dict[str, str]:
     return {
         "Clients": str(len(summary["per_client"])),
         "Rounds": str(summary["completed_rounds"]),
+        **({"Exchange": exchange} if (exchange := exchange_text(summary["config"])) else {}),
         "Seed": str(summary["seed"]),
         "Outcome": str(summary["outcome"]),
         "Mean accuracy, last": _of(last),

@@ -127,6 +127,19 @@ def test_it_prints_the_same_table_as_the_demo(
     assert capsys.readouterr().out == printed(run_table(results(), Path("run"))) + pictures
 
 
+def test_rounds_without_exchange_are_part_of_the_facts(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "no exchange in the last 2 rounds, with the state after the last exchange"
+    path = finished / "summary.json"
+    assert main(["report", str(finished)]) == 0
+    assert "no exchange" not in capsys.readouterr().out + (finished / "report.html").read_text()
+    summary = json.loads(path.read_text())
+    summary["config"] |= {"finetune_rounds": 2, "finetune_state": "last"}
+    path.write_text(json.dumps(summary))
+    assert main(["report", str(finished)]) == 0
+    assert text in " ".join(capsys.readouterr().out.split())
+    assert text in (finished / "report.html").read_text()
+
+
 def test_a_run_that_failed_is_reported_with_its_reason(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (finished / "summary.json").write_text(json.dumps(results(outcome="failed").summary))
     assert main(["report", str(finished)]) == 0
