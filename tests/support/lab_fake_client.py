@@ -1,7 +1,7 @@
 """Replaces feddbp-client: takes part in a run without torch, and reports accuracies that rise.
 
 FAKE_EPOCH_SECONDS: duration of an epoch. FAKE_EXIT=ID,ROUND,CODE: client ID exits with CODE in that round.
-FAKE_HANG: ignores SIGTERM.
+FAKE_HANG: ignores SIGTERM, and says so.
 """
 
 from __future__ import annotations
@@ -77,5 +77,5 @@ async def _run(config: ClientConfig) -> None:
 
 if __name__ == "__main__":
     if "FAKE_HANG" in os.environ:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *_: os.write(2, b"SIGTERM is ignored\n"))
     asyncio.run(_run(settings_from(ClientConfig, settings_parser("fake", "", ClientConfig).parse_args())))

@@ -20,6 +20,7 @@ from processes import processes_naming
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_client.cli import main as client_main
+from feddbp_lab.processes.guard import GRACE_SECONDS
 from feddbp_server.cli import main as server_main
 
 PATIENCE = 60.0
@@ -138,12 +139,13 @@ def test_a_second_signal_kills_processes_that_do_not_stop(start: Callable[..., D
     demo = start("--rounds", "500", FAKE_EPOCH_SECONDS="0.05", FAKE_HANG="1")
     demo.wait_until_it_trains()
     demo.process.send_signal(signal.SIGINT)
-    time.sleep(0.5)
-    assert demo.process.poll() is None
     began = time.monotonic()
+    logs = [demo.out / "logs" / f"clients-{number}.log" for number in range(2)]
+    wait_for(lambda: all("SIGTERM is ignored" in log.read_text() for log in logs))
+    assert demo.process.poll() is None
     demo.process.send_signal(signal.SIGINT)
     assert demo.end()[0] == 130
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < GRACE_SECONDS  # at which they would be killed without it
     wait_for(lambda: not demo.descendants())
 
 

@@ -19,7 +19,7 @@ from feddbp_lab.processes.supervisor import ChildProcess, ProcessSupervisor
 IDLE = "import time; time.sleep(60)"
 IGNORES_SIGTERM = """
 import pathlib, signal, sys, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, lambda *_: pathlib.Path(sys.argv[1] + ".asked").write_text("to stop"))
 pathlib.Path(sys.argv[1]).write_text("ready")
 time.sleep(60)
 """
@@ -155,7 +155,7 @@ async def test_cancelling_a_stop_kills_without_waiting_for_the_grace_period(tmp_
     task = asyncio.create_task(session())
     await written(tmp_path / "ready")
     task.cancel()
-    await asyncio.sleep(0.1)
+    await written(tmp_path / "ready.asked")
     assert started[0].running
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

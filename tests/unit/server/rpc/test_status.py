@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -89,13 +90,20 @@ async def test_a_change_after_a_long_wait_is_shown_without_a_long_rest(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(control, "time", SimpleNamespace(monotonic=lambda: now))
+    clock_reads, waits = itertools.count(1), asyncio.Event()
+
+    def monotonic() -> float:
+        if next(clock_reads) == 2:  # it reads the clock before and after a status, and then waits for a change
+            waits.set()
+        return now
+
+    monkeypatch.setattr(control, "time", SimpleNamespace(monotonic=monotonic))
     service = control.ControlService(server.coordinator, identity=NoAuth(), limits=DEFAULT_LIMITS, events=server.events)
     context: Any = None
     statuses = service.WatchStatus(pb.WatchStatusRequest(), context)
     assert (await anext(statuses)).phase == pb.PHASE_WAITING
     following = asyncio.ensure_future(anext(statuses))
-    await asyncio.sleep(0.01)  # it waits for a change now
+    await waits.wait()
     now += 3600
     rests: list[float] = []
     sleep = asyncio.sleep
