@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Final
 
 from rich.console import Console, Group
@@ -26,7 +27,8 @@ def watch_status(output: OutputDir, console: Console) -> None:
     with Live(Group(*_view(output)), console=console, auto_refresh=False) as screen:
         while output.has_runner:
             time.sleep(_WATCH_SECONDS)
-            output.refresh()
+            with suppress(OSError):  # an address that does not answer for an instant
+                output.refresh()
             screen.update(Group(*_view(output)), refresh=True)
         screen.update(Group(*_view(output)), refresh=True)  # the state in which the runner ended
 

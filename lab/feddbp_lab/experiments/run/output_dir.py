@@ -49,7 +49,10 @@ class OutputDir:
         # removed with the process
         directory = tempfile.TemporaryDirectory(prefix="feddbp-out-")
         mirror = Mirror(out, directory)
-        mirror.refresh()
+        try:
+            mirror.refresh()
+        except OSError as error:
+            raise ConfigurationError(f"{mirror.address} cannot be read: {error.strerror or error}") from None
         return cls(mirror.path, mirror)
 
     @classmethod
@@ -175,7 +178,7 @@ class OutputDir:
 
     def _read_plan(self, path: Path) -> Plan:
         try:
-            return Plan.model_validate_json(path.read_text(encoding="utf-8"))
+            return Plan.model_validate_json(path.read_bytes())
         except ValidationError as error:
             raise ConfigurationError(
                 f"{path}: not a plan of this version ({FieldError.first_in(error)}); "

@@ -11,8 +11,8 @@ import errno
 import os
 import shutil
 import uuid
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -34,7 +34,7 @@ class Store(Protocol):
         """Creates or replaces a file."""
 
     def create(self, key: str, content: bytes) -> bool:
-        """Creates a file; false if there is one of this name already."""
+        """Creates a file, whose content no other writer has; false if there is one of this name already."""
 
     def names(self, key: str) -> list[str]:
         """The names of files and folders in a folder; none if there is no such folder."""
@@ -71,8 +71,12 @@ class DirectoryStore:
 
     def write(self, key: str, content: bytes) -> None:
         partial = self._partial(key)
-        partial.write_bytes(content)
-        commit_file(partial, self.path / key)
+        try:
+            partial.write_bytes(content)
+            commit_file(partial, self.path / key)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
 
     def create(self, key: str, content: bytes) -> bool:
         partial, target = self._partial(key), self.path / key
@@ -118,6 +122,17 @@ class DirectoryStore:
         return target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
 
 
+@contextmanager
+def _driver_errors() -> Iterator[None]:
+    """Raises OSError for the errors that drivers have of their own, such as that of S3's for a lost connection."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(errno.EIO, f"{type(error).__name__}: {error}") from error
+
+
 class FsspecStore:
     """An address for which fsspec has a driver. `create` is exclusive if the driver's `pipe_file` is.
 
@@ -135,6 +150,7 @@ class FsspecStore:
         except (ImportError, ValueError) as error:
             raise ConfigurationError(f"--out {address}: {error}") from None
 
+    @_driver_errors()
     def read(self, key: str) -> bytes | None:
         try:
             content: bytes = self._files.cat_file(self._at(key))
@@ -142,20 +158,26 @@ class FsspecStore:
             return None
         return content
 
+    @_driver_errors()
     def write(self, key: str, content: bytes) -> None:
         self._make_parent(key)
         self._files.pipe_file(self._at(key), content)
 
+    @_driver_errors()
     def create(self, key: str, content: bytes) -> bool:
         self._make_parent(key)
         try:
             self._files.pipe_file(self._at(key), content, mode="create")
-        except FileExistsError:
-            return False
+        except Exception:
+            # drivers differ in how they say that there is one, and one that repeats a request may meet its own file
+            if (found := self.read(key)) is None:
+                raise
+            return found == content
         # where the driver cannot create exclusively, the last of several writers has it
         self._files.invalidate_cache()
         return self.read(key) == content
 
+    @_driver_errors()
     def names(self, key: str) -> list[str]:
         self._files.invalidate_cache()
         try:
@@ -164,15 +186,18 @@ class FsspecStore:
             return []
         return sorted(str(path).rstrip("/").rpartition("/")[2] for path in found)
 
+    @_driver_errors()
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:
             with suppress(FileNotFoundError):
                 self._files.rm_file(self._at(key))
 
+    @_driver_errors()
     def upload(self, path: Path, key: str) -> None:
         self._make_parent(key)
         self._files.put_file(str(path), self._at(key))
 
+    @_driver_errors()
     def download(self, key: str, path: Path) -> None:
         self._files.get_file(self._at(key), str(path))
 

@@ -113,3 +113,13 @@ def test_a_file_of_packed_metrics_that_was_overwritten_is_damaged(output: Output
     (directory.path / PACKED_METRICS_NAME).write_bytes(b"\0" * 60)
     with pytest.raises(DamagedCellError, match=PACKED_METRICS_NAME):
         directory.results()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\0" * 60, b"\xff\xfe"])
+def test_a_damaged_plan_is_one_line(output: OutputDir, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    path = output.path / "experiments" / "small.json"
+    path.write_bytes(content)
+    assert main(["experiment", "status", str(output.path)]) == 2
+    problem = capsys.readouterr().err
+    assert problem.startswith(f"feddbp: error: {path}: not a plan of this version")
+    assert problem.count("\n") == 1

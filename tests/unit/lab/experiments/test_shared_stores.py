@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import uuid
 from contextlib import nullcontext
@@ -9,8 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from feddbp_common.errors import ConfigurationError
+from feddbp_lab.cli import main
 from feddbp_lab.experiments.run.copies import CellCopies
 from feddbp_lab.experiments.run.lease import (
     Holder,
@@ -70,6 +73,56 @@ def test_a_file_is_created_once_and_replaced_as_often_as_needed(store: Store, tm
 def test_an_address_without_a_driver_is_one_line() -> None:
     with pytest.raises(ConfigurationError, match="--out nosuch://x: Protocol not known: nosuch"):
         open_store("nosuch://x")
+
+
+class DriverError(Exception):
+    """An error of a driver's own, such as botocore's for a lost connection."""
+
+
+def broken(*_: object, **__: object) -> None:
+    raise DriverError("no connection")
+
+
+def test_errors_of_a_driver_are_those_of_a_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address = f"memory://{uuid.uuid4().hex}"
+    store, file = open_store(address), tmp_path / "file"
+    file.touch()
+    for name in ("cat_file", "pipe_file", "ls", "rm_file", "put_file", "get_file"):
+        monkeypatch.setattr(MemoryFileSystem, name, broken)
+    for operation in (
+        lambda: store.read("x"),
+        lambda: store.write("x", b""),
+        lambda: store.create("x", b""),
+        lambda: store.names("x"),
+        lambda: store.delete(["x"]),
+        lambda: store.upload(file, "x"),
+        lambda: store.download("x", file),
+    ):
+        with pytest.raises(OSError, match="DriverError: no connection"):
+            operation()
+    assert main(["experiment", "status", address]) == 2
+    assert capsys.readouterr().err == f"feddbp: error: {address} cannot be read: DriverError: no connection\n"
+
+
+def test_of_a_file_that_is_there_it_matters_who_created_it_and_not_how_the_driver_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, pipe = open_store(f"memory://{uuid.uuid4().hex}"), MemoryFileSystem.pipe_file
+
+    def pipe_twice(files: MemoryFileSystem, path: str, content: bytes, mode: str = "overwrite") -> None:
+        """As a driver that repeats a request whose answer was lost."""
+        try:
+            pipe(files, path, content, mode=mode)
+            pipe(files, path, content, mode=mode)
+        except FileExistsError:
+            raise OSError(errno.EINVAL, "PreconditionFailed") from None
+
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", pipe_twice)
+    assert store.create("lease", b"mine")
+    assert not store.create("lease", b"another's")
+    assert store.read("lease") == b"mine"
 
 
 def test_of_many_runners_at_once_one_gets_the_cell(tmp_path: Path) -> None:
