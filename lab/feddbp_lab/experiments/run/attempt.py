@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager, nullcontext, suppress
@@ -44,6 +45,8 @@ _EXIT_PATIENCE: Final = timedelta(seconds=3 * GRACE_SECONDS)
 _POLL_SECONDS: Final = 0.1
 _COPY_SHARE: Final = 20
 """A copy is followed by at least so many times the time it took."""
+
+log = logging.getLogger("feddbp.lab")
 
 Progress = Callable[["CellProgressReport"], None]
 Result = TypeVar("Result")
@@ -280,8 +283,11 @@ class _Attempt:
 
     async def _copy(self, workspace: Workspace, federation: LocalFederation) -> None:
         started, rounds = time.monotonic(), int(self._rounds)
-        with suppress(FreezeError):  # a later round is copied; without any copy a lost cell begins again
-            await _uninterrupted(workspace.copy, federation.frozen)
+        try:
+            with suppress(FreezeError):  # a later round is copied; without any copy a lost cell begins again
+                await _uninterrupted(workspace.copy, federation.frozen)
+        except OSError as error:  # --out may answer again
+            log.warning("%s: the state after round %d was not copied: %s", self._job.cell.id, rounds, error)
         self._copied_rounds = rounds
         self._next_copy = time.monotonic() + _COPY_SHARE * (time.monotonic() - started)
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 import pytest
 from experiment_samples import planned
 
+from feddbp.v1 import federation_pb2 as pb
 from feddbp_lab.experiments.resources import Allocation, Request
 from feddbp_lab.experiments.run import attempt
 from feddbp_lab.experiments.run.attempt import CellJob, CellOutcome, Verdict, attempt_cell
@@ -37,6 +40,20 @@ class EndlessFederation:
         raise AssertionError
 
     async def __aexit__(self, *error: object) -> None: ...
+
+
+class FederationWithStatus(EndlessFederation):
+    """One that tells how far it is before it runs on."""
+
+    frozen = nullcontext
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def statuses(self) -> AsyncIterator[pb.RunStatus]:
+        yield pb.RunStatus(phase=pb.PHASE_COLLECTING, round=1)
+        self.began.set()
+        await asyncio.Event().wait()
 
 
 class Slow:
@@ -133,6 +150,31 @@ async def test_others_go_on_while_a_failed_attempt_publishes_its_failure(
 
 async def fail(_: object) -> None:
     raise OSError("the disk is full")
+
+
+async def test_a_copy_that_fails_while_a_cell_runs_does_not_end_it(
+    job: CellJob, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    copies: list[NodeWorkspace] = []
+
+    def no_answer(workspace: NodeWorkspace, *_: object) -> None:
+        copies.append(workspace)
+        raise OSError("no answer")
+
+    FederationWithStatus.began = asyncio.Event()
+    monkeypatch.setattr(attempt, "LocalFederation", FederationWithStatus)
+    with monkeypatch.context() as patch:
+        patch.setattr(NodeWorkspace, "copy", no_answer)
+        running = asyncio.create_task(attempt_cell(replace(job, copy_rounds=1), ALLOCATION, lambda _: None))
+        began = asyncio.create_task(FederationWithStatus.began.wait())
+        await asyncio.wait({running, began}, return_when=asyncio.FIRST_COMPLETED)
+    assert len(copies) == 1
+    assert not running.done()
+    assert "the state after round 1 was not copied: no answer" in caplog.text
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert list((Path(job.out) / "cells" / job.cell.id).glob("copy-000001-*.tar"))
 
 
 async def test_a_failed_attempt_leaves_the_cell_to_others_without_room_for_a_copy(
