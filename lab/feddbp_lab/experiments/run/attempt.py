@@ -220,7 +220,8 @@ class _Attempt:
 
     async def _results(self, workspace: Workspace) -> dict[str, Any]:
         directory, keep_state = workspace.directory, self._job.keep_state
-        await wait_until_released(directory.process_locks(), _EXIT_PATIENCE)
+        if isinstance(self._store, DirectoryStore):  # a runner that was killed may have worked in place
+            await wait_until_released(self._cell_dir(self._store).process_locks(), _EXIT_PATIENCE)
         await _uninterrupted(workspace.open, self._job.cell.run)
         directory.record_attempt(self._lease.epoch, self._lease.record.node)
         await self._run_federation(workspace)
@@ -233,8 +234,11 @@ class _Attempt:
         keep_state = self._job.keep_state
         workspace.publish(keep_state=keep_state)
         if isinstance(self._store, DirectoryStore):
-            CellDir(self._store.path / cell_key(self._job.cell.id)).clean_up(keep_state=keep_state)
+            self._cell_dir(self._store).clean_up(keep_state=keep_state)
         self._lease.remove()
+
+    def _cell_dir(self, store: DirectoryStore) -> CellDir:
+        return CellDir(store.path / cell_key(self._job.cell.id))
 
     def _publish_failure(self, workspace: Workspace, failure: Failure) -> None:
         # on a full disk the failure is at least displayed, and the other cells run

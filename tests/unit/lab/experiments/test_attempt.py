@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,6 +15,8 @@ import pytest
 from experiment_samples import planned
 
 from feddbp.v1 import federation_pb2 as pb
+from feddbp_common.artifacts import SERVER_LOCK_NAME
+from feddbp_common.file_lock import FileLock
 from feddbp_lab.experiments.resources import Allocation, Request
 from feddbp_lab.experiments.run import attempt
 from feddbp_lab.experiments.run.attempt import CellJob, CellOutcome, Verdict, attempt_cell
@@ -175,6 +178,24 @@ async def test_a_copy_that_fails_while_a_cell_runs_does_not_end_it(
     with pytest.raises(asyncio.CancelledError):
         await running
     assert list((Path(job.out) / "cells" / job.cell.id).glob("copy-000001-*.tar"))
+
+
+async def test_state_that_processes_of_a_killed_runner_still_write_is_not_taken_over(
+    job: CellJob, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt, "_EXIT_PATIENCE", timedelta(0))
+    server = Path(job.out) / "cells" / job.cell.id / "server"
+    server.mkdir(parents=True)
+    with FileLock(server / SERVER_LOCK_NAME):
+        running = begin()
+        began = asyncio.create_task(EndlessFederation.began.wait())
+        await asyncio.wait({running, began}, return_when=asyncio.FIRST_COMPLETED)
+        assert not began.done()
+        outcome = await running
+    assert outcome.failure is not None
+    assert "a process of an earlier runner still uses" in outcome.failure.cause
+    assert server.exists()
+    began.cancel()
 
 
 async def test_a_failed_attempt_leaves_the_cell_to_others_without_room_for_a_copy(
