@@ -20,6 +20,7 @@ from feddbp_common.artifacts import (
     METRICS_NAME,
     SUMMARY_NAME,
 )
+from feddbp_common.atomic_files import fsync_path
 from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.file_lock import FileLock, is_locked
@@ -30,6 +31,7 @@ from feddbp_lab.experiments.run.store import DirectoryStore, Store
 
 Freeze = Callable[[], AbstractContextManager[None]]
 _LOCK_NAME: Final = ".in-use"
+_RESTORING: Final = ".restore-"
 
 
 class Workspace(ABC):
@@ -85,11 +87,16 @@ class InPlaceWorkspace(Workspace):
         self._directory.prepare(run)
 
     def _restore(self, path: Path) -> None:
-        with tempfile.TemporaryDirectory(dir=path, prefix=".restore-") as staging:
+        for left in path.glob(f"{_RESTORING}*"):  # by an attempt that was killed
+            shutil.rmtree(left)
+        with tempfile.TemporaryDirectory(dir=path, prefix=_RESTORING) as staging:
             restored = Path(staging) / "state"
             if self._copies.restore(restored):
+                for unpacked in restored.rglob("*"):
+                    fsync_path(unpacked)
                 for name in (*STATE_DIRS, "logs", CELL_COST_NAME):
                     _replace(restored / name, path / name)
+                fsync_path(path)
         self._copies.delete()  # from here on the directory is newer
 
 

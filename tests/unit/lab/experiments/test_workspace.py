@@ -16,9 +16,10 @@ from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import ConfigurationError
 from feddbp_lab.experiments.cell import Cell
 from feddbp_lab.experiments.run.cell_dir import CellDir, CellState, Failure
+from feddbp_lab.experiments.run.copies import CellCopies
 from feddbp_lab.experiments.run.lease import Holder, current_lease, take_lease
 from feddbp_lab.experiments.run.store import DirectoryStore
-from feddbp_lab.experiments.run.workspace import NodeWorkspace
+from feddbp_lab.experiments.run.workspace import InPlaceWorkspace, NodeWorkspace
 
 Open = Callable[[], NodeWorkspace]
 RUN = RunConfig(method="fedproto", clients=2, rounds=4)
@@ -96,6 +97,34 @@ def first_attempt(out: Path, work_dir: Path) -> None:
         path.write_text("first")
     workspace.copy()
     workspace.close()
+
+
+def test_what_was_restored_in_place_is_on_disk_before_the_copies_are_deleted(
+    tmp_path: Path, work_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, synced, sync, delete = tmp_path / "out", set[int](), os.fsync, CellCopies.delete
+    first_attempt(out, work_dir)
+    cell = out / "cells" / CELL.id
+    (cell / ".restore-killed").mkdir()
+
+    def fsync(descriptor: int) -> None:
+        synced.add(os.fstat(descriptor).st_ino)
+        sync(descriptor)
+
+    def delete_copies(copies: CellCopies) -> None:
+        needed = [cell, *(path for name in STATE for path in (cell / name, (cell / name).parent))]
+        assert {path.stat().st_ino for path in needed} <= synced
+        delete(copies)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(CellCopies, "delete", delete_copies)
+    store = DirectoryStore(out)
+    lease = take_lease(store, CELL.id, Holder.here(), 30.0, after=current_lease(store, CELL.id))
+    assert lease is not None
+    InPlaceWorkspace(store, lease).open(RUN)
+    assert all((cell / name).read_text() == "first" for name in STATE)
+    assert not list(cell.glob("copy-*"))
+    assert not list(cell.glob(".restore-*"))
 
 
 def names_fail(patch: pytest.MonkeyPatch) -> None:
