@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from feddbp_common.artifacts import CELL_CONFIG_NAME, METRICS_NAME, SUMMARY_NAME
+from feddbp_common.artifacts import CELL_CONFIG_NAME, METRICS_NAME, PACKED_METRICS_NAME, SUMMARY_NAME
 from feddbp_lab.experiments.run.store import FsspecStore
 
 _MIRRORED: Final = re.compile(r"(config|summary|cost|failure|lease-\d+)\.json|metrics\.jsonl(\.gz)?")
-_FINAL: Final = (CELL_CONFIG_NAME, METRICS_NAME, SUMMARY_NAME)
-"""Files that do not change once they are there."""
+_FINAL: Final = (CELL_CONFIG_NAME, METRICS_NAME, PACKED_METRICS_NAME, SUMMARY_NAME)
+"""Files that do not change once the cell is done; an attempt that was killed may have left metrics before."""
 
 
 class Mirror:
@@ -49,8 +49,9 @@ class Mirror:
         for path in directory.glob("*"):
             if path.name not in found:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
+        is_done = (directory / SUMMARY_NAME).exists()
         for name in found:
-            if name not in _FINAL or not (directory / name).exists():
+            if not (is_done and name in _FINAL and (directory / name).exists()):
                 self._download(f"cells/{cell}/{name}")
 
     def _download(self, key: str) -> None:

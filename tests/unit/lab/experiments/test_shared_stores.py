@@ -24,6 +24,7 @@ from feddbp_lab.experiments.run.lease import (
     current_lease,
     take_lease,
 )
+from feddbp_lab.experiments.run.output_dir import OutputDir
 from feddbp_lab.experiments.run.store import DirectoryStore, Store, open_store
 
 CELL = "fd-digits-0"
@@ -123,6 +124,21 @@ def test_of_a_file_that_is_there_it_matters_who_created_it_and_not_how_the_drive
     assert store.create("lease", b"mine")
     assert not store.create("lease", b"another's")
     assert store.read("lease") == b"mine"
+
+
+def test_a_mirror_has_the_metrics_of_the_attempt_that_wrote_the_summary() -> None:
+    address = f"memory://{uuid.uuid4().hex}"
+    store, mirror = open_store(address), OutputDir.at(address)
+    directory = mirror.cell_dir(CELL).path
+    store.write(f"cells/{CELL}/metrics.jsonl", b"of an attempt that was killed")
+    mirror.refresh([CELL])
+    for name in ("metrics.jsonl", "summary.json"):
+        store.write(f"cells/{CELL}/{name}", b"of the next")
+    mirror.refresh([CELL])
+    assert (directory / "metrics.jsonl").read_bytes() == b"of the next"
+    store.write(f"cells/{CELL}/metrics.jsonl", b"never read again")
+    mirror.refresh([CELL])
+    assert (directory / "metrics.jsonl").read_bytes() == b"of the next"
 
 
 def test_of_many_runners_at_once_one_gets_the_cell(tmp_path: Path) -> None:
