@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import ClassVar, Final
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_common.errors import FedDBPError
+from feddbp_common.errors import ConfigurationError, FedDBPError
 from feddbp_common.rpc.credentials import ClientCredentials
 from feddbp_common.wire import PrototypeSet
 from feddbp_lab.control_client import FINAL_PHASES, Request, RequestRefusedError, call_control, watch_status
@@ -38,6 +38,8 @@ class LiveRun(RunSource):
         """Of the server, where this machine has them: they remain when the server has exited."""
         self._status = pb.RunStatus()
         self._trouble = ""
+        self._notes: list[str] = []
+        """Why the history is not shown, if it never will be."""
         self._fetching: asyncio.Task[None] | None = None
 
     async def follow(self) -> None:
@@ -67,6 +69,10 @@ class LiveRun(RunSource):
                 if not error.transient:  # a server before 0.2.0 has no events
                     self._lost(error)
                     return
+            except ConfigurationError as error:  # of a later version, whose options this one does not know
+                self._notes = [str(error)]
+                self._publish()
+                return
             except FedDBPError:
                 pass
             if self._status.phase in FINAL_PHASES:  # and its server has exited: nothing more will come
@@ -110,7 +116,8 @@ class LiveRun(RunSource):
 
     def _publish(self) -> None:
         shown = messages.status(self._status)
-        self.model.set_status({**shown, "trouble": self._trouble}, messages.activities(self._status))
+        shown |= {"trouble": self._trouble, "notes": self._notes}
+        self.model.set_status(shown, messages.activities(self._status))
 
     # --- what the page asks for ---
 
