@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +14,9 @@ from feddbp_common.version import VERSION
 from feddbp_lab.experiments.plan import Plan
 from feddbp_lab.experiments.run.cell_dir import CellState
 from feddbp_lab.experiments.run.output_dir import OutputDir
+from feddbp_lab.results.damage import DAMAGE
 from feddbp_lab.results.protocol import Reported
+from feddbp_lab.results.run_results import read_summary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,15 +68,15 @@ def _entry(cell_id: str, output: OutputDir) -> CellEntry | None:
         return None
     path = cell.path / SUMMARY_NAME
     try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
+        summary = read_summary(cell.path)
         return CellEntry(
             id=cell_id,
             link=Path(os.path.relpath(path, output.report_dir)).as_posix(),
             done_at=datetime.fromtimestamp(path.stat().st_mtime, UTC),
             result=str(Reported.of(summary)),
-            rounds=summary["completed_rounds"],
-            seconds=summary["seconds"],
-            traffic=summary["bytes_up"] + summary["bytes_down"],
+            rounds=int(summary["completed_rounds"]),
+            seconds=float(summary["seconds"]),
+            traffic=int(summary["bytes_up"]) + int(summary["bytes_down"]),
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except DAMAGE:
         return None  # the section lists damaged cells as failed

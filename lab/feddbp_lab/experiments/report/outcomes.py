@@ -179,10 +179,8 @@ class CellResult:
         """Raises DamagedCellError if something cannot be read or is missing."""
         results = directory.results()
         seconds = directory.core_seconds()
-        try:
+        with directory.damage_as_error():
             return cls._of(results.summary, results.metrics, None if seconds is None else seconds / 60)
-        except (KeyError, IndexError, TypeError) as error:
-            raise DamagedCellError.of_results(error) from None
 
     @classmethod
     def _of(cls, summary: dict[str, Any], lines: list[dict[str, Any]], core_minutes: float | None) -> CellResult:

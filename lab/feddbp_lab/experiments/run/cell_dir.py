@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from feddbp_common.artifacts import (
     CELL_CONFIG_NAME,
@@ -46,7 +46,7 @@ from feddbp_common.printable import printable
 from feddbp_lab.experiments.run.lease import LeaseRecord, boot_id, current_lease
 from feddbp_lab.experiments.run.store import DirectoryStore
 from feddbp_lab.processes.local_federation import ProcessFailedError
-from feddbp_lab.results.damage import DAMAGE, damage_as_error, problem_of
+from feddbp_lab.results.damage import DAMAGE, damage_as_error
 from feddbp_lab.results.protocol import Reported
 from feddbp_lab.results.run_results import RunResults, read_object, read_summary, weighted_accuracy
 from feddbp_server.reporting.json_lines import JsonLines
@@ -74,10 +74,6 @@ class DamagedCellError(FedDBPError):
 
     def __init__(self, problem: str) -> None:
         super().__init__(f"{problem}; {_REMEDY}")
-
-    @classmethod
-    def of_results(cls, cause: Exception) -> Self:
-        return cls(f"the results are damaged: {problem_of(cause)}")
 
 
 class RunNotFinishedError(FedDBPError):

@@ -105,6 +105,10 @@ def test_a_summary_of_other_types_is_damaged(output: OutputDir, cells: list[Cell
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     assert "are damaged: " in status_of(output, cells[0])["failure"]["cause"]
     assert status_of(output, cells[1])["accuracy"] == 0.5
+    write_report(output)
+    assert cells[1].id in (output.report_dir / "index.html").read_text()
+    if "config" in change:  # the tables need nothing else of it
+        assert f"Failed: `{cells[0].id}`: the results in " in (output.report_dir / "small.md").read_text()
 
 
 def test_a_file_of_packed_metrics_that_was_overwritten_is_damaged(output: OutputDir, cells: list[Cell]) -> None:
