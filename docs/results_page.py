@@ -6,6 +6,7 @@ hand.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -14,6 +15,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
 from feddbp_common.atomic_files import replace_text
+from feddbp_common.config.catalog import DATASETS
 from feddbp_lab.experiments.report.comparison import Difference, compare, compare_rare
 from feddbp_lab.experiments.report.formatted import FormattedRow, FormattedTable, FormattedValue, plus_minus, signed
 from feddbp_lab.experiments.report.grid import ResultGrid
@@ -40,7 +42,9 @@ SETS: Final = {
 _CIFAR_100: Final = "CIFAR-100"
 _TABLE: Final = re.compile(r"(<!-- table: (\S+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
 _LOCAL: Final = "Local training"
-_COMPARED: Final = ("FedProto", "FedTGP", "FedKD", "FedMRL", "FedDBP", "FedDBP:guided", "FedAvg")
+_OF_PAPER: Final = ("FedProto", "FedTGP", "FedKD", "FedMRL", "FedDBP")
+_COMPARED: Final = (*_OF_PAPER, "FedDBP:guided", "FedAvg")
+_AFTER_LAST: Final = (*_OF_PAPER, "FedDBP, last prototypes", "FedDBP:guided", "FedAvg")
 _PROTOTYPES: Final = ("FedProto", "FedDBP")
 _OTHERS: Final = ("FedProc", "FPL", "FedLFP", "FD", "LG-FedAvg", "FedGen")
 _ALONE: Final = "{}, no exchange"
@@ -54,8 +58,12 @@ _FINE_TUNED: Final = {
 }
 """What FedDBP and others with the last prototypes are compared with."""
 _PARTS: Final = ("w/o share", "w/o deci.", "w/o hard", "w/o pers.")
-_GUIDES: Final = ("0.9 M weights", "0.9 M in float16", "0.3 M", "0.1 M", "0.1 M in float16", "FedDBP, without a guide")
+_GUIDES: Final = (
+    *("0.9 M weights", "0.9 M in float16", "0.3 M", "0.1 M", "0.1 M in float16"),
+    *("0.1 M in float16, no exchange", "FedDBP, without a guide"),
+)
 
+_MOMENTS: Final = (Moment.REPORTED, Moment.EXCHANGED, Moment.LAST)
 _MARKS: Final = "os^D"
 _COLOURS: Final = (BLUE, ORANGE, GREY, "#1b1b1b")
 
@@ -67,75 +75,95 @@ class Kept:
 
     def __init__(self, directory: Path = KEPT) -> None:
         output = OutputDir(directory)
+        plans = output.plans()
         self._grids = {
-            plan.name: [ResultGrid(part, Outcomes.read(plan, output)) for part in plan.parts] for plan in output.plans()
+            plan.name: [ResultGrid(part, outcomes) for part in plan.parts]
+            for plan, outcomes in zip(plans, Outcomes.read_all(plans, output), strict=True)
         }
+        self._results = self._by_row()
+        self._differences: dict[tuple[str, ...], Difference | None] = {}
 
     def of(self, row: str, dataset: str = _CIFAR_100) -> PointResult | None:
         """The results of a method, of its control or of a variant; None without any."""
-        found = [
-            result
-            for name, grids in self._grids.items()
-            if name not in ("tuning", "newcomer")
-            for grid in grids
-            for result in _results_in(grid, row, dataset)
-            if result.by_seed
-        ]
-        return max(found, key=lambda result: len(result.by_seed), default=None)
+        return self._results.get((row, dataset))
+
+    def compare(
+        self,
+        ours: str,
+        theirs: str,
+        dataset: str = _CIFAR_100,
+        moment: Moment = Moment.REPORTED,
+        *,
+        rule: str | None = None,
+        their_rule: str | None = None,
+    ) -> Difference | None:
+        """Two rows on a data set; None where one of them has no results."""
+        key = (ours, theirs, dataset, moment, rule or "", their_rule or "")
+        if key not in self._differences:
+            one, other = self.of(ours, dataset), self.of(theirs, dataset)
+            found = compare(one, other, rule, moment, their_rule=their_rule) if one and other else None
+            self._differences[key] = found
+        return self._differences[key]
 
     def grid(self, experiment: str) -> ResultGrid:
         return self._grids[experiment][0]
 
+    def _by_row(self) -> dict[tuple[str, str], PointResult]:
+        """Where experiments share a row, their cells have to be the same: that with the most seeds has all of them."""
+        found: dict[tuple[str, str], PointResult] = {}
+        for name, grids in self._grids.items():
+            if name in ("tuning", "newcomer"):
+                continue  # of other seeds, and of other clients
+            for label, result in itertools.chain.from_iterable(map(_rows_of, grids)):
+                (dataset,) = {DATASETS[cell.options["data.dataset"]].title for cell in result.results}
+                other = found.setdefault((label, dataset), result)
+                for seed in other.by_seed.keys() & result.by_seed.keys():
+                    if other.by_seed[seed].options != result.by_seed[seed].options:
+                        raise ValueError(f"{label} on {dataset} is another run in {name}")
+                if len(result.by_seed) > len(other.by_seed):
+                    found[label, dataset] = result
+        return found
 
-def _results_in(grid: ResultGrid, label: str, dataset: str) -> Iterable[PointResult]:
-    for row in grid.rows:
-        for place in grid.places:
-            # experiments without an axis of data sets are on CIFAR-100
-            if row.labels[-1] == label and (place.title or _CIFAR_100) == dataset:
-                result = grid.result(row, place)
-                if result is not None:
-                    yield result
+
+def _rows_of(grid: ResultGrid) -> Iterable[tuple[str, PointResult]]:
+    """The results with their rows' labels."""
+    for row, place in itertools.product(grid.rows, grid.places):
+        result = grid.result(row, place)
+        if result is not None and result.by_seed:
+            yield row.labels[-1], result
 
 
 def gains(kept: Kept, moment: Moment, methods: Sequence[str] = _COMPARED) -> FormattedTable:
     """Differences to local training on four data sets."""
-
-    def gain(method: str, dataset: str) -> _Value:
-        return _difference(kept.of(method, dataset), kept.of(_LOCAL, dataset), moment)
-
-    return _by_set(methods, gain)
+    return _by_set(methods, lambda method, name: _marked(kept.compare(method, _LOCAL, name, moment)))
 
 
 def headline(kept: Kept) -> FormattedTable:
     """The gains, and what a client costs on CIFAR-100."""
-    table = gains(kept, Moment.REPORTED)
-    rows: list[Sequence[_Value]] = [[*row.labels, *row.values, *_costs(kept.of(row.labels[0]))] for row in table.rows]
+    rows: list[Sequence[_Value]] = [
+        [*row.labels, *row.values, *_costs(kept.of(row.labels[0]))] for row in gains(kept, Moment.REPORTED).rows
+    ]
     return _table(["Δ to local training", *SETS.values(), "MB", "M weights", "core-min"], rows)
 
 
 def shares(kept: Kept, moment: Moment) -> FormattedTable:
     """Differences to the same networks and losses without exchange."""
-
-    def share(method: str, dataset: str) -> _Value:
-        return _difference(kept.of(method, dataset), kept.of(_ALONE.format(method), dataset), moment)
-
-    return _by_set([method for method in _COMPARED if kept.of(_ALONE.format(method))], share)
+    controlled = [method for method in _COMPARED if kept.of(_ALONE.format(method))]
+    return _by_set(controlled, lambda method, name: _marked(kept.compare(method, _ALONE.format(method), name, moment)))
 
 
-def rule_shares(kept: Kept) -> FormattedTable:
-    """Each rule of a method against the same rule without exchange, and that against local training."""
+def other_rules(kept: Kept, ours: str, theirs: str) -> FormattedTable:
+    """Methods by the rules that do not decide; `ours` and `theirs` make rows of a method's name."""
     rows: list[Sequence[_Value]] = []
     for method in _COMPARED:
-        alone = _ALONE.format(method)
-        for rule in _rules_of(kept.of(alone)):
-            marked = _marked(rule, kept.of(method))
-            share = [
-                _difference(kept.of(method, name), kept.of(alone, name), rule=rule, their_rule=rule) for name in SETS
-            ]
-            rows.append([method, marked, "itself without exchange", *share])
-            against = [_difference(kept.of(alone, name), kept.of(_LOCAL, name), rule=rule) for name in SETS]
-            rows.append([alone, marked, _LOCAL, *against])
-    return _table(["", "decides", "against", *SETS.values()], rows)
+        one, other = ours.format(method), theirs.format(method)
+        for rule in _other_rules_of(kept.of(one)):
+            # local training has a head alone
+            their_rule = None if other == _LOCAL else rule
+            found = [kept.compare(one, other, name, rule=rule, their_rule=their_rule) for name in SETS]
+            if any(found):
+                rows.append([one, _name_of(rule), *map(_marked, found)])
+    return _table(["Method", "by its", *SETS.values()], rows, labels=2)
 
 
 def accuracies(kept: Kept) -> FormattedTable:
@@ -148,49 +176,39 @@ def others(kept: Kept) -> FormattedTable:
     """The methods that were run with seed 0 alone, beside local training with that seed."""
     rows: list[Sequence[_Value]] = []
     for dataset in ("CIFAR-100", "CIFAR-10"):
-        local = _with_seeds(kept.of(_LOCAL, dataset), [0])
-        rows.append([dataset, _LOCAL, _accuracy(local), "", "", "", ""])
+        local = kept.of(_LOCAL, dataset)
+        rows.append([dataset, _LOCAL, _accuracy(_with_seed(local, 0)), *[""] * (len(_MOMENTS) + 1)])
         for method in _OTHERS:
-            result = _with_seeds(kept.of(method, dataset), [0])
-            differences = [_difference(result, local, moment) for moment in Moment]
-            rows.append([dataset, method, _accuracy(result), *differences, _megabytes(result)])
-    heads = ["Method", "accuracy", "Δ to local training", "Δ before fine-tuning", "Δ in the last round", "MB"]
-    return _table(["", *heads], rows)
-
-
-def rules(kept: Kept) -> FormattedTable:
-    """What each part of a method decides alone, against local training."""
-    rows: list[Sequence[_Value]] = []
-    for method in _COMPARED:
-        result = kept.of(method)
-        for rule in _rules_of(result):
-            values = [_difference(kept.of(method, name), kept.of(_LOCAL, name), rule=rule) for name in SETS]
-            rows.append([method, _marked(rule, result), *values])
-    return _table(["Δ to local training", "decides", *SETS.values()], rows)
+            result = kept.of(method, dataset)
+            differences = [_marked(kept.compare(method, _LOCAL, dataset, moment)) for moment in _MOMENTS]
+            rows.append([dataset, method, _accuracy(_with_seed(result, 0)), *differences, _megabytes(result)])
+    return _table(["", "Method", "accuracy", *_heads_of(_LOCAL), "MB"], rows, labels=2)
 
 
 def common_network(kept: Kept) -> FormattedTable:
-    """The guide beside each client's network against the network that all clients would have in common."""
-    pairs = (
-        ("FedDBP:guided", None, "FedAvg"),
-        ("FedDBP:guided", "guide", "FedAvg"),
-        ("FedKD", "mentee", "FedAvg"),
-        ("FedDBP:guided", None, "FedAvg, no exchange"),
-        ("FedDBP:guided, no exchange", None, "FedAvg, no exchange"),
+    """The guide beside each client's network against other networks that clients have in common."""
+    pairs: tuple[tuple[str, str | None, str, str | None], ...] = (
+        ("FedDBP:guided", None, "FedAvg", None),
+        ("FedDBP:guided", "guide", "FedAvg", None),
+        ("FedKD", "mentee", "FedAvg", None),
+        ("FedDBP:guided", None, "FedKD", None),
+        ("FedDBP:guided", None, "FedKD", "mentee"),
+        ("FedDBP:guided", None, "FedMRL", None),
+        ("FedDBP:guided", None, "FedAvg, no exchange", None),
+        ("FedDBP:guided, no exchange", None, "FedAvg, no exchange", None),
     )
     rows: list[Sequence[_Value]] = []
-    for ours, rule, theirs in pairs:
-        values = [_difference(kept.of(ours, name), kept.of(theirs, name), rule=rule) for name in SETS]
-        rows.append([f"{ours}{f', {rule} alone' if rule else ''}", theirs, *values])
-    return _table(["", "against", *SETS.values()], rows)
+    for ours, rule, theirs, their_rule in pairs:
+        found = [kept.compare(ours, theirs, name, rule=rule, their_rule=their_rule) for name in SETS]
+        rows.append([_by_rule(ours, rule), _by_rule(theirs, their_rule), *map(_marked, found)])
+    return _table(["", "against", *SETS.values()], rows, labels=2)
 
 
 def losses(kept: Kept) -> FormattedTable:
     """How many clients are worse off than alone, and by how much on average."""
 
     def losing(method: str, dataset: str) -> _Value:
-        ours, local = kept.of(method, dataset), kept.of(_LOCAL, dataset)
-        difference = compare(ours, local) if ours and local else None
+        difference = kept.compare(method, _LOCAL, dataset)
         if difference is None:
             return ""
         mean = f" ({signed(fmean(difference.losses))})" if difference.losses else ""
@@ -204,38 +222,35 @@ def rare(kept: Kept) -> FormattedTable:
 
     def gain(method: str, dataset: str) -> _Value:
         ours, local = kept.of(method, dataset), kept.of(_LOCAL, dataset)
-        return _marked_difference(compare_rare(ours, local)) if ours and local else ""
+        return _marked(compare_rare(ours, local)) if ours and local else ""
 
-    return _by_set(_COMPARED, gain, sets=tuple(SETS)[:3])
+    return _by_set(_COMPARED, gain, sets=[name for name in SETS if name != "CIFAR-10"])
 
 
 def prototypes(kept: Kept) -> FormattedTable:
     """FedDBP with prototypes that say less, against FedDBP and against FedDBP without fusion, which they lack, too."""
-    feddbp, without_fusion = kept.of("FedDBP"), kept.of(_WITHOUT_FUSION)
     rows: list[Sequence[_Value]] = []
     for variant in (_LOCAL, *_ANCHORS, _WITHOUT_FUSION):
-        ours = kept.of(variant)
-        values = [
-            _difference(ours, feddbp),
-            _difference(ours, feddbp, Moment.EXCHANGED),
-            "" if variant == _WITHOUT_FUSION else _difference(ours, without_fusion, Moment.EXCHANGED),
-            _difference(ours, feddbp, rule="head", their_rule="head"),
+        differences = [
+            kept.compare(variant, "FedDBP"),
+            kept.compare(variant, "FedDBP", moment=Moment.EXCHANGED),
+            kept.compare(variant, _WITHOUT_FUSION, moment=Moment.EXCHANGED) if variant != _WITHOUT_FUSION else None,
+            kept.compare(variant, "FedDBP", rule="head", their_rule="head"),
         ]
-        rows.append([variant, _accuracy(ours), *values])
+        rows.append([variant, _accuracy(kept.of(variant)), *map(_marked, differences)])
     before = ["Δ before fine-tuning", f"the same to {_WITHOUT_FUSION}"]
     return _table(["On CIFAR-100", "accuracy", "Δ to FedDBP", *before, "Δ, heads decide"], rows)
 
 
 def last_prototypes(kept: Kept) -> FormattedTable:
-    """Methods that keep the last global prototypes in fine-tuning, against what they are compared with."""
+    """Methods that keep the last global prototypes in fine-tuning, after the last round."""
     rows: list[Sequence[_Value]] = []
     for method, references in _FINE_TUNED.items():
         ours = _LAST_PROTOTYPES.format(method)
         for reference in references:
-            for moment in (Moment.REPORTED, Moment.LAST):
-                values = [_difference(kept.of(ours, name), kept.of(reference, name), moment) for name in SETS]
-                rows.append([ours, reference, "last" if moment is Moment.LAST else "chosen", *values])
-    return _table(["", "against", "round", *SETS.values()], rows)
+            found = [kept.compare(ours, reference, name, Moment.LAST) for name in SETS]
+            rows.append([ours, reference, *map(_marked, found)])
+    return _table(["", "against", *SETS.values()], rows, labels=2)
 
 
 def variants(kept: Kept, names: Sequence[str], head: str, reference: str) -> FormattedTable:
@@ -244,22 +259,21 @@ def variants(kept: Kept, names: Sequence[str], head: str, reference: str) -> For
     for name in names:
         result = kept.of(name)
         if result is not None:
-            differences = [_difference(result, kept.of(reference), moment) for moment in Moment]
+            differences = [_marked(kept.compare(name, reference, moment=moment)) for moment in _MOMENTS]
             seeds = ", ".join(map(str, sorted(result.by_seed)))
             rows.append([name, seeds, _accuracy(result), *differences, _megabytes(result)])
-    heads = ["seeds", "accuracy", f"Δ to {reference}", "Δ before fine-tuning", "Δ in the last round", "MB"]
-    return _table([head, *heads], rows)
+    return _table([head, "seeds", "accuracy", *_heads_of(reference), "MB"], rows, labels=2)
 
 
 def tuning(kept: Kept) -> FormattedTable:
     """Accuracy on validation samples by learning rate, for what was tuned."""
     grid = kept.grid("tuning")
+    columns = [column for column in grid.columns if any(grid.values(row, column) for row in grid.rows)]
     rows: list[Sequence[_Value]] = []
     for row in grid.rows:
-        values = [grid.values(row, column) for column in grid.columns]
-        if any(values):
-            rows.append([row.title, *(f"{found.mean:.2f}" if found else "" for found in values)])
-    return _table(["Validation accuracy", *(column.title for column in grid.columns)], rows)
+        values = [grid.values(row, column) for column in columns]
+        rows.append([row.title, *(f"{found.mean:.2f}" if found else "" for found in values)])
+    return _table(["Validation accuracy", *(column.title for column in columns)], rows)
 
 
 def order(kept: Kept) -> FormattedTable:
@@ -267,11 +281,9 @@ def order(kept: Kept) -> FormattedTable:
     rows: list[Sequence[_Value]] = []
     for other in ("FedProto", "FedTGP"):
         for rule in (None, "head"):
-            values = [
-                _difference(kept.of("FedDBP", name), kept.of(other, name), rule=rule, their_rule=rule) for name in SETS
-            ]
-            rows.append([other, "heads" if rule else "as they decide", *values])
-    return _table(["FedDBP against", "", *SETS.values()], rows)
+            found = [kept.compare("FedDBP", other, name, rule=rule, their_rule=rule) for name in SETS]
+            rows.append([other, "by both heads" if rule else "as each decides", *map(_marked, found)])
+    return _table(["FedDBP against", "", *SETS.values()], rows, labels=2)
 
 
 def paper(kept: Kept) -> FormattedTable:
@@ -279,7 +291,7 @@ def paper(kept: Kept) -> FormattedTable:
     grid = kept.grid("table1")
     columns = {column.title: column for column in grid.columns}
     rows: list[Sequence[_Value]] = []
-    for method in (*_COMPARED[:5], *_OTHERS):
+    for method in (*_OF_PAPER, *_OTHERS):
         row = next(row for row in grid.rows if row.labels[-1] == method)
         values: list[_Value] = []
         for name in SETS:
@@ -292,13 +304,14 @@ def paper(kept: Kept) -> FormattedTable:
 TABLES: Final[dict[str, Callable[[Kept], FormattedTable]]] = {
     "headline": headline,
     "gains-before-fine-tuning": partial(gains, moment=Moment.EXCHANGED, methods=_PROTOTYPES),
-    "gains-last": partial(gains, moment=Moment.LAST),
+    "gains-last": partial(gains, moment=Moment.LAST, methods=_AFTER_LAST),
     "shares": partial(shares, moment=Moment.REPORTED),
     "shares-last": partial(shares, moment=Moment.LAST),
     "accuracies": accuracies,
     "others": others,
-    "rules": rules,
-    "rule-shares": rule_shares,
+    "rules": partial(other_rules, ours="{}", theirs=_LOCAL),
+    "rule-shares": partial(other_rules, ours="{}", theirs=_ALONE),
+    "rules-alone": partial(other_rules, ours=_ALONE, theirs=_LOCAL),
     "common-network": common_network,
     "losses": losses,
     "rare": rare,
@@ -326,32 +339,26 @@ def _by_set(
     )
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[_Value]]) -> FormattedTable:
-    """The first column has the labels."""
+def _table(heads: Sequence[str], rows: Iterable[Sequence[_Value]], *, labels: int = 1) -> FormattedTable:
+    """The first columns are labels."""
     made = [[FormattedValue(text=value) if isinstance(value, str) else value for value in row] for row in rows]
-    label, *columns = heads
     return FormattedTable(
-        row_heads=(label,),
+        row_heads=tuple(heads[:labels]),
         groups=(),
-        column_heads=tuple(columns),
-        full_heads=tuple(columns),
-        rows=tuple(FormattedRow(labels=(first.text,), values=tuple(rest)) for first, *rest in made),
+        column_heads=tuple(heads[labels:]),
+        full_heads=tuple(heads[labels:]),
+        rows=tuple(
+            FormattedRow(labels=tuple(value.text for value in row[:labels]), values=tuple(row[labels:])) for row in made
+        ),
     )
 
 
-def _difference(
-    ours: PointResult | None,
-    theirs: PointResult | None,
-    moment: Moment = Moment.REPORTED,
-    rule: str | None = None,
-    their_rule: str | None = None,
-) -> FormattedValue:
-    if ours is None or theirs is None:
-        return FormattedValue(text="")
-    return _marked_difference(compare(ours, theirs, rule, moment, their_rule=their_rule))
+def _heads_of(reference: str) -> list[str]:
+    """Of the differences at every moment."""
+    return [f"Δ to {reference}", "Δ before fine-tuning", "Δ in the last round"]
 
 
-def _marked_difference(difference: Difference | None) -> FormattedValue:
+def _marked(difference: Difference | None) -> FormattedValue:
     """With the number of common seeds, where these are not three."""
     if difference is None:
         return FormattedValue(text="")
@@ -360,21 +367,22 @@ def _marked_difference(difference: Difference | None) -> FormattedValue:
     )
 
 
-def _marked(rule: str, result: PointResult | None) -> str:
-    """The name of a rule, marked if the method decides by it."""
-    is_own = result is not None and any(cell.inference == rule for cell in result.results)
-    return f"{'• ' if is_own else ''}{rule.replace('_', ' ')}"
+def _name_of(rule: str) -> str:
+    return rule.replace("_", " ")
+
+
+def _by_rule(row: str, rule: str | None) -> str:
+    return f"{row} by its {_name_of(rule)}" if rule else row
 
 
 def _seeds_of(count: int) -> str:
     return {1: "¹", 2: "²"}.get(count, "")
 
 
-def _with_seeds(result: PointResult | None, seeds: Iterable[int]) -> PointResult | None:
-    if result is None:
+def _with_seed(result: PointResult | None, seed: int) -> PointResult | None:
+    if result is None or seed not in result.by_seed:
         return None
-    by_seed = {seed: result.by_seed[seed] for seed in seeds if seed in result.by_seed}
-    return PointResult(seeds=len(by_seed), failed=0, by_seed=by_seed)
+    return PointResult(seeds=1, failed=0, by_seed={seed: result.by_seed[seed]})
 
 
 def _accuracy(result: PointResult | None) -> str:
@@ -396,18 +404,20 @@ def _costs(result: PointResult | None) -> list[str]:
     """Traffic of a client in a round, its weights in millions, and core-minutes of a run."""
     if result is None:
         return ["", "", ""]
-    means = [
-        (result.mean(lambda cell: cell.megabytes), 2),
-        (result.mean(lambda cell: cell.parameters), 2),
-        (result.mean(lambda cell: cell.core_minutes), 1),
+    megabytes = result.mean(lambda cell: cell.megabytes)
+    parameters = result.mean(lambda cell: cell.parameters)
+    minutes = result.mean(lambda cell: cell.core_minutes)
+    return [
+        "" if megabytes is None else "< 0.01" if megabytes < 0.005 else f"{megabytes:.2f}",
+        "" if parameters is None else f"{parameters:.2f}",
+        "" if minutes is None else f"{minutes:.1f}",
     ]
-    return ["" if value is None else f"{value:.{digits}f}" for value, digits in means]
 
 
-def _rules_of(result: PointResult | None) -> list[str]:
-    """Of a method that records more than one."""
-    found = result.rules() if result else []
-    return found if len(found) > 1 else []
+def _other_rules_of(result: PointResult | None) -> list[str]:
+    """By which the method does not decide."""
+    own = {cell.inference for cell in result.results} if result else set()
+    return [rule for rule in result.rules() if rule not in own] if result else []
 
 
 def draw_gains(axes: Axes, kept: Kept) -> None:
@@ -417,8 +427,7 @@ def draw_gains(axes: Axes, kept: Kept) -> None:
     """
     for place, (name, title) in enumerate(SETS.items()):
         for row, method in enumerate(_COMPARED):
-            ours, local = kept.of(method, name), kept.of(_LOCAL, name)
-            found = compare(ours, local) if ours and local else None
+            found = kept.compare(method, _LOCAL, name)
             if found is None or found.interval is None:
                 continue
             axes.errorbar(

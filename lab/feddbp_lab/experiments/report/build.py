@@ -38,7 +38,9 @@ from feddbp_lab.results.pictures.figure import write_pictures
 def write_report(output: OutputDir) -> Path:
     """Writes everything again from the cells' results; returns the path of the page."""
     output.report_dir.mkdir(parents=True, exist_ok=True)
-    sections = [_ReportWriter(plan, output).write() for plan in output.plans()]
+    plans = output.plans()
+    found = zip(plans, Outcomes.read_all(plans, output), strict=True)
+    sections = [_ReportWriter(plan, outcomes, output).write() for plan, outcomes in found]
     path = output.report_dir / REPORT_PAGE_NAME
     replace_text(path, render_page(sections))
     return path
@@ -47,9 +49,9 @@ def write_report(output: OutputDir) -> Path:
 class _ReportWriter:
     """Writes the files of one experiment, and collects its section of the page."""
 
-    def __init__(self, plan: Plan, output: OutputDir) -> None:
+    def __init__(self, plan: Plan, outcomes: Outcomes, output: OutputDir) -> None:
         self._plan = plan
-        self._outcomes = Outcomes.read(plan, output)
+        self._outcomes = outcomes
         self._cells = cells_of(plan, output)
         self._directory = output.report_dir
         self._files: list[Path] = []

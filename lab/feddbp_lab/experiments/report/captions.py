@@ -115,7 +115,7 @@ def client_caption(grid: ResultGrid) -> str:
     return (
         f"Clients against themselves under {grid.references[0].title}, in points, each client and seed counted once. "
         f"Rare classes: those of which a client has fewer than {RARE_CLASS_SAMPLES} training samples; accuracy over "
-        "all such test samples, mean over seeds."
+        "all such test samples, mean over seeds, in the rounds of the results."
     )
 
 

@@ -63,16 +63,18 @@ def compare(
     """Compares a method's own rule with the other method's own, and any other rule with the same one.
 
     A rule that the other method lacks, such as that of a second network, is compared with its own. `their_rule` names
-    another one.
+    another one, which it must have.
     """
     is_own_rule = any(cell.inference == rule for cell in ours.results)
-    other_rule = their_rule or (None if is_own_rule else rule)
+    other_rule = None if is_own_rule else rule
     pairs = []
     for seed in sorted(ours.by_seed.keys() & theirs.by_seed.keys()):
         one, of_other = ours.by_seed[seed].of_rule(rule), theirs.by_seed[seed]
-        other = of_other.of_rule(other_rule) or of_other.of_rule(None)
+        other = of_other.of_rule(their_rule) if their_rule else of_other.of_rule(other_rule) or of_other.of_rule(None)
         if one and other:
-            pairs.append(_Pair.of(seed, one.counts(moment), other.counts(moment)).choosing(one, other, moment))
+            pairs.append(
+                _Pair.of(seed, one.counts(moment), other.counts(moment)).with_chosen_rounds(one, other, moment)
+            )
     return _difference(pairs, planned_seeds=ours.seeds)
 
 
@@ -115,7 +117,7 @@ class _Pair:
         )
         return cls(seed=seed, clients=clients, gains=gains, statistic=gains)
 
-    def choosing(self, ours: RuleResult, theirs: RuleResult, moment: Moment) -> _Pair:
+    def with_chosen_rounds(self, ours: RuleResult, theirs: RuleResult, moment: Moment) -> _Pair:
         """With intervals that contain the choice of the round."""
         if not self.clients:
             return self

@@ -29,19 +29,25 @@ class Outcomes:
 
     @classmethod
     def read(cls, plan: Plan, output: OutputDir) -> Outcomes:
-        done: dict[str, CellResult] = {}
-        failures: dict[str, Failure] = {}
-        for cell_id in plan.cell_ids:
-            directory = output.cell_dir(cell_id)
-            if directory.state is CellState.DONE:
-                try:
-                    done[cell_id] = CellResult.read(directory)
-                except DamagedCellError as error:
-                    failures[cell_id] = Failure.of(error)
-            elif directory.state is CellState.FAILED and (failure := directory.failure()) is not None:
-                failures[cell_id] = failure
-        missing = tuple(cell_id for cell_id in plan.cell_ids if cell_id not in done and cell_id not in failures)
-        return cls(done=done, failures=failures, missing=missing)
+        (outcomes,) = cls.read_all([plan], output)
+        return outcomes
+
+    @classmethod
+    def read_all(cls, plans: Iterable[Plan], output: OutputDir) -> list[Outcomes]:
+        """Of several plans; a cell that they share is read once."""
+        known: dict[str, CellResult | Failure | None] = {}
+        found = []
+        for plan in plans:
+            known |= {cell_id: _read(output.cell_dir(cell_id)) for cell_id in plan.cell_ids if cell_id not in known}
+            of_plan = {cell_id: known[cell_id] for cell_id in plan.cell_ids}
+            found.append(
+                cls(
+                    done={name: result for name, result in of_plan.items() if isinstance(result, CellResult)},
+                    failures={name: result for name, result in of_plan.items() if isinstance(result, Failure)},
+                    missing=tuple(name for name, result in of_plan.items() if result is None),
+                )
+            )
+        return found
 
     def at(self, point: Point) -> PointResult:
         return self._over(point.cells)
@@ -216,6 +222,18 @@ class CellResult:
     def of_rule(self, rule: str | None) -> RuleResult | None:
         """The results of a rule, by default the method's own; None if the method does not have it."""
         return self.rules.get(rule or self.inference)
+
+
+def _read(directory: CellDir) -> CellResult | Failure | None:
+    """None of a cell that is neither done nor failed."""
+    if directory.state is CellState.FAILED:
+        return directory.failure()
+    if directory.state is not CellState.DONE:
+        return None
+    try:
+        return CellResult.read(directory)
+    except DamagedCellError as error:
+        return Failure.of(error)
 
 
 def _images(summary: Mapping[str, Any], lines: Iterable[Line]) -> int:

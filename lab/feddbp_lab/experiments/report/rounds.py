@@ -39,12 +39,12 @@ class ClientCounts:
     correct: Mapping[int, float]
 
     @classmethod
-    def of(cls, lines: Iterable[Line], samples: str, accuracy: Callable[[Line], float]) -> ClientCounts:
+    def of(cls, lines: Iterable[Line], samples_key: str, accuracy: Callable[[Line], float]) -> ClientCounts:
         listed = list(lines)
         return cls(
-            samples={line["client"]: line[samples] for line in listed},
+            samples={line["client"]: line[samples_key] for line in listed},
             # an integer, but for the rounding of the accuracy in the file
-            correct={line["client"]: round(accuracy(line) * line[samples], 6) for line in listed},
+            correct={line["client"]: round(accuracy(line) * line[samples_key], 6) for line in listed},
         )
 
     @classmethod
@@ -90,7 +90,7 @@ class RoundResult:
     def clients(self) -> int:
         return len(self.test.samples)
 
-    def choosing(self, basis: Basis) -> ClientCounts:
+    def counts_for_choice(self, basis: Basis) -> ClientCounts:
         """On the samples by which the round of the result is chosen."""
         return self.validation if basis is Basis.VALIDATION else self.test
 
@@ -117,7 +117,7 @@ class Candidates:
         def by_client(counts: Sequence[Mapping[int, float]]) -> FloatArray:
             return np.array([[of_round.get(client, 0.0) for of_round in counts] for client in clients], np.float64)
 
-        choosing = [found.choosing(basis) for found in rounds]
+        choosing = [found.counts_for_choice(basis) for found in rounds]
         return cls(
             clients=clients,
             correct=by_client([found.test.correct for found in rounds]),
@@ -143,13 +143,16 @@ class Candidates:
 
     def rounds(self, draws: FloatArray) -> npt.NDArray[np.intp]:
         """The place of the chosen round, by draw."""
+        if len(self.correct[0]) == 1:
+            return np.zeros(len(draws), dtype=np.intp)
         accuracies = _ratio(draws @ self.choosing_correct, draws @ self.choosing_samples)
         return np.asarray(accuracies.argmax(axis=1))
 
     def values(self, draws: FloatArray) -> FloatArray:
         """The accuracy in per cent, by draw."""
-        accuracies = _ratio(100 * (draws @ self.correct), draws @ self.samples)
-        return np.take_along_axis(accuracies, self.rounds(draws)[:, np.newaxis], axis=1)[:, 0]
+        chosen = self.rounds(draws)
+        correct, samples = ((draws * counts.T[chosen]).sum(axis=1) for counts in (self.correct, self.samples))
+        return _ratio(100 * correct, samples)
 
 
 def _ratio(parts: FloatArray, wholes: FloatArray) -> FloatArray:
@@ -180,7 +183,7 @@ class RuleResult:
             for number, counted in counted_by_round(ordered)
         ]
         eligible = rounds[-1:] if basis is Basis.LAST else complete_rounds(rounds)
-        reported = best_round(eligible, lambda found: found.choosing(basis).accuracy or 0.0)
+        reported = best_round(eligible, lambda found: found.counts_for_choice(basis).accuracy or 0.0)
         assert reported is not None  # the rule is in a line
         return cls(
             curve={found.round: found.test.accuracy for found in rounds if found.test.accuracy is not None},

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
 
-from feddbp_lab.experiments.report.comparison import compare
+from feddbp_lab.experiments.report.comparison import compare, compare_rare
 from feddbp_lab.experiments.report.intervals import Interval, bootstrap_interval
 from feddbp_lab.experiments.report.outcomes import CellResult, PointResult
-from feddbp_lab.experiments.report.rounds import Candidates, ClientCounts, Line, Moment, RuleResult
+from feddbp_lab.experiments.report.rounds import ClientCounts, Line, Moment, RuleResult
 from feddbp_lab.results.protocol import Basis
 
 
@@ -40,7 +42,8 @@ def rule_result(rule: str = "prototype", basis: Basis = Basis.VALIDATION) -> Rul
     return RuleResult.of(rule, lines, basis, exchanged_round=2)
 
 
-def result(inference: str) -> PointResult:
+def result(inference: str, *, seeds: int = 1, rare: Mapping[int, float] | None = None) -> PointResult:
+    correct = rare or {}
     cell = CellResult(
         options={},
         images=40,
@@ -48,12 +51,12 @@ def result(inference: str) -> PointResult:
         basis=Basis.VALIDATION,
         expected_clients=2,
         rules={rule: rule_result(rule) for rule in ("head", "prototype")},
-        rare=ClientCounts.none(),
+        rare=ClientCounts(samples=dict.fromkeys(correct, 10), correct=correct),
         core_minutes=None,
         megabytes=None,
         parameters=None,
     )
-    return PointResult(seeds=1, failed=0, by_seed={0: cell})
+    return PointResult(seeds=seeds, failed=0, by_seed=dict.fromkeys(range(seeds), cell))
 
 
 def bounds(interval: Interval | None) -> tuple[float, float]:
@@ -82,7 +85,6 @@ def test_the_first_of_equal_rounds_is_chosen() -> None:
 
 def test_candidates_may_be_restricted_to_some_clients() -> None:
     candidates = rule_result().candidates.among({1})
-    assert isinstance(candidates, Candidates)
     assert candidates.clients == (1,)
     assert candidates.values(np.array([[1.0]])) == pytest.approx([30])
 
@@ -97,6 +99,23 @@ def test_the_interval_of_a_difference_contains_the_choice_of_the_round() -> None
     before = compare(result("prototype"), result("head"), moment=Moment.EXCHANGED)
     assert before is not None
     assert before.mean == pytest.approx(-30)
+
+
+def test_seeds_choose_their_rounds_one_by_one() -> None:
+    one, two = (compare(result("prototype", seeds=seeds), result("head", seeds=seeds)) for seeds in (1, 2))
+    assert one is not None
+    assert two is not None
+    assert two.mean == one.mean
+    # a seed alone is at its limits with one draw in four, both of two seeds with one in sixteen: all are above 2.5 %
+    assert bounds(two.interval) == pytest.approx(bounds(one.interval))
+    assert not two.is_beyond_chance
+
+
+def test_a_difference_on_rare_classes_takes_the_rounds_as_they_were_chosen() -> None:
+    ours, theirs = result("prototype", rare={0: 6, 1: 6}), result("head", rare={0: 4, 1: 4})
+    difference = compare_rare(ours, theirs)
+    assert difference is not None
+    assert (difference.mean, *bounds(difference.interval)) == pytest.approx((20, 20, 20))
 
 
 def test_a_difference_over_a_single_seed_is_never_beyond_chance() -> None:
@@ -114,3 +133,4 @@ def test_the_rule_of_either_side_may_be_named() -> None:
     assert same is not None
     assert own.mean == pytest.approx(-30)
     assert same.mean == 0
+    assert compare(result("head"), result("prototype"), "head", their_rule="guide") is None
