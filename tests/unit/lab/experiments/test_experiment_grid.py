@@ -552,7 +552,7 @@ def test_only_selects_a_method_with_its_preset() -> None:
 
 def test_a_title_names_the_guide_and_the_type_on_the_wire_if_they_are_not_the_usual_ones() -> None:
     titles = {cell.title for cell in built_in("traffic").cells.values()}
-    assert len(titles) == 7
+    assert len(titles) == 8
     assert "FedDBP:guided guide_small float16 on cifar100, α 0.1, E 2, seed 0" in titles
 
 
