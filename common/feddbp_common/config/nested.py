@@ -24,6 +24,12 @@ def dotted(tree: Tree) -> dict[str, Any]:
     return {".".join(location): value for location, value in leaves(tree)}
 
 
+def first_difference(one: Tree, other: Tree) -> str | None:
+    """Returns the dotted name of the first leaf, by name, in which two trees differ; None if they are equal."""
+    ours, theirs = dotted(one), dotted(other)
+    return next((name for name in sorted({*ours, *theirs}) if ours.get(name) != theirs.get(name)), None)
+
+
 def undotted(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the tree with these leaves."""
     tree: dict[str, Any] = {}

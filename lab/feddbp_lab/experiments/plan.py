@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -61,8 +61,13 @@ class Point(FrozenModel):
     without_exchange: dict[int, str] = Field({})
     """The cells of its control: the same runs with the exchange off. Empty if it has none."""
 
+    @property
+    def runs(self) -> list[dict[int, str]]:
+        """Of each run at the point, which differ in the exchange, the ids of its cells by seed."""
+        return [cells for cells in (self.cells, self.without_exchange) if cells]
+
     def cells_of(self, seed: int) -> list[str]:
-        return [cells[seed] for cells in (self.cells, self.without_exchange) if cells]
+        return [cells[seed] for cells in self.runs]
 
     def with_cells_of(self, other: Point, seeds: Collection[int]) -> Point:
         """Adds the cells that another point has for these seeds."""
@@ -71,6 +76,15 @@ class Point(FrozenModel):
             cells=_with_seeds(self.cells, other.cells, seeds),
             without_exchange=_with_seeds(self.without_exchange, other.without_exchange, seeds),
         )
+
+
+class PartShape(NamedTuple):
+    """Equal for parts whose points can be matched by their position; their options may differ."""
+
+    axes: tuple[tuple[str, tuple[str, ...]], ...]
+    """The name of each, and the keys of its values."""
+    points: tuple[tuple[tuple[int, ...], bool], ...]
+    """The position of each, and whether it has a control."""
 
 
 class Part(FrozenModel):
@@ -82,13 +96,14 @@ class Part(FrozenModel):
     points: tuple[Point, ...]
 
     @property
-    def grid(self) -> object:
-        """Equal for parts whose points can be matched by their position."""
-        axes = [(axis.name, [value.key for value in axis.values]) for axis in self.axes]
-        return axes, [(point.at, bool(point.without_exchange)) for point in self.points]
+    def shape(self) -> PartShape:
+        return PartShape(
+            axes=tuple((axis.name, tuple(value.key for value in axis.values)) for axis in self.axes),
+            points=tuple((point.at, bool(point.without_exchange)) for point in self.points),
+        )
 
     def with_cells_of(self, other: Part, seeds: Collection[int]) -> Part:
-        """Adds the cells that a part of the same grid has for these seeds."""
+        """Adds the cells that a part of the same shape has for these seeds."""
         pairs = zip(self.points, other.points, strict=True)
         return self.model_copy(update={"points": tuple(point.with_cells_of(more, seeds) for point, more in pairs)})
 
@@ -153,11 +168,21 @@ class Plan(FrozenModel):
         return list(dict.fromkeys(cell_id for seed in self.seeds for cell_id in self.cell_ids_of(seed)))
 
     def is_extended_by(self, other: Plan) -> bool:
-        """Whether another plan is of the same cells, but for those of other seeds."""
+        """Whether another plan has the same points, and the same cells for seeds that both have.
+
+        Not whether the cells of other seeds have the same options: their ids do not tell (`matching_cells`).
+        """
         common = {*self.seeds} & {*other.seeds}
-        return [part.grid for part in self.parts] == [part.grid for part in other.parts] and all(
+        return [part.shape for part in self.parts] == [part.shape for part in other.parts] and all(
             self.cell_ids_of(seed) == other.cell_ids_of(seed) for seed in common
         )
+
+    def matching_cells(self, other: Plan) -> Iterator[tuple[list[str], list[str]]]:
+        """The cells of every run, in this plan and in one that extends it: they should differ in the seed alone."""
+        for part, more in zip(self.parts, other.parts, strict=True):
+            for point, matching in zip(part.points, more.points, strict=True):
+                for ours, theirs in zip(point.runs, matching.runs, strict=True):
+                    yield [*ours.values()], [*theirs.values()]
 
     def with_seeds_of(self, other: Plan, seeds: Iterable[int]) -> Plan:
         """Adds the cells that a plan which extends this one has for these seeds."""
@@ -170,7 +195,9 @@ class Plan(FrozenModel):
 
 
 def _with_seeds(cells: Mapping[int, str], more: Mapping[int, str], seeds: Iterable[int]) -> dict[int, str]:
-    return dict(sorted({**cells, **{seed: more[seed] for seed in seeds if cells}}.items()))
+    if not cells:
+        return {}
+    return dict(sorted({**cells, **{seed: more[seed] for seed in seeds}}.items()))
 
 
 def axis_title(name: str) -> str:

@@ -37,7 +37,7 @@ from feddbp_common.artifacts import (
 )
 from feddbp_common.atomic_files import replace_text
 from feddbp_common.config.identity import canonical
-from feddbp_common.config.nested import dotted
+from feddbp_common.config.nested import dotted, first_difference
 from feddbp_common.config.run import RunConfig
 from feddbp_common.cpu_cores import processor
 from feddbp_common.errors import FedDBPError
@@ -294,6 +294,10 @@ class CellDir:
         except DAMAGE:
             return ""
 
+    def config(self) -> dict[str, Any] | None:
+        """The canonical configuration of the run; None before the first attempt. Raises as `results` does."""
+        return self._config() if (self.path / CELL_CONFIG_NAME).exists() else None
+
     def _config(self) -> dict[str, Any]:
         with self.damage_as_error():
             return read_object(self.path / CELL_CONFIG_NAME)
@@ -328,9 +332,6 @@ def _evaluation(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_same(stored: dict[str, Any], given: dict[str, Any], path: Path) -> None:
-    there, here = dotted(stored), dotted(given)
-    for name in sorted({*there, *here}):
-        if there.get(name) != here.get(name):
-            raise CellMismatchError(
-                f"{path} is of another run ({name} is {there.get(name)!r} there and {here.get(name)!r} here); {_REMEDY}"
-            )
+    if (name := first_difference(stored, given)) is not None:
+        there, here = dotted(stored).get(name), dotted(given).get(name)
+        raise CellMismatchError(f"{path} is of another run ({name} is {there!r} there and {here!r} here); {_REMEDY}")

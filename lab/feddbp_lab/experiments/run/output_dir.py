@@ -140,6 +140,12 @@ class OutputDir:
             )
         return cells
 
+    def configs(self, plan: Plan) -> dict[str, dict[str, Any]]:
+        """The canonical configurations of a plan's cells by their ids, of those that were begun or are listed."""
+        listed = {cell.id: canonical(cell.run) for cell in self._listed_cells(plan.name)}
+        begun = {cell_id: self.cell_dir(cell_id).config() for cell_id in plan.cell_ids}
+        return listed | {cell_id: config for cell_id, config in begun.items() if config is not None}
+
     def update_planned_cells(self, plan: Plan, more: OutputDir) -> None:
         """Lists all cells of a plan that has grown by cells of another directory, if they are listed here at all."""
         if not self._cells_path(plan.name).exists():

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from feddbp_common.artifacts import CELL_CONFIG_NAME, CELL_COST_NAME, PACKED_METRICS_NAME, SUMMARY_NAME
 from feddbp_common.atomic_files import commit_file, replace_text
+from feddbp_common.config.nested import dotted, first_difference, without
 from feddbp_common.errors import ConfigurationError
 from feddbp_lab.experiments.plan import Plan
 from feddbp_lab.experiments.run.cell_dir import CellDir, CellState
@@ -29,7 +30,7 @@ def pack(source: OutputDir, target: OutputDir) -> list[str]:
     if source.path.resolve() == target.path.resolve():
         raise ConfigurationError(f"{target.path} is the directory to pack; name another one for the packed cells")
     with target.use(), target.planning():
-        plans = [_with_kept_seeds(plan, target) for plan in source.plans()]
+        plans = [_with_kept_seeds(plan, source, target) for plan in source.plans()]
         added = [
             cell_id
             for cell_id in dict.fromkeys(cell_id for plan in plans for cell_id in plan.cell_ids)
@@ -43,7 +44,7 @@ def pack(source: OutputDir, target: OutputDir) -> list[str]:
     return added
 
 
-def _with_kept_seeds(plan: Plan, target: OutputDir) -> Plan:
+def _with_kept_seeds(plan: Plan, source: OutputDir, target: OutputDir) -> Plan:
     """The plan with the seeds that were packed earlier, which the report shows together."""
     kept = target.plan(plan.name)
     if kept is None:
@@ -56,7 +57,24 @@ def _with_kept_seeds(plan: Plan, target: OutputDir) -> Plan:
             f"{target.name} holds {plan.name} with seed {names}, which this one lacks, and {plan.name} has changed "
             f"since; run feddbp experiment plan with these seeds, too, or pack it into another directory"
         )
+    if seeds:
+        _check_same_runs(plan, source, kept, target)
     return plan.with_seeds_of(kept, seeds)
+
+
+def _check_same_runs(plan: Plan, source: OutputDir, kept: Plan, target: OutputDir) -> None:
+    """Raises ConfigurationError unless cells that would share a row of the report differ in their seed alone."""
+    configs, kept_configs = source.configs(plan), target.configs(kept)
+    for ours, theirs in plan.matching_cells(kept):
+        ours, theirs = [cell for cell in ours if cell in configs], [cell for cell in theirs if cell in kept_configs]
+        if not ours or not theirs:
+            continue  # nothing of it was run
+        here, there = (without(config, ("seed",)) for config in (configs[ours[0]], kept_configs[theirs[0]]))
+        if (name := first_difference(here, there)) is not None:
+            raise ConfigurationError(
+                f"{target.name} holds {plan.name} with other options: {name} is {dotted(there).get(name)!r} in "
+                f"{theirs[0]}, not {dotted(here).get(name)!r} as in {ours[0]}; pack it into another directory"
+            )
 
 
 def _pack_cell(source: CellDir, target: Path) -> None:

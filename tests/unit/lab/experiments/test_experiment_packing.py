@@ -147,6 +147,12 @@ def test_an_experiment_with_other_options_or_cells_is_not_packed_into_the_kept_o
     ):
         with pytest.raises(ConfigurationError, match=r"with seed 0, which this one lacks, and small has changed since"):
             pack(seeds_run(tmp_path / name, 1, **changed), target)
+    with pytest.raises(ConfigurationError, match=r"with other options: rounds is 2 in local-.*-s0-.*, not 9 as in loc"):
+        pack(seeds_run(tmp_path / "rounds", 1, base={"clients": 2, "rounds": 9}), target)
+    listed, expanded = planned(tmp_path / "listed", seeds=(1,), base={"clients": 2, "rounds": 9})
+    listed.save_plan(expanded.plan, expanded.cells.values())  # of which nothing has been run
+    with pytest.raises(ConfigurationError, match="with other options: rounds is 2"):
+        pack(listed, target)
     assert {path: path.read_bytes() for path in target.path.rglob("*.json")} == before
     pack(seeds_run(tmp_path / "all", 0, 1, controls=True), target)
     plan = target.plan("small")
