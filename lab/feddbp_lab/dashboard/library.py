@@ -6,11 +6,11 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from feddbp_common.artifacts import SUMMARY_NAME
+from feddbp_common.config.identity import canonical
 from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import ConfigurationError, FedDBPError
 from feddbp_common.methods import method_named
@@ -22,15 +22,11 @@ from feddbp_lab.results.damage import DAMAGE, damage_as_error
 from feddbp_lab.results.run_files import RunFiles, last_accuracies
 from feddbp_lab.results.run_info import exchange_text
 from feddbp_lab.results.run_results import read_summary
+from feddbp_lab.results.splits import LOCAL, split_of
 from feddbp_server.reporting.unfinished import summarise_unfinished
 
 _OPEN_RUNS: Final = 8
 """Runs of a folder that stay in memory."""
-_COMPARED: Final = attrgetter(
-    *("data", "clients", "rounds", "seed", "newcomers", "newcomer_rounds", "newcomer_samples"),
-    *("training.validation", "training.model_group"),
-)
-"""Options in which a `local` run has to agree with one that is compared to it."""
 
 
 class Listing(NamedTuple):
@@ -75,10 +71,10 @@ class Library:
 
     def _load(self, key: str) -> RunSource:
         source = StoredRun(RunFiles(self._paths[key]))
-        local = local_of(key, (self._listed or self._list()).configs)
-        if local is not None:
-            with suppress(FedDBPError):  # of another run: this one is shown without a comparison
+        for local in locals_of(key, (self._listed or self._list()).configs):
+            with suppress(FedDBPError):  # of another run: this one is shown all the same
                 source.baseline = read_baseline(self._paths[local])
+                break
         return source
 
     def _list(self) -> Listing:
@@ -102,13 +98,13 @@ def read_baseline(path: Path) -> dict[int, float]:
         return last_accuracies(RunFiles(path).results().metrics)
 
 
-def local_of(key: str, configs: Mapping[str, RunConfig]) -> str | None:
-    """The key of the `local` run whose clients have the same data and networks as those of a run, if there is one."""
+def locals_of(key: str, configs: Mapping[str, RunConfig]) -> list[str]:
+    """The keys of the `local` runs with which the clients of a run can be compared."""
     run = configs.get(key)
-    if run is None or run.method == "local":
-        return None
-    alike = (other for other, found in configs.items() if _COMPARED(found) == _COMPARED(run))
-    return next((other for other in alike if configs[other].method == "local"), None)
+    if run is None or run.method == LOCAL:
+        return []
+    split = split_of(canonical(run))
+    return [other for other, found in configs.items() if found.method == LOCAL and split_of(canonical(found)) == split]
 
 
 def _entry(key: str, path: Path, summary: dict[str, Any]) -> Json:

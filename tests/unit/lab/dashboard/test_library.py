@@ -1,4 +1,4 @@
-"""Which `local` run the clients of a run are compared with."""
+"""Which `local` runs the clients of a run are compared with."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from foreign_text import results_with
 
-from feddbp_common.artifacts import SUMMARY_NAME
+from feddbp_common.artifacts import METRICS_NAME, SUMMARY_NAME
 from feddbp_common.config.run import RunConfig
-from feddbp_lab.dashboard.library import Library, local_of
+from feddbp_lab.dashboard.library import Library, locals_of
 from feddbp_lab.results.run_files import find_runs
 
 RUN: dict[str, Any] = {"method": "feddbp", "clients": 4, "rounds": 10, "data": {"dataset": "cifar10", "alpha": 0.5}}
@@ -33,20 +33,46 @@ def config(**changed: Any) -> RunConfig:
         {"newcomers": 1, "newcomer_rounds": 2},
         {"training": {"validation": 0.1}},
         {"training": {"model_group": "htfe-8"}},
+        {"training": {"learning_rate": 0.5}},
+        {"participation": 0.5},
     ],
 )
-def test_a_run_is_compared_with_the_local_run_on_the_same_data_and_networks(other: dict[str, Any]) -> None:
+def test_a_run_is_compared_with_the_local_runs_with_the_same_data_networks_and_training(other: dict[str, Any]) -> None:
     configs = {"0": config(method="local", **other), "1": config(), "2": config(method="local"), "3": config(**other)}
-    assert local_of("1", configs) == "2"
-    assert local_of("3", configs) == "0"
-    assert local_of("2", configs) is None
-    del configs["2"]
-    assert local_of("1", configs) is None
+    assert locals_of("1", configs) == ["2"]
+    assert locals_of("3", configs) == ["0"]
+    assert locals_of("2", configs) == []
+    configs["4"] = configs.pop("2")
+    configs["5"] = configs["4"]
+    assert locals_of("1", configs) == ["4", "5"]
+    del configs["4"], configs["5"]
+    assert locals_of("1", configs) == []
 
 
-def test_what_changes_only_the_training_does_not_matter() -> None:
-    local = config(method="local", training={"learning_rate": 0.5})
-    assert local_of("run", {"run": config(exchange="off", finetune_rounds=2), "local": local}) == "local"
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"method": "feddbp:guided", "guide": {"network": "guide_small"}},
+        {"method_settings": {"lambda_2": 0.25}},
+        {"exchange": "off"},
+        {"finetune_rounds": 2},
+        {"finetune_rounds": 2, "finetune_state": "last"},
+    ],
+)
+def test_options_of_the_method_alone_do_not_matter(own: dict[str, Any]) -> None:
+    assert locals_of("run", {"run": config(**own), "local": config(method="local")}) == ["local"]
+
+
+async def test_the_next_local_run_is_taken_where_one_is_damaged(tmp_path: Path) -> None:
+    for name, method in (("a", "feddbp"), ("b", "local"), ("c", "local")):
+        results_with("net", directory=tmp_path / name)
+        path = tmp_path / name / SUMMARY_NAME
+        run = {"method": method, "data": {"dataset": "digits"}}
+        path.write_text(json.dumps({**json.loads(path.read_text()), "method": method, "config": run}))
+    (tmp_path / "b" / METRICS_NAME).write_text("{")
+    source = await Library(folder=tmp_path, runs=find_runs(tmp_path)).get("0")
+    assert source is not None
+    assert source.baseline
 
 
 @pytest.mark.parametrize(("local_alpha", "is_compared"), [(0.1, True), (1.0, False)])
