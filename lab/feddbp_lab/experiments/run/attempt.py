@@ -306,10 +306,10 @@ class _Attempt:
                 return
 
     def _leave_to_others(self, workspace: Workspace) -> None:
-        with suppress(OSError, FedDBPError):
+        with suppress(OSError, FedDBPError):  # they begin with the copy before it, if there is one
             if workspace.is_copied and any((workspace.directory.path / "server").glob("*")):
                 workspace.copy()
-            self._lease.release()
+        self._release()
 
     def _release(self) -> None:
         with suppress(OSError, LeaseLostError):

@@ -137,6 +137,18 @@ async def test_further_cancellations_do_not_remove_the_directory_of_a_copy_in_pr
     assert [path.name for path in job.work_dir.iterdir()] == [".in-use"]
 
 
+async def test_a_cancelled_attempt_leaves_the_cell_to_others_without_room_for_a_copy(
+    job: CellJob, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NodeWorkspace, "copy", no_room)
+    running = begin()
+    await EndlessFederation.began.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert is_released(job)
+
+
 async def test_others_go_on_while_a_failed_attempt_publishes_its_failure(
     job: CellJob, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +164,10 @@ async def test_others_go_on_while_a_failed_attempt_publishes_its_failure(
 
 
 async def fail(_: object) -> None:
+    raise OSError("the disk is full")
+
+
+def no_room(_: object) -> None:
     raise OSError("the disk is full")
 
 
@@ -201,9 +217,6 @@ async def test_state_that_processes_of_a_killed_runner_still_write_is_not_taken_
 async def test_a_failed_attempt_leaves_the_cell_to_others_without_room_for_a_copy(
     job: CellJob, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_room(_: object) -> None:
-        raise OSError("the disk is full")
-
     monkeypatch.setattr(EndlessFederation, "__aenter__", fail)
     monkeypatch.setattr(NodeWorkspace, "copy", no_room)
     assert (await begin()).verdict is Verdict.FAILED
