@@ -70,27 +70,22 @@ class DirectoryStore:
             return None
 
     def write(self, key: str, content: bytes) -> None:
-        partial = self._partial(key)
-        try:
+        with self._partial_file(key) as partial:
             partial.write_bytes(content)
             commit_file(partial, self.path / key)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
 
     def create(self, key: str, content: bytes) -> bool:
-        partial, target = self._partial(key), self.path / key
-        partial.write_bytes(content)
-        try:
-            target.hardlink_to(partial)
-        except FileExistsError:
-            return False
-        except OSError as error:
-            if error.errno not in _NO_HARD_LINKS:
-                raise
-            return _create_exclusively(target, content)
-        finally:
-            partial.unlink()
+        target = self.path / key
+        with self._partial_file(key) as partial:
+            partial.write_bytes(content)
+            try:
+                target.hardlink_to(partial)
+            except FileExistsError:
+                return False
+            except OSError as error:
+                if error.errno not in _NO_HARD_LINKS:
+                    raise
+                return _create_exclusively(target, content)
         return True
 
     def names(self, key: str) -> list[str]:
@@ -104,22 +99,23 @@ class DirectoryStore:
             (self.path / key).unlink(missing_ok=True)
 
     def upload(self, path: Path, key: str) -> None:
-        partial = self._partial(key)
-        try:
+        with self._partial_file(key) as partial:
             shutil.copyfile(path, partial)
             commit_file(partial, self.path / key)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
 
     def download(self, key: str, path: Path) -> None:
         shutil.copyfile(self.path / key, path)
 
-    def _partial(self, key: str) -> Path:
-        """A file of its own for every writer: several may write the same key."""
+    @contextmanager
+    def _partial_file(self, key: str) -> Iterator[Path]:
+        """A file of its own for every writer, since several may write the same key; removed unless it is renamed."""
         target = self.path / key
         target.parent.mkdir(parents=True, exist_ok=True)
-        return target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
+        partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
+        try:
+            yield partial
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -211,8 +207,13 @@ class FsspecStore:
 def _create_exclusively(target: Path, content: bytes) -> bool:
     """Without hard links: a reader may see the file before its content, and takes it for one it cannot read."""
     try:
-        with target.open("xb") as file:
-            file.write(content)
+        file = target.open("xb")
     except FileExistsError:
         return False
+    try:
+        with file:
+            file.write(content)
+    except BaseException:
+        target.unlink(missing_ok=True)  # the writer that was told of a failure has nothing
+        raise
     return True

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import resource
 import threading
 import uuid
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -139,6 +141,41 @@ def test_a_mirror_has_the_metrics_of_the_attempt_that_wrote_the_summary() -> Non
     store.write(f"cells/{CELL}/metrics.jsonl", b"never read again")
     mirror.refresh([CELL])
     assert (directory / "metrics.jsonl").read_bytes() == b"of the next"
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No file may grow beyond its first byte."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("operation", ["write", "create", "upload"])
+def test_nothing_is_left_of_a_file_for_which_there_is_no_room(tmp_path: Path, operation: str) -> None:
+    store, source = DirectoryStore(tmp_path / "out"), tmp_path / "source"
+    source.write_bytes(b"too long")
+    with full_disk(), pytest.raises(OSError, match="File too large"):
+        store.upload(source, "cells/x") if operation == "upload" else getattr(store, operation)("cells/x", b"too long")
+    assert [*(tmp_path / "out" / "cells").iterdir()] == []
+
+
+def test_nothing_is_left_of_a_lease_for_which_there_is_no_room_without_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, full = DirectoryStore(tmp_path), ExitStack()
+
+    def no_link_and_no_more_room(*_: object) -> None:
+        full.enter_context(full_disk())
+        raise OSError(errno.ENOTSUP, "no hard links")
+
+    monkeypatch.setattr(Path, "hardlink_to", no_link_and_no_more_room)
+    with full, pytest.raises(OSError, match="File too large"):
+        store.create("lease", b"too long")
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_of_many_runners_at_once_one_gets_the_cell(tmp_path: Path) -> None:
