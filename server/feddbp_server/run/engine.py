@@ -123,8 +123,6 @@ class RunEngine:
         self._summary_lock = asyncio.Lock()
         self._summary_is_due = False
         """A report has come after the end, and waits for a summary with it."""
-        self._seconds: float | None = None
-        """For which the run was served, once it is over."""
 
     def _make_secure_sums(self, authority: bytes, limits: Limits) -> SecureSums:
         from feddbp_server.run.secure_sums import SecureSums  # cryptography is slow to import
@@ -371,11 +369,9 @@ class RunEngine:
     async def _summarise(self) -> None:
         async with self._summary_lock:
             self._summary_is_due = False
-            if self._seconds is None:
-                self._seconds = self._stored.seconds
-            await write_summary(self._outcome(self._seconds), self.store, self.metrics_log)
+            await write_summary(self._outcome(), self.store, self.metrics_log)
 
-    def _outcome(self, seconds: float) -> RunOutcome:
+    def _outcome(self) -> RunOutcome:
         return RunOutcome(
             config=self.config,
             run_id=self.run_id,
@@ -383,7 +379,7 @@ class RunEngine:
             phase=self.state.phase,
             reason=self.state.reason,
             completed_rounds=self.state.round,
-            seconds=seconds,
+            seconds=self._stored.seconds_served,
             prototypes_sha256=self.aggregator.sha256,
             began_with=self.state.began_with,
         )

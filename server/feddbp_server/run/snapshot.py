@@ -17,7 +17,7 @@ class RunSnapshot:
 
     state: RunState
     seconds: float
-    """For which all servers so far have served the run."""
+    """For which all servers so far have served the run, until it was over."""
 
     def to_json(self) -> str:
         state = self.state
@@ -82,13 +82,14 @@ class StoredState:
         self._clock = clock
         self._started_at = clock()
         """Moved back by the time for which earlier servers served the run."""
+        self._seconds_at_end: float | None = None
         self._new_members: set[int] = set()
         """Of the new members in the store, those that joined this server."""
 
     @property
-    def seconds(self) -> float:
-        """For which all servers so far have served the run."""
-        return self._clock() - self._started_at
+    def seconds_served(self) -> float:
+        """For which all servers so far have served the run, until it was over."""
+        return self._clock() - self._started_at if self._seconds_at_end is None else self._seconds_at_end
 
     async def load(self) -> RunState | None:
         """The state with members and uploads that are newer than its snapshot; None of a run that nobody joined."""
@@ -96,6 +97,7 @@ class StoredState:
         if loaded is None:
             return None
         self._started_at = self._clock() - loaded.seconds
+        self._stop_at_end(loaded)
         return loaded.state
 
     async def save_join(self, record: ClientRecord) -> None:
@@ -124,16 +126,25 @@ class StoredState:
             _save(store, snapshot, decided)
 
         await self._store.run(save)
-        self._new_members -= decided
+        self._adopt(snapshot, decided)
 
     async def close_round(self, before: RunState, state: RunState, aggregate: AggregateRecord) -> None:
         """Saves the step that closes a round together with its aggregate, and deletes what is no longer needed."""
         snapshot, decided = self._snapshot(state), before.members | state.members
         await self._store.tidy(lambda store: _close(store, aggregate, snapshot, decided))
-        self._new_members -= decided
+        self._adopt(snapshot, decided)
 
-    def _snapshot(self, state: RunState) -> str:
-        return RunSnapshot(state=state, seconds=self.seconds).to_json()
+    def _snapshot(self, state: RunState) -> RunSnapshot:
+        return RunSnapshot(state=state, seconds=self.seconds_served)
+
+    def _adopt(self, saved: RunSnapshot, decided: frozenset[int]) -> None:
+        self._new_members -= decided
+        self._stop_at_end(saved)
+
+    def _stop_at_end(self, snapshot: RunSnapshot) -> None:
+        """Of a run that is over the time no longer runs: a server waits for late reports, perhaps after a restart."""
+        if snapshot.state.phase.is_final:
+            self._seconds_at_end = snapshot.seconds
 
 
 def withdrawn(before: RunState, state: RunState) -> frozenset[int]:
@@ -154,13 +165,13 @@ def _load(store: Store) -> RunSnapshot | None:
     return replace(snapshot, state=replace(state, members=state.members | new_members, uploaded=uploaded))
 
 
-def _save(store: Store, snapshot: str, decided: frozenset[int]) -> None:
+def _save(store: Store, snapshot: RunSnapshot, decided: frozenset[int]) -> None:
     """`decided` are the clients of which the snapshot says whether they are members: not one that is about to join."""
-    store.save_snapshot(snapshot)
+    store.save_snapshot(snapshot.to_json())
     store.forget_new_members(decided)
 
 
-def _close(store: Store, aggregate: AggregateRecord, snapshot: str, decided: frozenset[int]) -> None:
+def _close(store: Store, aggregate: AggregateRecord, snapshot: RunSnapshot, decided: frozenset[int]) -> None:
     store.save_aggregate(aggregate)
     _save(store, snapshot, decided)
     store.forget_superseded_uploads(aggregate.completed_rounds)

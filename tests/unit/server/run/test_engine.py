@@ -30,7 +30,7 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.wire import Payload
 from feddbp_server.rpc.status_reply import status_of
 from feddbp_server.run.state_machine.state import Phase
-from feddbp_server.store import MemoryStore
+from feddbp_server.store import MemoryStore, SqliteStore
 
 # --- from the first join to the end ---
 
@@ -111,6 +111,26 @@ async def test_reports_that_arrive_after_the_end_are_in_the_summary(server: Serv
     after = summary_of(tmp_path)
     assert after["curve"][-1]["evaluated"] == CLIENTS
     assert after["bytes_up"] == sum(line["bytes_up"] for line in metrics_of(tmp_path)) > before["bytes_up"]
+    assert after["seconds"] == before["seconds"]
+
+
+async def test_a_report_that_arrives_after_a_restart_does_not_count_the_time_since_the_end(tmp_path: Path) -> None:
+    async with Server(SqliteStore(tmp_path), tmp_path) as server:
+        daemons = await join_all(server)
+        for number in range(ROUNDS):
+            for daemon in daemons:
+                await daemon.work(number)
+            await server.until_round(number + 1)
+        await daemons[0].report(ROUNDS)
+        await server.coordinator.stop("enough")
+        await server.until_over()
+        before = summary_of(tmp_path)
+        await server.coordinator.leave(daemons[0].session, "done")
+    async with Server(SqliteStore(tmp_path), tmp_path) as restarted:
+        await daemons[1].moved_to(restarted).report(ROUNDS)
+        await restarted.settled()
+    after = summary_of(tmp_path)
+    assert after["curve"][-1]["evaluated"] == 2
     assert after["seconds"] == before["seconds"]
 
 
