@@ -26,11 +26,12 @@ from feddbp_server.reporting.history import RunHistory
 from feddbp_server.reporting.metrics_log import MetricsLog, reports_in
 from feddbp_server.reporting.records import RunRecords
 from feddbp_server.reporting.round_lines import RoundLines
-from feddbp_server.reporting.summary import RunOutcome, write_summary
+from feddbp_server.reporting.summary import RunOutcome
 from feddbp_server.run.client_events import run_ended
 from feddbp_server.run.concurrency import BackgroundTasks, Broadcast, ClientsInProgress
 from feddbp_server.run.durations import PhaseTimes
 from feddbp_server.run.extension import open_run
+from feddbp_server.run.final_results import FinalResults
 from feddbp_server.run.limits import Limits
 from feddbp_server.run.lost_clients import LostClients
 from feddbp_server.run.participants import Waiting, sole_participant
@@ -59,7 +60,7 @@ log = logging.getLogger("feddbp.server")
 
 
 class RunEngine:
-    """Owns the state of one run: applies events to it, times and closes its rounds, restores and summarises it."""
+    """Owns the state of one run: applies events to it, times and closes its rounds, and restores it."""
 
     def __init__(
         self,
@@ -117,12 +118,12 @@ class RunEngine:
         )
         self.lost_clients = LostClients(self.sessions, after=limits.lost_after, clock=clock, report=self._report_lost)
         self.phase_times = PhaseTimes(clock)
+        self.final_results = FinalResults(
+            self._outcome, self.store, records=records, aggregator=self.aggregator, tasks=self.tasks
+        )
         self._stored = StoredState(self.store, clock)
         self._lock = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
-        self._summary_lock = asyncio.Lock()
-        self._summary_is_due = False
-        """A report has come after the end, and waits for a summary with it."""
 
     def _make_secure_sums(self, authority: bytes, limits: Limits) -> SecureSums:
         from feddbp_server.run.secure_sums import SecureSums  # cryptography is slow to import
@@ -172,7 +173,7 @@ class RunEngine:
         if not self.state.phase.is_final:
             self.metrics_log.remove_summary()  # of the run before it was extended
         elif not self.metrics_log.has_summary:
-            await self._write_summary()
+            await self.final_results.write()
         self.phase_times.enter(self.state.phase)
         await self.apply(Tick())
         self._set_timer(self.state.deadline)  # of a restored round; the event may have changed nothing
@@ -299,7 +300,7 @@ class RunEngine:
                 fault_point("server.end.committed")
                 if self.secure_sums is not None:
                     self.secure_sums.wake()
-                self.tasks.begin(self._write_summary())
+                self.tasks.begin(self.final_results.write())
                 self.history.ended(pb.RunEvent(run_ended=run_ended(self.state)))
         self.event_log.effect(effect)
 
@@ -356,21 +357,6 @@ class RunEngine:
 
     # --- the end ---
 
-    async def _write_summary(self) -> None:
-        await self._summarise()
-        await self._save_client_prototypes()
-
-    def update_summary(self) -> None:
-        """Writes the summary again, with a report that came after the end and others that come meanwhile."""
-        if not self._summary_is_due:
-            self._summary_is_due = True
-            self.tasks.begin(self._summarise())
-
-    async def _summarise(self) -> None:
-        async with self._summary_lock:
-            self._summary_is_due = False
-            await write_summary(self._outcome(), self.store, self.metrics_log)
-
     def _outcome(self) -> RunOutcome:
         return RunOutcome(
             config=self.config,
@@ -383,17 +369,6 @@ class RunEngine:
             prototypes_sha256=self.aggregator.sha256,
             began_with=self.state.began_with,
         )
-
-    async def _save_client_prototypes(self) -> None:
-        snapshots = self.records.snapshots
-        if snapshots is None:
-            return
-        try:
-            compared = [await self.aggregator.compared(session.client_id) for session in self.sessions.all()]
-        except StoreError as error:
-            log.error("the prototypes of clients are not compared with the global ones: %s", error)
-            return
-        await asyncio.to_thread(snapshots.save_clients, [rows for rows in compared if rows is not None])
 
     async def drain(self) -> None:
         """Ends event streams with a notice that the server stops, and finishes a round that is being closed."""

@@ -30,4 +30,4 @@ def count_report(engine: RunEngine, record: ReportRecord) -> None:
     engine.metrics_log.add(report)
     engine.history.reported(report)
     if engine.state.phase.is_final:
-        engine.update_summary()
+        engine.final_results.update_summary()
