@@ -262,6 +262,13 @@ def accept(server: Server, daemon: Daemon, encoded: Encoded) -> Coroutine[None, 
     return server.uploads.commit(daemon.session, header, body, decode(encoded.manifest, body))
 
 
+async def until_waited_for(lock: asyncio.Lock | asyncio.Semaphore, *, callers: int = 1) -> None:
+    """Returns once so many callers wait for a lock that is held."""
+    async with asyncio.timeout(PATIENCE):
+        while len(lock._waiters or ()) < callers:  # noqa: ASYNC110 - nothing tells it
+            await asyncio.sleep(0)
+
+
 async def join_all(server: Server) -> list[Daemon]:
     return [await Daemon.join(server, client_id) for client_id in range(CLIENTS)]
 

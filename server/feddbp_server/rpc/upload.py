@@ -296,7 +296,6 @@ class Uploads:
         payload: Payload,
         announced: Announcement | None,
     ) -> pb.UploadReceipt:
-        self._engine.check_allowed(session.client_id)  # not once a block in progress is done
         # so that the store and the state agree on whether a client that is dropped or blocked has uploaded
         async with self._engine.sessions.lock_of(session.client_id):
             return await self._commit_alone(session, header, body, payload, announced)

@@ -1,14 +1,10 @@
-"""What tasks of the server's event loop share: the signal of a change, clients for which something is
-in progress, and tasks that outlive their caller.
-"""
+"""What tasks of the server's event loop share: the signal of a change, and tasks that outlive their caller."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 log = logging.getLogger("feddbp.server")
@@ -30,24 +26,6 @@ class Broadcast:
 
     def upcoming(self) -> asyncio.Event:
         return self._event
-
-
-class ClientsInProgress:
-    """Clients for which something is in progress, perhaps several times at once."""
-
-    def __init__(self) -> None:
-        self._times: Counter[int] = Counter()
-
-    def __contains__(self, client_id: int) -> bool:
-        return self._times[client_id] > 0
-
-    @contextmanager
-    def begun(self, client_id: int) -> Iterator[None]:
-        self._times[client_id] += 1
-        try:
-            yield
-        finally:
-            self._times[client_id] -= 1
 
 
 class BackgroundTasks:

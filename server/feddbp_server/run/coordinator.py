@@ -339,12 +339,8 @@ class Coordinator:
         self._check_client_of_running(client_id)
         if client_id in self.blocked and not self._is_in_session(client_id):
             return False
-        await self._engine.tasks.run_shielded(self._block(client_id, reason))
+        await self._engine.tasks.run_shielded(self._remove(client_id, Blocked(client_id), "blocked", reason))
         return True
-
-    async def _block(self, client_id: int, reason: str) -> None:
-        with self._engine.being_blocked.begun(client_id):  # it cannot upload again after the step deletes its upload
-            await self._remove(client_id, Blocked(client_id), "blocked", reason)
 
     async def allow(self, client_id: int) -> bool:
         """Ends a block."""

@@ -28,7 +28,7 @@ from feddbp_server.reporting.records import RunRecords
 from feddbp_server.reporting.round_lines import RoundLines
 from feddbp_server.reporting.summary import RunOutcome
 from feddbp_server.run.client_events import run_ended
-from feddbp_server.run.concurrency import BackgroundTasks, Broadcast, ClientsInProgress
+from feddbp_server.run.concurrency import BackgroundTasks, Broadcast
 from feddbp_server.run.durations import PhaseTimes
 from feddbp_server.run.extension import open_run
 from feddbp_server.run.final_results import FinalResults
@@ -82,8 +82,6 @@ class RunEngine:
         self.clock = clock
         self.state = RunState()
         self.draining = False
-        self.being_blocked = ClientsInProgress()
-        """Clients whose block is not durable yet: what they have uploaded is being deleted."""
         self.tasks = BackgroundTasks()
         self.run_changed = Broadcast()
         """Something a client receives over its event stream."""
@@ -146,11 +144,9 @@ class RunEngine:
         return self.records.history
 
     def check_allowed(self, client_id: int) -> None:
-        """Refuses a client that an operator has blocked, or is blocking: that block may fail, so it may try again."""
+        """Refuses a client that an operator has blocked."""
         if client_id in self.state.blocked:
             raise RefusedError(pb.REFUSAL_REASON_BLOCKED, f"an operator has blocked client {client_id}")
-        if client_id in self.being_blocked:
-            raise RefusedError(pb.REFUSAL_REASON_BUSY, f"an operator is blocking client {client_id}; try again")
 
     # --- start ---
 

@@ -138,7 +138,10 @@ class Sessions:
         return self._by_id.get(client_id)
 
     def lock_of(self, client_id: int) -> asyncio.Lock:
-        """Held from checking an id to joining or leaving under it, so that concurrent joins of it are serialised."""
+        """Held while a client joins, uploads, leaves, or is dropped or blocked, from the check to what it decides.
+
+        So of two joins one is refused, and no upload is stored after the step that blocks its client.
+        """
         return self._locks[client_id]
 
     def in_any_order(self) -> Iterable[Session]:

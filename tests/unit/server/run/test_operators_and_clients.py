@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
+from contextlib import aclosing
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,13 +25,13 @@ from coordinator_runs import (
     next_event,
     refusal_of,
     trained_upload,
+    until_waited_for,
 )
 from run_machine import ids
 from slow_disk import SlowDisk
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.artifacts import AUDIT_NAME, ROUNDS_NAME
-from feddbp_common.rpc.failures import TRANSIENT_REASONS
 from feddbp_common.wire import Payload, encode
 from feddbp_server.rpc.status_reply import status_of
 from feddbp_server.run.refusals import RefusedError
@@ -96,18 +97,18 @@ async def test_a_blocked_client_is_shut_out_until_it_is_allowed_again(tmp_path: 
     assert operated[0]["reason"] == "certificate stolen"
 
 
-async def test_an_upload_is_refused_while_a_block_deletes_the_one_before(tmp_path: Path) -> None:
+async def test_an_upload_that_comes_while_a_block_deletes_the_one_before_is_refused(tmp_path: Path) -> None:
     disk = SlowDisk()
     async with Server(disk, tmp_path, **TWO_OF_THREE) as server:
         third = (await join_all(server))[2]
         disk.slow_at = "forgotten upload"
         blocking = asyncio.create_task(server.coordinator.block(2, ""))
         assert await asyncio.to_thread(disk.reached.wait, PATIENCE)
-        async with asyncio.timeout(PATIENCE / 2):
-            refusal = await refusal_of(accept(server, third, trained_upload(2, 0, Payload())))
+        uploading = asyncio.create_task(accept(server, third, trained_upload(2, 0, Payload())))
+        await until_waited_for(server.engine.sessions.lock_of(2))
         disk.released.set()
         assert await blocking
-        assert refusal.reason == pb.REFUSAL_REASON_BUSY
+        assert (await refusal_of(uploading)).reason == pb.REFUSAL_REASON_STALE_SESSION
         assert await server.thread.run(lambda store: store.uploads(0)) == []
 
 
@@ -119,7 +120,7 @@ async def test_no_upload_of_a_client_is_averaged_that_is_blocked_at_the_same_tim
         results = await asyncio.gather(*(calls if first == "upload" else calls[::-1]), return_exceptions=True)
         if first == "block":
             refusals = [result for result in results if isinstance(result, RefusedError)]
-            assert [refusal.details.reason for refusal in refusals] == [pb.REFUSAL_REASON_BUSY]
+            assert [refusal.details.reason for refusal in refusals] == [pb.REFUSAL_REASON_STALE_SESSION]
         assert await server.thread.run(lambda store: store.uploads(0)) == []
         assert server.engine.state.uploaded == ids()
         again = server.coordinator.join(join_request(server.coordinator, 2, previous=third.secret))
@@ -148,46 +149,59 @@ async def test_a_client_that_is_allowed_again_receives_nothing_made_of_the_uploa
 
 
 class FailsToForget(SlowDisk):
-    """Fails to delete an upload once a test has released it."""
+    """Fails to delete an upload once a test has released it, so many times."""
+
+    failures = 1
 
     def forget_upload(self, client_id: int, round_number: int) -> None:
         super().forget_upload(client_id, round_number)
-        raise sqlite3.OperationalError("database or disk is full")
+        self.failures -= 1
+        if self.failures >= 0:
+            raise sqlite3.OperationalError("database or disk is full")
 
 
-async def test_a_client_that_calls_during_a_block_that_fails_may_try_again(tmp_path: Path) -> None:
+async def test_a_client_that_calls_during_a_block_that_fails_is_served(tmp_path: Path) -> None:
     disk = FailsToForget()
     async with Server(disk, tmp_path, **TWO_OF_THREE) as server:
         third = (await join_all(server))[2]
         context: Any = SimpleNamespace(peer=lambda: "")  # without authentication, nothing else of it is used
 
-        def calls() -> list[Any]:
-            return [
-                server.federation.Report(pb.ReportRequest(session=third.secret, progress=pb.Progress()), context),
-                anext(server.federation.Follow(pb.FollowRequest(session=third.secret), context)),
-                server.federation.Join(join_request(server.coordinator, 2, previous=third.secret), context),
-            ]
+        async def follow() -> Any:
+            events: Any = server.federation.Follow(pb.FollowRequest(session=third.secret), context)
+            async with aclosing(events):
+                return await anext(events)
+
+        async def join() -> Any:
+            request = join_request(server.coordinator, 2, previous=third.secret)
+            return await server.federation.Join(request, context)
 
         disk.slow_at = "forgotten upload"
         blocking = asyncio.create_task(server.coordinator.block(2, ""))
         assert await asyncio.to_thread(disk.reached.wait, PATIENCE)
-        reasons = {(await refusal_of(call)).reason for call in calls()}
+        await server.federation.Report(pb.ReportRequest(session=third.secret, progress=pb.Progress()), context)
+        following = asyncio.create_task(follow())
+        await until_waited_for(server.engine._lock)
+        joining = asyncio.create_task(join())
+        await until_waited_for(server.engine.sessions.lock_of(2))
         disk.released.set()
         with pytest.raises(StoreError):
             await blocking
-        assert reasons <= set(TRANSIENT_REASONS)
-        for call in calls():
-            await call
+        assert (await following).HasField("round_opened")
+        assert (await joining).epoch == 2
 
 
-async def test_a_block_that_fails_lets_no_call_in_while_another_is_in_progress(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", range(3))
+async def test_of_two_blocks_at_once_the_first_may_fail_and_no_upload_is_left(place: int, tmp_path: Path) -> None:
     async with Server(FailsToForget(), tmp_path, **TWO_OF_THREE) as server:
         third = (await join_all(server))[2]
-        with server.engine.being_blocked.begun(2):
-            with pytest.raises(StoreError):
-                await server.coordinator.block(2, "")
-            refusal = await refusal_of(accept(server, third, trained_upload(2, 0, Payload())))
-        assert refusal.reason == pb.REFUSAL_REASON_BUSY
+        calls: list[Any] = [server.coordinator.block(2, ""), server.coordinator.block(2, "")]
+        calls.insert(place, accept(server, third, trained_upload(2, 0, Payload())))
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        del results[place]
+        assert isinstance(results[0], StoreError)
+        assert results[1] is True
+        assert server.coordinator.blocked == ids(2)
+        assert server.engine.state.uploaded == ids()
         assert await server.thread.run(lambda store: store.uploads(0)) == []
 
 
