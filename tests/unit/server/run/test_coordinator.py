@@ -27,6 +27,7 @@ from coordinator_runs import (
     next_event,
     refusal_of,
     trained_upload,
+    until_waited_for,
 )
 from run_machine import ids
 
@@ -93,8 +94,7 @@ async def test_joins_of_one_id_that_wait_for_each_other_are_limited(server: Serv
     most = DEFAULT_LIMITS.joins_per_client
     async with server.engine.sessions.lock_of(0):  # as while the first of them is being stored
         waiting = [asyncio.create_task(Daemon.join(server, 0)) for _ in range(most)]
-        for _ in range(5):  # until each of them waits for the lock
-            await asyncio.sleep(0)
+        await until_waited_for(server.engine.sessions.lock_of(0), callers=most)
         async with asyncio.timeout(PATIENCE):
             refusal = await refusal_of(Daemon.join(server, 0))
         assert refusal.reason == pb.REFUSAL_REASON_BUSY

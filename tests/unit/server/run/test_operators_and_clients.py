@@ -228,7 +228,7 @@ async def test_an_upload_that_is_stored_before_its_client_is_dropped_counts(tmp_
         uploading = asyncio.create_task(accept(server, third, trained_upload(2, 0, Payload())))
         assert await asyncio.to_thread(disk.reached.wait, PATIENCE)
         dropping = asyncio.create_task(server.coordinator.drop(2, ""))
-        await asyncio.sleep(0)
+        await until_waited_for(server.engine.sessions.lock_of(2))
         disk.released.set()
         await asyncio.gather(uploading, dropping)
         await server.until_round(1)

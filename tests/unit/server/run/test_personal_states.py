@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from coordinator_runs import Daemon, Server, join_all, refusal_of
+from coordinator_runs import Daemon, Server, join_all, refusal_of, until_waited_for
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_server.run.fairness import FairSlots
@@ -59,7 +59,7 @@ async def test_a_download_whose_round_closes_while_it_waits_is_refused(tmp_path:
             await daemon.work(0)
         async with server.coordinator._replies.turn(0):
             waiting = asyncio.create_task(daemons[2].download(0))
-            await asyncio.sleep(0)  # it has been admitted
+            await until_waited_for(server.coordinator._replies._free)  # it has been admitted
             await server.coordinator.report_failure(daemons[2].session, 0, pb.Failure(skips_round=True))
             await server.until_round(1)
         assert (await refusal_of(waiting)).reason == pb.REFUSAL_REASON_WRONG_ROUND
