@@ -34,7 +34,7 @@ from feddbp_server.rpc.federation import FederationService
 from feddbp_server.rpc.interceptors import CallGuard
 from feddbp_server.rpc.run_events import RunEventStreams
 from feddbp_server.rpc.status_reply import status_of
-from feddbp_server.rpc.upload import Uploads
+from feddbp_server.rpc.upload import CheckedUpload, Uploads
 from feddbp_server.run.coordinator import Coordinator
 from feddbp_server.run.engine import RunEngine
 from feddbp_server.run.limits import DEFAULT_LIMITS, Limits
@@ -259,7 +259,8 @@ def accept(server: Server, daemon: Daemon, encoded: Encoded) -> Coroutine[None, 
     """Commits an upload to round 0 that was neither admitted nor received."""
     body = encoded.body()
     header = pb.UploadHeader(session=daemon.secret, round=0, manifest=encoded.manifest)
-    return server.uploads.commit(daemon.session, header, body, decode(encoded.manifest, body))
+    payload = decode(encoded.manifest, body)
+    return server.uploads.commit(CheckedUpload(session=daemon.session, header=header, body=body, payload=payload))
 
 
 async def until_waited_for(lock: asyncio.Lock | asyncio.Semaphore, *, callers: int = 1) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, TypeAlias
 
@@ -82,6 +83,18 @@ class PartStream:
         except RefusedError:
             return limits.message_bytes
         return len(part) if isinstance(part, memoryview) else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedUpload:
+    """An upload that was received as a whole and has passed all checks of its content."""
+
+    session: Session
+    header: pb.UploadHeader
+    body: bytes
+    payload: Payload
+    announced: Announcement | None = None
+    """Of its job in the store."""
 
 
 class _Incoming:
@@ -173,7 +186,9 @@ class Uploads:
             announced = self._engine.store.announce()
             try:
                 body, payload = await self._receive(incoming, header.manifest, parts)
-                return await self.commit(session, header, body, payload, announced)
+                return await self.commit(
+                    CheckedUpload(session=session, header=header, body=body, payload=payload, announced=announced)
+                )
             finally:
                 announced.end()
 
@@ -277,38 +292,17 @@ class Uploads:
 
     # --- commit ---
 
-    async def commit(
-        self,
-        session: Session,
-        header: pb.UploadHeader,
-        body: bytes,
-        payload: Payload,
-        announced: Announcement | None = None,
-    ) -> pb.UploadReceipt:
-        """Makes a checked upload durable. What is given to the store before the round closes counts in it."""
-        return await self._engine.tasks.run_shielded(self._commit(session, header, body, payload, announced))
+    async def commit(self, upload: CheckedUpload) -> pb.UploadReceipt:
+        """Makes an upload durable. What is given to the store before the round closes counts in it."""
+        return await self._engine.tasks.run_shielded(self._commit(upload))
 
-    async def _commit(
-        self,
-        session: Session,
-        header: pb.UploadHeader,
-        body: bytes,
-        payload: Payload,
-        announced: Announcement | None,
-    ) -> pb.UploadReceipt:
+    async def _commit(self, upload: CheckedUpload) -> pb.UploadReceipt:
         # so that the store and the state agree on whether a client that is dropped or blocked has uploaded
-        async with self._engine.sessions.lock_of(session.client_id):
-            return await self._commit_alone(session, header, body, payload, announced)
+        async with self._engine.sessions.lock_of(upload.session.client_id):
+            return await self._store_upload(upload)
 
-    async def _commit_alone(
-        self,
-        session: Session,
-        header: pb.UploadHeader,
-        body: bytes,
-        payload: Payload,
-        announced: Announcement | None,
-    ) -> pb.UploadReceipt:
-        engine, manifest = self._engine, header.manifest
+    async def _store_upload(self, upload: CheckedUpload) -> pb.UploadReceipt:
+        engine, session, header, manifest = self._engine, upload.session, upload.header, upload.header.manifest
         # nothing is awaited from here until the store has the job: the round is open when it gets the upload
         if not engine.sessions.is_current(session):
             raise _superseded()
@@ -321,11 +315,13 @@ class Uploads:
         )
         report = report_record(session, header.round, header.metrics) if header.HasField("metrics") else None
         fault_point("server.upload.received")
-        before, is_new_report = await engine.store.run(lambda store: _save_once(store, record, body, report), announced)
+        before, is_new_report = await engine.store.run(
+            lambda store: _save_once(store, record, upload.body, report), upload.announced
+        )
         fault_point("server.upload.committed")
         session.last_seen = engine.clock()
         if before is None:
-            engine.aggregator.cache(header.round, session.client_id, payload)
+            engine.aggregator.cache(header.round, session.client_id, upload.payload)
             engine.event_log.accepted(session, header.round, manifest)
             engine.history.upload_ended(session.client_id, header.round)
         if report is not None and is_new_report:
