@@ -86,15 +86,26 @@ def test_damaged_lines_do_not_hide_the_progress_of_an_interrupted_cell(
     assert (found["state"], found["completed_rounds"], found["accuracy"]) == ("interrupted", 1, 0.25)
 
 
-@pytest.mark.parametrize("content", [*NOT_JSON, "{}", '{"outcome": "finished", "config": []}'])
-def test_damaged_results_of_a_server_fail_its_cell(output: OutputDir, cells: list[Cell], content: str) -> None:
+@pytest.mark.parametrize("content", [*NOT_JSON, "{}"])
+def test_damaged_results_of_a_server_are_named_and_its_run_begins_again(
+    output: OutputDir, cells: list[Cell], content: str
+) -> None:
     directory = interrupted(output, cells[0])
     (directory.path / "server" / SUMMARY_NAME).write_text(content)
-    if "outcome" not in content:
-        with pytest.raises(DamagedCellError, match=f"the results in cells/{cells[0].id} are damaged: "):
-            directory.collect_results(keep_state=False)
-        assert directory.state is CellState.INTERRUPTED
+    with pytest.raises(DamagedCellError, match=f"the results in cells/{cells[0].id} are damaged: "):
+        directory.collect_results(keep_state=False)
+    assert directory.state is CellState.INTERRUPTED
     directory.prepare(cells[0].run)
+    assert not (directory.path / "server").exists()
+
+
+def test_the_state_of_a_finished_server_is_kept_whatever_else_its_summary_says(
+    output: OutputDir, cells: list[Cell]
+) -> None:
+    directory = interrupted(output, cells[0])
+    (directory.path / "server" / SUMMARY_NAME).write_text('{"outcome": "finished", "config": []}')
+    directory.prepare(cells[0].run)
+    assert (directory.path / "server").exists()
 
 
 @pytest.mark.parametrize("change", [{"config": []}, {"config": None}, {"accuracy": 5}, {"accuracy": {"best": [1]}}])
