@@ -18,6 +18,10 @@ from feddbp_common.config.training import TrainingConfig
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.methods import METHODS, method_named
 from feddbp_common.methods.feddbp import FedDBPSettings
+from feddbp_common.methods.fedgen import LABEL_COUNTS
+from feddbp_common.methods.fedlfp import GLOBAL_PROTOTYPES
+from feddbp_common.methods.fpl import CLUSTER_CLASSES, CLUSTER_PROTOTYPES
+from feddbp_common.methods.frozen import NOISE
 from feddbp_common.wire import PayloadRules, PrototypeRule, WireType
 
 positive = st.floats(1e-300, 1e300)
@@ -412,6 +416,8 @@ def test_the_number_of_classes_follows_from_the_data_set_or_the_class_names() ->
 
 # --- methods and model groups ---
 
+PRESETS = [(name, preset) for name, method in METHODS.items() for preset in method.presets]
+
 
 def test_every_method_is_registered_under_its_name_with_strategy_and_trainer() -> None:
     for name, method in METHODS.items():
@@ -427,6 +433,17 @@ def test_every_method_is_registered_under_its_name_with_strategy_and_trainer() -
 def test_the_strategy_of_every_method_can_be_loaded() -> None:
     for method in METHODS.values():
         assert method.load_strategy().__module__ == method.strategy.partition(":")[0]
+
+
+NOT_WEIGHTS = frozenset({CLUSTER_PROTOTYPES, CLUSTER_CLASSES, GLOBAL_PROTOTYPES, LABEL_COUNTS, NOISE})
+"""Tensors of downloads that belong to no network."""
+
+
+@pytest.mark.parametrize("method", [*METHODS, *(f"{method}:{preset}" for method, preset in PRESETS)])
+def test_a_method_whose_downloads_have_weights_says_so(method: str) -> None:
+    run = RunConfig(method=method)
+    weights = {rule.name for rule in run.download_rules.tensors} - NOT_WEIGHTS
+    assert run.method_spec.exchanges_weights(run.settings) == bool(weights)
 
 
 def test_architectures_are_assigned_by_client_id() -> None:
@@ -447,9 +464,6 @@ def test_architectures_are_assigned_by_client_id() -> None:
         ("vit_b_32", "tanh768"),
         ("cnn4", "linear"),
     ]
-
-
-PRESETS = [(name, preset) for name, method in METHODS.items() for preset in method.presets]
 
 
 @pytest.mark.parametrize(("method", "preset"), PRESETS)
