@@ -27,6 +27,7 @@ from feddbp_common.config.privacy_rules import (
 )
 from feddbp_common.config.protobuf import to_message, values_in
 from feddbp_common.config.public_model import PublicModel
+from feddbp_common.config.round_rules import check_last_state, check_newcomers, check_own_state, check_stopping
 from feddbp_common.config.training import TrainingConfig
 from feddbp_common.config.types import REFERENCE_MARK, UINT32_MAX
 from feddbp_common.errors import ConfigurationError
@@ -187,67 +188,11 @@ class RunConfig(PublicModel):
         return self
 
     @model_validator(mode="after")
-    def _uploads_suffice_without_exchange(self) -> Self:
-        if self.finetune_rounds >= self.rounds and self.finetune_rounds:
-            raise ConfigurationError(f"finetune_rounds is {self.finetune_rounds}, but the run has {self.rounds} rounds")
-        fine_tunes_alone = self.finetune_rounds > 0 and self.finetune_state == "own"
-        alone = self.exchange == "off" or fine_tunes_alone or self.newcomers > 0
-        if alone and self.method_spec.has_history(self.settings):
-            only_fine_tunes = self.exchange == "on" and not self.newcomers
-            keeps_last = only_fine_tunes and not self.method_spec.exchanges_weights(self.settings)
-            raise ConfigurationError(
-                f"{self.method} has no rounds without exchange: its server keeps a state that no single upload gives"
-                + ("; in fine-tuning, finetune_state = last keeps it" if keeps_last else "")
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _last_state_serves_fine_tuning(self) -> Self:
-        if self.finetune_state == "own":
-            return self
-        if not self.finetune_rounds:
-            raise ConfigurationError("finetune_state is last, but the run has no finetune_rounds")
-        if self.exchange == "off" or self.newcomers:
-            other = "newcomers" if self.newcomers else "exchange = off"
-            raise ConfigurationError(f"finetune_state = last needs a state that all clients share; leave out {other}")
-        if self.method_spec.exchanges_weights(self.settings):
-            raise ConfigurationError(
-                f"with finetune_state = last clients of {self.method} would begin each round of fine-tuning with the "
-                "weights of the last exchange, and lose what they have tuned"
-            )
-        if self.method_spec.subtracts_own_upload(self.settings):
-            # the server keeps a client's newest upload alone, which is not the one in the state
-            raise ConfigurationError(
-                f"with finetune_state = last and these settings of {self.method} a client's own share could not be "
-                "taken out of the last state once it has uploaded again; leave finetune_state at own"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _last_rounds_come(self) -> Self:
-        if self.stop_after and (self.finetune_rounds or self.newcomers):
-            raise ConfigurationError(
-                "stop_after may end the run before its last rounds, which finetune_rounds and newcomers need"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _newcomers_fit(self) -> Self:
-        if bool(self.newcomers) != bool(self.newcomer_rounds):
-            raise ConfigurationError("newcomers need both a number of them and rounds of their own")
-        if self.newcomer_samples and not self.newcomers:
-            raise ConfigurationError("newcomer_samples is given, but the run has no newcomers")
-        if not self.newcomers:
-            return self
-        if self.newcomers >= self.clients:
-            raise ConfigurationError(f"{self.newcomers} of {self.clients} clients are newcomers; some must not be")
-        if self.newcomer_rounds >= self.rounds:
-            raise ConfigurationError(f"newcomer_rounds is {self.newcomer_rounds}, but the run has {self.rounds} rounds")
-        if self.finetune_rounds >= self.newcomer_rounds:
-            raise ConfigurationError(
-                f"newcomer_rounds is {self.newcomer_rounds} and finetune_rounds {self.finetune_rounds}: "
-                "no round is left in which newcomers receive anything"
-            )
+    def _special_rounds_fit(self) -> Self:
+        check_own_state(self)
+        check_last_state(self)
+        check_stopping(self)
+        check_newcomers(self)
         return self
 
     def exchanges_in(self, round_number: int) -> bool:

@@ -1,0 +1,74 @@
+"""Rules for the rounds of a run without exchange, with fine-tuning and with newcomers: which of them go together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from feddbp_common.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from feddbp_common.config.run import RunConfig
+
+
+def check_own_state(run: RunConfig) -> None:
+    """Raises if no round is left with exchange, or one without gives the method too little."""
+    if run.finetune_rounds >= run.rounds and run.finetune_rounds:
+        raise ConfigurationError(f"finetune_rounds is {run.finetune_rounds}, but the run has {run.rounds} rounds")
+    fine_tunes_alone = run.finetune_rounds > 0 and run.finetune_state == "own"
+    alone = run.exchange == "off" or fine_tunes_alone or run.newcomers > 0
+    if alone and run.method_spec.has_history(run.settings):
+        only_fine_tunes = run.exchange == "on" and not run.newcomers
+        keeps_last = only_fine_tunes and not run.method_spec.exchanges_weights(run.settings)
+        raise ConfigurationError(
+            f"{run.method} has no rounds without exchange: its server keeps a state that no single upload gives"
+            + ("; in fine-tuning, finetune_state = last keeps it" if keeps_last else "")
+        )
+
+
+def check_last_state(run: RunConfig) -> None:
+    """Raises unless the state after the last exchange, where it is kept, is of use in fine-tuning."""
+    if run.finetune_state == "own":
+        return
+    if not run.finetune_rounds:
+        raise ConfigurationError("finetune_state is last, but the run has no finetune_rounds")
+    if run.exchange == "off" or run.newcomers:
+        other = "newcomers" if run.newcomers else "exchange = off"
+        raise ConfigurationError(f"finetune_state = last needs a state that all clients share; leave out {other}")
+    if run.method_spec.exchanges_weights(run.settings):
+        raise ConfigurationError(
+            f"with finetune_state = last clients of {run.method} would begin each round of fine-tuning with the "
+            "weights of the last exchange, and lose what they have tuned"
+        )
+    if run.method_spec.subtracts_own_upload(run.settings):
+        # the server keeps a client's newest upload alone, which is not the one in the state
+        raise ConfigurationError(
+            f"with finetune_state = last and these settings of {run.method} a client's own share could not be "
+            "taken out of the last state once it has uploaded again; leave finetune_state at own"
+        )
+
+
+def check_stopping(run: RunConfig) -> None:
+    """Raises if the run may end before its last rounds."""
+    if run.stop_after and (run.finetune_rounds or run.newcomers):
+        raise ConfigurationError(
+            "stop_after may end the run before its last rounds, which finetune_rounds and newcomers need"
+        )
+
+
+def check_newcomers(run: RunConfig) -> None:
+    """Raises unless newcomers have rounds of their own, after others, in which they receive something."""
+    if bool(run.newcomers) != bool(run.newcomer_rounds):
+        raise ConfigurationError("newcomers need both a number of them and rounds of their own")
+    if run.newcomer_samples and not run.newcomers:
+        raise ConfigurationError("newcomer_samples is given, but the run has no newcomers")
+    if not run.newcomers:
+        return
+    if run.newcomers >= run.clients:
+        raise ConfigurationError(f"{run.newcomers} of {run.clients} clients are newcomers; some must not be")
+    if run.newcomer_rounds >= run.rounds:
+        raise ConfigurationError(f"newcomer_rounds is {run.newcomer_rounds}, but the run has {run.rounds} rounds")
+    if run.finetune_rounds >= run.newcomer_rounds:
+        raise ConfigurationError(
+            f"newcomer_rounds is {run.newcomer_rounds} and finetune_rounds {run.finetune_rounds}: "
+            "no round is left in which newcomers receive anything"
+        )
