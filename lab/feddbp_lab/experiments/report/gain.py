@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from feddbp_lab.experiments.plan import Plan
 from feddbp_lab.experiments.report.outcomes import CellResult, Outcomes
 from feddbp_lab.experiments.run_options import titles_of
 from feddbp_lab.results.pictures.figure import Picture
 from feddbp_lab.results.pictures.run_pictures import draw_gain
+from feddbp_lab.results.splits import LOCAL, method_options_of, split_of
 
-_LOCAL: Final = "local"
-_OF_METHOD: Final = ("method", "guide", "finetune")
-"""Beginnings of the names of options by which a method may differ from local training; FedTGP has no fine-tuning."""
 _SHOWN: Final = "feddbp"
 """The method that is compared, if the experiment has it; else its first."""
 
@@ -22,15 +20,17 @@ def gain_picture(plan: Plan, outcomes: Outcomes) -> Picture | None:
     """None unless a method and `local` have done the same splits, and test samples are part of the report."""
     if any(part.report.value != "test" for part in plan.parts):
         return None
-    local = {_split(found): found for found in outcomes.done.values() if found.options.get("method") == _LOCAL}
-    compared = [found for found in outcomes.done.values() if _split(found) in local and not _is_local(found)]
+    done = outcomes.done.values()
+    local = {split_of(found.options): found for found in done if found.options["method"] == LOCAL}
+    others = [found for found in done if found.options["method"] != LOCAL]
+    compared = [found for found in others if split_of(found.options) in local]
     if not compared:
         return None
     methods = [found.options["method"] for found in compared]
     method = _SHOWN if _SHOWN in methods else methods[0]
     first = next(found for found in compared if found.options["method"] == method)
-    same = [found for found in compared if _settings(found) == _settings(first)]
-    rows = [row for found in same for row in _pairs(found, local[_split(found)])]
+    same = [found for found in compared if method_options_of(found.options) == method_options_of(first.options)]
+    rows = [row for found in same for row in _pairs(found, local[split_of(found.options)])]
     if not rows:
         return None
     title = list(titles_of(first.options).values())[-1]
@@ -44,24 +44,6 @@ def gain_picture(plan: Plan, outcomes: Outcomes) -> Picture | None:
         draw=partial(draw_gain, pairs=dict(enumerate(rows)), ours=title),
         aspect=0.4,
     )
-
-
-def _is_local(found: CellResult) -> bool:
-    return bool(found.options.get("method") == _LOCAL)
-
-
-def _split(found: CellResult) -> tuple[Any, ...]:
-    """What has to agree for two cells to have the same clients, data and training."""
-    return _options(found, of_method=False)
-
-
-def _settings(found: CellResult) -> tuple[Any, ...]:
-    return _options(found, of_method=True)
-
-
-def _options(found: CellResult, *, of_method: bool) -> tuple[Any, ...]:
-    chosen = {name: str(value) for name, value in found.options.items() if name.startswith(_OF_METHOD) == of_method}
-    return tuple(sorted(chosen.items()))
 
 
 def _pairs(found: CellResult, local: CellResult) -> list[tuple[float, float]]:
