@@ -51,14 +51,15 @@ def _with_kept_seeds(plan: Plan, source: OutputDir, target: OutputDir) -> Plan:
         return plan
     check_same_options(kept, plan, target, remedy="pack it into another directory")
     seeds = [seed for seed in started_seeds(kept, target) if seed not in plan.seeds]
-    if seeds and not plan.is_extended_by(kept):
+    if not seeds:
+        return plan
+    if not plan.is_extended_by(kept):
         names = ", ".join(map(str, seeds))
         raise ConfigurationError(
             f"{target.name} holds {plan.name} with seed {names}, which this one lacks, and {plan.name} has changed "
             f"since; run feddbp experiment plan with these seeds, too, or pack it into another directory"
         )
-    if seeds:
-        _check_same_runs(plan, source, kept, target)
+    _check_same_runs(plan, source, kept, target)
     return plan.with_seeds_of(kept, seeds)
 
 

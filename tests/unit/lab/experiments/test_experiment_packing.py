@@ -107,6 +107,13 @@ def test_seeds_that_were_packed_earlier_stay_in_the_plan_and_in_the_list_of_cell
     assert [cell.id for cell in target.planned_cells("small")] == list(expected.cells)
 
 
+def test_a_grid_that_has_grown_replaces_the_kept_one_of_the_same_seeds(tmp_path: Path) -> None:
+    target = seeds_run(tmp_path / "target", 0)
+    grown = {"axes": {"method": ["local", "fedproto", "feddbp", "fd"], "data": {"alpha": [0.1, 1.0]}}}
+    assert len(pack(seeds_run(tmp_path / "source", 0, **grown), target)) == 2
+    assert target.plan("small") == expand(spec(**grown), seeds=(0,)).plan
+
+
 def test_a_planned_seed_of_which_nothing_was_run_is_replaced(tmp_path: Path) -> None:
     target, _ = planned(tmp_path / "target", seeds=(7,))
     pack(seeds_run(tmp_path / "source", 1), target)
