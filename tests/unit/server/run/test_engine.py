@@ -95,7 +95,8 @@ async def test_the_summary_is_of_this_run(server: Server, tmp_path: Path) -> Non
     assert [entry["architecture"] for entry in summary["per_client"]] == ["net0", "net1", "net2"]
 
 
-async def test_reports_that_arrive_after_the_end_are_in_the_summary(server: Server, tmp_path: Path) -> None:
+async def stopped_with_one_report(server: Server) -> list[Daemon]:
+    """A run that is over while all clients but the first have not sent their report on the last round."""
     daemons = await join_all(server)
     for number in range(ROUNDS):
         for daemon in daemons:
@@ -104,6 +105,11 @@ async def test_reports_that_arrive_after_the_end_are_in_the_summary(server: Serv
     await daemons[0].report(ROUNDS)
     await server.coordinator.stop("enough")
     await server.until_over()
+    return daemons
+
+
+async def test_reports_that_arrive_after_the_end_are_in_the_summary(server: Server, tmp_path: Path) -> None:
+    daemons = await stopped_with_one_report(server)
     before = summary_of(tmp_path)
     assert before["curve"][-1]["evaluated"] == 1
     await asyncio.gather(*(daemon.report(ROUNDS) for daemon in daemons))
@@ -116,14 +122,7 @@ async def test_reports_that_arrive_after_the_end_are_in_the_summary(server: Serv
 
 async def test_a_report_that_arrives_after_a_restart_does_not_count_the_time_since_the_end(tmp_path: Path) -> None:
     async with Server(SqliteStore(tmp_path), tmp_path) as server:
-        daemons = await join_all(server)
-        for number in range(ROUNDS):
-            for daemon in daemons:
-                await daemon.work(number)
-            await server.until_round(number + 1)
-        await daemons[0].report(ROUNDS)
-        await server.coordinator.stop("enough")
-        await server.until_over()
+        daemons = await stopped_with_one_report(server)
         before = summary_of(tmp_path)
         await server.coordinator.leave(daemons[0].session, "done")
     async with Server(SqliteStore(tmp_path), tmp_path) as restarted:
