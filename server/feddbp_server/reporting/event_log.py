@@ -276,15 +276,15 @@ class EventLog:
                     log.warning("the upload of %s to %s was %s", self.shown(client), where, text)
                     self.incident(client, f"upload to {where} was {text}")
 
-    def resumed(self, state: RunState) -> None:
+    def resumed(self, state: RunState, *, extendable: bool) -> None:
         """A run was found in the state directory."""
         if state.phase.is_final:
             log.warning(
-                "the run in this state directory %s after %d rounds: %s; more --rounds extend it, another run needs "
-                "another --state-dir",
+                "the run in this state directory %s after %d rounds: %s; %sanother run needs another --state-dir",
                 state.phase.value,
                 state.round,
                 state.reason,
+                "more --rounds extend it, " if extendable else "",
             )
             return
         self.rounds.resumed(state.selected)

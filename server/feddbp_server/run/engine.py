@@ -30,7 +30,7 @@ from feddbp_server.reporting.summary import RunOutcome
 from feddbp_server.run.client_events import run_ended
 from feddbp_server.run.concurrency import BackgroundTasks, Broadcast
 from feddbp_server.run.durations import PhaseTimes
-from feddbp_server.run.extension import open_run
+from feddbp_server.run.extension import may_be_extended, open_run
 from feddbp_server.run.final_results import FinalResults
 from feddbp_server.run.limits import Limits
 from feddbp_server.run.lost_clients import LostClients
@@ -189,7 +189,7 @@ class RunEngine:
             joined=frozenset(record.client_id for record in clients),
             last_join=self.clock(),
         )
-        self.event_log.resumed(self.state)
+        self.event_log.resumed(self.state, extendable=may_be_extended(self.state, self.config.rounds, self.config))
         for session in self.sessions.all():
             if session.client_id in self.state.members and self.sessions.is_current(session):
                 self.lost_clients.watch(session)

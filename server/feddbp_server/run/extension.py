@@ -74,16 +74,32 @@ def _is_extension(state: RunState, rounds_before: int, rounds: int, *, reopen: b
     return rounds > rounds_before or state.phase.is_final
 
 
+def may_be_extended(state: RunState, rounds_before: int, config: RunConfig) -> bool:
+    """Whether more rounds would follow those with exchange, and not rounds that are to be the last ones."""
+    last_rounds = _last_rounds(config)
+    return not last_rounds or state.round <= rounds_before - last_rounds
+
+
+def _last_rounds(config: RunConfig) -> int:
+    return max(config.finetune_rounds, config.newcomer_rounds)
+
+
 def _check_extension(state: RunState, rounds_before: int, config: RunConfig) -> None:
+    last_rounds = _last_rounds(config)
+    if last_rounds and state.phase is Phase.FINISHED:
+        kind = "newcomer" if config.newcomer_rounds else "fine-tuning"
+        raise ConfigurationError(
+            f"the run has finished with {last_rounds} {kind} rounds and cannot be extended; "
+            "a longer one is a new run, with another --state-dir"
+        )
     if config.rounds <= state.round:
         raise ConfigurationError(
             f"--rounds is {config.rounds}, but the run in the state directory has completed {state.round} rounds; "
             f"give more than that to extend it"
         )
-    last_rounds = max(config.finetune_rounds, config.newcomer_rounds)
     if not last_rounds or rounds_before == config.rounds:
         return
-    if state.round > rounds_before - last_rounds:
+    if not may_be_extended(state, rounds_before, config):
         raise ConfigurationError(
             f"the run is in its last {last_rounds} rounds, which finetune_rounds or newcomer_rounds set apart; "
             "it can be extended only before them"

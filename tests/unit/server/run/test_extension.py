@@ -10,8 +10,9 @@ from coordinator_runs import CONFIG, ROUNDS, Daemon, Server, join_all, metrics_o
 
 from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import ConfigurationError
-from feddbp_server.run.state_machine.state import Phase
-from feddbp_server.store import MemoryStore, RunMismatchError, SqliteStore, Store
+from feddbp_server.run.snapshot import RunSnapshot
+from feddbp_server.run.state_machine.state import Phase, RunState
+from feddbp_server.store import ClientRecord, MemoryStore, RunMismatchError, SqliteStore, Store
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -109,11 +110,42 @@ async def test_a_run_that_goes_on_is_not_cut_short(tmp_path: Path) -> None:
 
 async def test_a_run_in_its_last_rounds_of_their_own_kind_is_not_extended(tmp_path: Path) -> None:
     store = MemoryStore()
-    config = longer(ROUNDS, finetune_rounds=1)
-    async with Server(store, tmp_path, config=config) as server:
-        await whole_run(server)
+    async with Server(store, tmp_path, config=longer(4, finetune_rounds=3)) as server:
+        daemons = await join_all(server)
+        for number in range(2):
+            for daemon in daemons:
+                await daemon.work(number)
+            await server.until_round(number + 1)
+        await server.coordinator.stop("enough")
     with pytest.raises(ConfigurationError, match="extended only before them"):
-        await Server(store, tmp_path, config=longer(5, finetune_rounds=1)).__aenter__()
+        await Server(store, tmp_path, config=longer(5, finetune_rounds=3)).__aenter__()
+
+
+@pytest.mark.parametrize(
+    ("last_rounds", "kind"),
+    [({"finetune_rounds": 1}, "fine-tuning"), ({"newcomers": 1, "newcomer_rounds": 1}, "newcomer")],
+)
+async def test_a_run_that_has_finished_with_such_rounds_needs_a_new_one(
+    last_rounds: dict[str, Any], kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = RunState(phase=Phase.FINISHED, round=ROUNDS, reason="all rounds are done")
+    config = longer(ROUNDS, **last_rounds)
+    store = MemoryStore()
+    store.open_run("run", config.canonical_json())
+    store.save_snapshot(RunSnapshot(state=state, seconds=1.0).to_json())
+    store.save_client(ClientRecord(0, 1, b"", b"", b""))
+    async with Server(store, tmp_path, config=config):
+        assert "all rounds are done; another run needs another --state-dir" in caplog.text
+    with pytest.raises(ConfigurationError, match=f"has finished with 1 {kind} rounds and cannot be extended; a longer"):
+        await Server(store, tmp_path, config=longer(5, **last_rounds)).__aenter__()
+
+
+async def test_a_finished_run_says_that_more_rounds_extend_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = MemoryStore()
+    async with Server(store, tmp_path) as server:
+        await whole_run(server)
+    async with Server(store, tmp_path):
+        assert "all rounds are done; more --rounds extend it, another run needs another --state-dir" in caplog.text
 
 
 async def test_rounds_with_exchange_do_not_become_rounds_of_fine_tuning(tmp_path: Path) -> None:
