@@ -79,7 +79,7 @@ class Store(ABC):
         A run that no client has joined gives way to another one: a start that failed does not occupy the store.
 
         Raises:
-            RunMismatchError: the store holds another run; the message names the differences.
+            RunMismatchError: the store holds another run; the message names differences.
         """
 
     @abstractmethod
@@ -195,17 +195,26 @@ class Store(ABC):
 
 OTHER_RUN: Final = "the state directory holds another run"
 """With this the message of RunMismatchError begins."""
+_MOST_DIFFERENCES: Final = 5
+"""Settings that the message lists; the rest are counted."""
 
 
 def refuse_other_run(*, stored: str, given: str) -> NoReturn:
-    differences = "; ".join(_differences(json.loads(stored), json.loads(given)))
-    raise RunMismatchError(f"{OTHER_RUN} ({differences}); give --state-dir alone to resume it, or another one")
+    before, now = json.loads(stored), json.loads(given)
+    if before.get("method") != now.get("method"):
+        # settings of two methods say nothing of each other
+        before, now = ({**config, "method_settings": {}} for config in (before, now))
+    found = sorted(_differences(before, now), key=lambda difference: difference[0].count("."))
+    listed = "; ".join(text for _, text in found[:_MOST_DIFFERENCES])
+    more = f"; and {len(found) - _MOST_DIFFERENCES} more" if len(found) > _MOST_DIFFERENCES else ""
+    raise RunMismatchError(f"{OTHER_RUN} ({listed}{more}); give --state-dir alone to resume it, or another one")
 
 
-def _differences(stored: Mapping[str, Any], given: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def _differences(stored: Mapping[str, Any], given: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yields the paths of settings that differ, sorted, with the text that says how."""
     for key in sorted({*stored, *given}):
         old, new = stored.get(key), given.get(key)
         if isinstance(old, dict) and isinstance(new, dict):
             yield from _differences(old, new, f"{prefix}{key}.")
         elif old != new:
-            yield f"{prefix}{key} is {old!r} there and {new!r} here"
+            yield f"{prefix}{key}", f"{prefix}{key} is {old!r} there and {new!r} here"
