@@ -315,11 +315,12 @@ def test_an_unknown_method_is_answered_with_a_similar_one_or_all(given_name: str
         ),
         (
             {"method": "fedavg", "finetune_state": "last", "finetune_rounds": 2},
-            "with finetune_state = last clients of fedavg would begin each round of fine-tuning with the weights",
+            "with finetune_state = last clients of fedavg would begin each round of fine-tuning with the weights of "
+            "the last exchange, and lose what they have tuned; leave finetune_state at own",
         ),
         (
             {"method_settings": {"guided": True}, "finetune_state": "last", "finetune_rounds": 2},
-            "with finetune_state = last clients of feddbp would begin each round of fine-tuning with the weights",
+            "with finetune_state = last clients of feddbp with guided = true would begin each round of fine-tuning",
         ),
         (
             {
@@ -328,7 +329,8 @@ def test_an_unknown_method_is_answered_with_a_similar_one_or_all(given_name: str
                 "finetune_state": "last",
                 "finetune_rounds": 2,
             },
-            "with finetune_state = last and these settings of fd a client's own share could not be taken out",
+            "with finetune_state = last the server of fd with leave_one_out = true could not take a client's own "
+            "share out of the last state once it has uploaded again; leave finetune_state at own",
         ),
         (
             {"method": "fedkd", "data": {"dataset": "custom", "classes": 3, "image_size": 8}},
