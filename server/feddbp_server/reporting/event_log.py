@@ -299,6 +299,8 @@ class EventLog:
     def effect(self, effect: Effect) -> None:
         match effect:
             case RoundOpened(number, selected):
+                if begins := self.rounds.finetuning(number):
+                    log.info("%s", begins)
                 # of later rounds, the line of the round before says enough
                 log.log(logging.DEBUG if number else logging.INFO, "%s", self.rounds.opened(number, selected))
             case RunBegan(members, missing):

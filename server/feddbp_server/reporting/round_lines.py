@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
-from typing import Final
+from typing import Final, Literal
 
 from feddbp_common.evaluation import CurrentAccuracy, accuracy_over_clients, share_of_clients
 from feddbp_common.humanize import client_names, human_seconds, round_name
@@ -31,9 +31,19 @@ class ClosedRound:
 class RoundLines:
     """Names rounds, and measures them."""
 
-    def __init__(self, *, rounds: int, clients: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        *,
+        rounds: int,
+        clients: int,
+        clock: Callable[[], float],
+        finetune_rounds: int = 0,
+        finetune_state: Literal["own", "last"] = "own",
+    ) -> None:
         self._rounds = rounds
         self._clients = clients
+        self._first_of_finetuning = rounds - finetune_rounds if finetune_rounds else None
+        self._finetune_state = finetune_state
         self._clock = clock
         self._selected: frozenset[int] = frozenset()
         self._opened_at: float | None = None
@@ -46,6 +56,15 @@ class RoundLines:
     def opened(self, number: int, selected: frozenset[int]) -> str:
         self._selected, self._opened_at = selected, self._clock()
         return f"{self.name(number)} is open for {len(selected)} of {self._clients} clients"
+
+    def finetuning(self, number: int) -> str | None:
+        """What to say when the first round of fine-tuning opens; None of any other."""
+        if number != self._first_of_finetuning:
+            return None
+        first = number + 1
+        which = f"rounds {first} to {self._rounds}" if first < self._rounds else f"round {first}"
+        state = f", with the state after round {number}" if self._finetune_state == "last" else ""
+        return f"{which}: fine-tuning, without exchange{state}"
 
     def resumed(self, selected: frozenset[int]) -> None:
         """A round that an earlier server opened."""

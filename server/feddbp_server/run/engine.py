@@ -99,7 +99,13 @@ class RunEngine:
         )
         self.event_log = EventLog(
             records.audit,
-            rounds=RoundLines(rounds=policy.rounds, clients=config.clients, clock=clock),
+            rounds=RoundLines(
+                rounds=policy.rounds,
+                clients=config.clients,
+                clock=clock,
+                finetune_rounds=config.finetune_rounds if config.exchange == "on" else 0,
+                finetune_state=config.finetune_state,
+            ),
             names=self.sessions.name,
             limits=limits,
             changed=self.status_changed.publish,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from run_machine import ids
 
@@ -33,6 +35,27 @@ def closed(number: int, uploaded: frozenset[int], accuracy: CurrentAccuracy | No
 def test_rounds_are_counted_from_one_and_the_last_evaluation_is_none(lines: RoundLines) -> None:
     assert [lines.name(number) for number in (0, 3, 4)] == ["round 1/4", "round 4/4", "the final evaluation"]
     assert lines.opened(0, ids(0, 1)) == "round 1/4 is open for 2 of 3 clients"
+
+
+@pytest.mark.parametrize(
+    ("finetune", "number", "text"),
+    [
+        ({"finetune_rounds": 2}, 2, "rounds 3 to 4: fine-tuning, without exchange"),
+        ({"finetune_rounds": 1}, 3, "round 4: fine-tuning, without exchange"),
+        (
+            {"finetune_rounds": 2, "finetune_state": "last"},
+            2,
+            "rounds 3 to 4: fine-tuning, without exchange, with the state after round 2",
+        ),
+        ({"finetune_rounds": 2}, 1, None),
+        ({"finetune_rounds": 2}, 3, None),
+        ({}, 4, None),
+    ],
+)
+def test_the_first_round_of_fine_tuning_says_so(
+    finetune: dict[str, Any], number: int, text: str | None, clock: Clock
+) -> None:
+    assert RoundLines(rounds=4, clients=3, clock=clock, **finetune).finetuning(number) == text
 
 
 def test_a_closed_round_says_who_uploaded_how_long_it_took_and_what_is_left(lines: RoundLines, clock: Clock) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +149,10 @@ async def test_a_finished_run_says_that_more_rounds_extend_it(tmp_path: Path, ca
         assert "all rounds are done; more --rounds extend it, another run needs another --state-dir" in caplog.text
 
 
-async def test_rounds_with_exchange_do_not_become_rounds_of_fine_tuning(tmp_path: Path) -> None:
+async def test_rounds_with_exchange_do_not_become_rounds_of_fine_tuning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "feddbp.server")
     store = MemoryStore()
     async with Server(store, tmp_path, config=longer(10, finetune_rounds=2)) as server:
         daemons = await join_all(server)
@@ -161,6 +165,7 @@ async def test_rounds_with_exchange_do_not_become_rounds_of_fine_tuning(tmp_path
         await Server(store, tmp_path, config=longer(4, finetune_rounds=2)).__aenter__()
     async with Server(store, tmp_path, config=longer(5, finetune_rounds=2)) as shorter:
         await go_on(shorter, 3, 5)
+    assert caplog.messages.count("rounds 4 to 5: fine-tuning, without exchange") == 1
 
 
 async def test_a_schedule_over_the_whole_run_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
