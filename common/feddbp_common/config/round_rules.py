@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 def check_own_state(run: RunConfig) -> None:
     """Raises if no round is left with exchange, or one without gives the method too little."""
     if run.finetune_rounds >= run.rounds and run.finetune_rounds:
-        raise ConfigurationError(f"finetune_rounds is {run.finetune_rounds}, but the run has {run.rounds} rounds")
+        raise ConfigurationError(
+            f"finetune_rounds is {run.finetune_rounds}, but the run has {run.rounds} rounds; it must be less"
+        )
     fine_tunes_alone = run.finetune_rounds > 0 and run.finetune_state == "own"
     alone = run.exchange == "off" or fine_tunes_alone or run.newcomers > 0
     if alone and run.method_spec.has_history(run.settings):
@@ -85,7 +87,9 @@ def check_newcomers(run: RunConfig) -> None:
     if run.newcomers >= run.clients:
         raise ConfigurationError(f"{run.newcomers} of {run.clients} clients are newcomers; some must not be")
     if run.newcomer_rounds >= run.rounds:
-        raise ConfigurationError(f"newcomer_rounds is {run.newcomer_rounds}, but the run has {run.rounds} rounds")
+        raise ConfigurationError(
+            f"newcomer_rounds is {run.newcomer_rounds}, but the run has {run.rounds} rounds; it must be less"
+        )
     if run.finetune_rounds >= run.newcomer_rounds:
         raise ConfigurationError(
             f"newcomer_rounds is {run.newcomer_rounds} and finetune_rounds {run.finetune_rounds}: "

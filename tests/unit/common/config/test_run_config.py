@@ -296,10 +296,17 @@ def test_an_unknown_method_is_answered_with_a_similar_one_or_all(given_name: str
         ({"data": {"dataset": "cifar10", "classes": 100}}, "cifar10 has 10 classes, not 100"),
         ({"data": {"dataset": "custom", "classes": 3, "class_names": "a,b"}}, "2 class names for 3 classes"),
         ({"data": {"dataset": "custom", "class_names": "a,b,a"}}, "a class name is given twice"),
+        (
+            {"finetune_rounds": 5, "rounds": 5},
+            "finetune_rounds is 5, but the run has 5 rounds; it must be less",
+        ),
         ({"newcomers": 2}, "newcomers need both a number of them and rounds of their own"),
         ({"newcomer_samples": 60}, "newcomer_samples is given, but the run has no newcomers"),
         ({"newcomers": 20, "newcomer_rounds": 1}, "20 of 20 clients are newcomers; some must not be"),
-        ({"newcomers": 1, "newcomer_rounds": 100}, "newcomer_rounds is 100, but the run has 100 rounds"),
+        (
+            {"newcomers": 1, "newcomer_rounds": 100},
+            "newcomer_rounds is 100, but the run has 100 rounds; it must be less",
+        ),
         (
             {"newcomers": 1, "newcomer_rounds": 8, "finetune_rounds": 8},
             "newcomer_rounds is 8 and finetune_rounds 8: no round is left in which newcomers receive anything",
