@@ -83,8 +83,8 @@ def similar_names(name: str, known: Iterable[str], *, most: int = 1, prefix: str
     """Returns the known names that are close, the closest first.
 
     Close is what other tools call `name`, a typo of it, and a name of which it is a part: `--epochs` of
-    `--local-epochs`. A prefix that all names share is left out of the comparison, since it makes any two of them
-    similar.
+    `--local-epochs`. Two swapped letters are a typo however short the name is. A prefix that all names share is left
+    out of the comparison, since it makes any two of them similar.
     """
     stems = {full.removeprefix(prefix): full for full in known}
     given = name.removeprefix(prefix)
@@ -92,11 +92,21 @@ def similar_names(name: str, known: Iterable[str], *, most: int = 1, prefix: str
     close = [stem for stem in stems if _last_part(stem) == ours] or get_close_matches(
         given, stems, n=most, cutoff=_TYPO_SIMILARITY
     )
+    close = close or [stem for stem in stems if _swaps_letters(given, stem)]
     return [stems[stem] for stem in close or sorted(_extensions(given, stems), key=len)][:most]
 
 
 def _last_part(name: str) -> str:
     return name.rpartition(".")[2].replace("-", "_").lower()
+
+
+def _swaps_letters(given: str, name: str) -> bool:
+    """Whether two neighbouring letters are swapped, which makes short names too unlike for `get_close_matches`."""
+    differing = [index for index, letters in enumerate(zip(given, name, strict=False)) if letters[0] != letters[1]]
+    if len(given) != len(name) or len(differing) != 2:
+        return False
+    first, second = differing
+    return second == first + 1 and given[first] == name[second] and given[second] == name[first]
 
 
 def _extensions(given: str, stems: Iterable[str]) -> Iterator[str]:

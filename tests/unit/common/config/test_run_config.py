@@ -352,6 +352,7 @@ def test_an_unknown_method_is_answered_with_a_similar_one_or_all(given_name: str
             {"training": {"optimizer": "own:"}},
             "--optimizer own:: is not of the form package.module:function",
         ),
+        ({"method_settings": {"tua": 3}}, "feddbp has no setting 'tua'; did you mean 'tau'? (it has: lambda_1, "),
         ({"method_settings": {"ktop": 3}}, "feddbp has no setting 'ktop'; did you mean 'k_top'? (it has: lambda_1, "),
         ({"method": "local", "method_settings": {"k_top": 3}}, "local has no setting 'k_top' (it has: none)"),
         ({"method_settings": {"eta": 2}}, "setting 'eta' of feddbp: input should be less than or equal to 1"),

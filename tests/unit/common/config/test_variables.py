@@ -129,6 +129,11 @@ def test_a_flag_that_only_shares_letters_is_not_suggested(given: str) -> None:
     assert did_you_mean(given, SERVER_FLAGS, prefix="--") == ""
 
 
+@pytest.mark.parametrize(("given", "hint"), [("tua", "; did you mean 'tau'?"), ("eta", ""), ("aut", ""), ("tav", "")])
+def test_two_swapped_letters_of_a_short_name_are_a_typo(given: str, hint: str) -> None:
+    assert did_you_mean(given, ["heads", "tau", "k_top"]) == hint
+
+
 def test_no_far_fetched_command_or_method_is_suggested() -> None:
     assert [did_you_mean(name, COMMANDS) for name in ("start", "list", "launch", "train")] == [""] * 4
     assert did_you_mean("moon", METHODS) == ""
