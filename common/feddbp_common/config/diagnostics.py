@@ -127,7 +127,9 @@ def _option_message(error: FieldError, options: Sequence[Option], sources: Mappi
             if error.kind == "missing":
                 return f"{option.flag} is required"
             source = sources.get(option.location, option.flag)
-            value = f" (got {error.value!r})" if isinstance(error.value, str | int | float) else ""
+            named = isinstance(error.value, str) and repr(error.value) in error.message
+            shown = isinstance(error.value, str | int | float) and not named
+            value = f" (got {error.value!r})" if shown else ""
             return f"{source}: {error.clause}{value}"
     return None
 
