@@ -78,7 +78,9 @@ class IdentityConfig(FrozenModel):
 
     @model_validator(mode="after")
     def _check_identity(self) -> Self:
-        if (self.id is None) == (self.ids is None):
+        if self.id is not None and self.ids is not None:
+            raise ConfigurationError("give only one of --id and --ids")
+        if self.id is None and self.ids is None:
             raise ConfigurationError("a client needs an id: give either --id N or --ids 0-19")
         if self.name and self.id is None:
             raise ConfigurationError("--name is that of one client: give it with --id")
