@@ -73,7 +73,7 @@ class RunConfig(PublicModel):
         0,
         ge=0,
         le=UINT32_MAX,
-        description="last rounds of the run, without exchange; see finetune_state for what clients have in them",
+        description="last rounds of the run, without exchange; see --finetune-state for what clients have in them",
         json_schema_extra=added_in("0.2.0"),
     )
     finetune_state: Literal["own", "last"] = Field(
