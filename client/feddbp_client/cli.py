@@ -6,6 +6,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 from feddbp_client.compute.instruction_set import restrict_instructions
@@ -14,7 +15,7 @@ from feddbp_common.artifacts import DATA_CACHE_NAME
 from feddbp_common.config.command_line import import_from_working_directory, run_command, settings_from, settings_parser
 from feddbp_common.config.dry_run import print_options
 from feddbp_common.cpu_cores import let_waiting_threads_sleep, limit_blas_threads
-from feddbp_common.errors import ExitCode
+from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.logs import configure_logging
 from feddbp_common.optional_deps import CHECKPOINT_MODULES, require
 from feddbp_common.rpc.credentials import connection_warning
@@ -34,11 +35,22 @@ def _start(argv: Sequence[str]) -> int:
     if config.identity.dry_run:
         print_options(config, config.identity.dry_run_format)
         return ExitCode.OK
+    _check_data(config.source.data)
     require("a client", CHECKPOINT_MODULES, extra="client")
     configure_logging(as_json=config.identity.json_output, level=config.identity.log_level)
     if config.compute.reproducible:
         restrict_instructions()
     return asyncio.run(_run(config))
+
+
+def _check_data(path: Path | None) -> None:
+    """Raises unless the data can be found: a client that waits for its server would look for it only then."""
+    if path is None:
+        return
+    try:
+        path.expanduser().stat()
+    except OSError as error:
+        raise ConfigurationError(f"--data {path}: {(error.strerror or str(error)).lower()}") from None
 
 
 async def _run(config: ClientConfig) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from feddbp_client.cli import main
@@ -16,3 +18,15 @@ def complaint(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 def test_a_client_needs_either_an_id_or_a_list_of_ids(capsys: pytest.CaptureFixture[str]) -> None:
     assert "give only one of --id and --ids" in complaint(capsys, "--id", "3", "--ids", "3-5")
     assert "a client needs an id: give either --id N or --ids 0-19" in complaint(capsys)
+
+
+def test_data_that_does_not_exist_is_refused_before_a_server_is_looked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = tmp_path / "images.npz"
+    assert complaint(capsys, "--id", "0", "--data", str(missing)) == f"--data {missing}: no such file or directory"
+
+
+def test_a_dry_run_needs_no_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--id", "0", "--data", str(tmp_path / "images.npz"), "--dry-run"]) == 0
+    assert "images.npz" in capsys.readouterr().out
