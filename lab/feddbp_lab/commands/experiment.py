@@ -137,15 +137,17 @@ def _status(flags: argparse.Namespace) -> int:
 
 def _report(flags: argparse.Namespace) -> int:
     from feddbp_lab.experiments.report.build import write_report
+    from feddbp_lab.experiments.run.campaign import print_damaged
     from feddbp_lab.experiments.run.output_dir import OutputDir
     from feddbp_lab.processes.local_federation import require_lab
 
     require_lab("a report")
     output = OutputDir.open_existing(flags.directory)
     with output.planning():
-        path = write_report(output)
-        print(output.publish_report() if output.mirror else path)
-    return ExitCode.OK
+        report = write_report(output)
+        print(output.publish_report() if output.mirror else report.page, flush=True)
+    print_damaged(report)
+    return ExitCode.RUN_FAILED if report.damaged else ExitCode.OK
 
 
 def _add_pack_options(parser: Parser) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from feddbp_common.artifacts import REPORT_PAGE_NAME
@@ -31,19 +33,28 @@ from feddbp_lab.experiments.report.rounds import Moment
 from feddbp_lab.experiments.report.rule_table import rule_table
 from feddbp_lab.experiments.report.tables import accuracy_table, difference_table
 from feddbp_lab.experiments.report.text_formats import as_latex, as_markdown
+from feddbp_lab.experiments.run.cell_dir import Failure
 from feddbp_lab.experiments.run.output_dir import OutputDir
 from feddbp_lab.results.pictures.figure import write_pictures
 
 
-def write_report(output: OutputDir) -> Path:
-    """Writes everything again from the cells' results; returns the path of the page."""
+@dataclass(frozen=True, kw_only=True)
+class WrittenReport:
+    page: Path
+    damaged: Mapping[str, Failure]
+    """By their ids, the cells that are done but whose results cannot be read."""
+
+
+def write_report(output: OutputDir) -> WrittenReport:
+    """Writes everything again from the cells' results."""
     output.report_dir.mkdir(parents=True, exist_ok=True)
     plans = output.plans()
-    found = zip(plans, Outcomes.read_all(plans, output), strict=True)
-    sections = [_ReportWriter(plan, outcomes, output).write() for plan, outcomes in found]
+    found = Outcomes.read_all(plans, output)
+    sections = [_ReportWriter(plan, outcomes, output).write() for plan, outcomes in zip(plans, found, strict=True)]
     path = output.report_dir / REPORT_PAGE_NAME
     replace_text(path, render_page(sections))
-    return path
+    damaged = {cell_id: damage for outcomes in found for cell_id, damage in outcomes.damaged.items()}
+    return WrittenReport(page=path, damaged=damaged)
 
 
 class _ReportWriter:

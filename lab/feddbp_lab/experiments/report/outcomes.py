@@ -13,7 +13,7 @@ from feddbp_common.config.nested import dotted
 from feddbp_lab.experiments.plan import Plan, Point
 from feddbp_lab.experiments.report.intervals import student_quantile
 from feddbp_lab.experiments.report.rounds import ClientCounts, Curve, Line, Moment, RoundResult, RuleResult
-from feddbp_lab.experiments.run.cell_dir import CellDir, CellState, DamagedCellError, Failure
+from feddbp_lab.experiments.run.cell_dir import CellDir, CellState, Damage, DamagedCellError, Failure
 from feddbp_lab.experiments.run.output_dir import OutputDir
 from feddbp_lab.results.protocol import Basis, basis_of, counts_in_result, expected_clients
 
@@ -48,6 +48,11 @@ class Outcomes:
                 )
             )
         return found
+
+    @property
+    def damaged(self) -> dict[str, Failure]:
+        """Those of the failures that are of cells that are done, but whose results cannot be read."""
+        return {cell_id: failure for cell_id, failure in self.failures.items() if isinstance(failure, Damage)}
 
     def at(self, point: Point) -> PointResult:
         return self._over(point.cells)
@@ -233,7 +238,7 @@ def _read(directory: CellDir) -> CellResult | Failure | None:
     try:
         return CellResult.read(directory)
     except DamagedCellError as error:
-        return Failure.of(error)
+        return Damage.of(error)
 
 
 def _images(summary: Mapping[str, Any], lines: Iterable[Line]) -> int:

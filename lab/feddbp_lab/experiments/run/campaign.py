@@ -12,7 +12,7 @@ from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.humanize import quantity
 from feddbp_lab.experiments.cell import Cell
 from feddbp_lab.experiments.config import ExecutionConfig, ExperimentConfig, SelectionConfig
-from feddbp_lab.experiments.report.build import write_report
+from feddbp_lab.experiments.report.build import WrittenReport, write_report
 from feddbp_lab.experiments.resources import Resources
 from feddbp_lab.experiments.run.attempt import CellJob
 from feddbp_lab.experiments.run.display import LiveCellDisplay, PlainCellDisplay, Workload
@@ -54,9 +54,18 @@ def run_campaign(experiment: str, config: ExperimentConfig, *, only: Sequence[st
             output.refresh()
             clean_up_done(cells, output, watch, keep_state=where.keep_state)
             with output.planning():
-                path = write_report(output)
-                print(f"report: {output.publish_report() if output.mirror else path}")
+                report = write_report(output)
+                print(f"report: {output.publish_report() if output.mirror else report.page}", flush=True)
+            print_damaged(report)
+            if any(cell.id in report.damaged for cell in cells):
+                code = code or ExitCode.RUN_FAILED
     return code
+
+
+def print_damaged(report: WrittenReport) -> None:
+    """One line for each cell that counts as done, but whose results cannot be read."""
+    for damage in report.damaged.values():
+        print(f"{PROG}: damaged cell: {damage.cause}", file=sys.stderr)
 
 
 def plan_campaign(experiment: str, selection: SelectionConfig, resources: Resources) -> int:

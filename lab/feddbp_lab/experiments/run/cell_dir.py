@@ -48,7 +48,7 @@ from feddbp_lab.experiments.run.store import DirectoryStore
 from feddbp_lab.processes.local_federation import ProcessFailedError
 from feddbp_lab.results.damage import DAMAGE, damage_as_error
 from feddbp_lab.results.protocol import Reported
-from feddbp_lab.results.run_results import RunResults, read_object, read_summary, weighted_accuracy
+from feddbp_lab.results.run_results import RunResults, has_metrics, read_object, read_summary, weighted_accuracy
 from feddbp_server.reporting.json_lines import JsonLines
 
 STATE_DIRS: Final = ("server", "clients", "certs")
@@ -102,6 +102,11 @@ class Failure:
     def to_json(self) -> str:
         """The content of its file."""
         return json.dumps(vars(self), indent=2) + "\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Damage(Failure):
+    """Why the results of a cell that is done cannot be read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,8 +257,13 @@ class CellDir:
             return RunResults.read(self.path)
 
     def reported(self) -> Reported:
-        """The result of a cell that is done, by the protocol of its run; raises as `results` does."""
+        """The result of a cell that is done, by the protocol of its run; raises as `results` does.
+
+        Of the metrics it tells only that they are there.
+        """
         with self.damage_as_error():
+            if not has_metrics(self.path):
+                raise ValueError(f"{METRICS_NAME} is missing")
             return Reported.of(read_summary(self.path))
 
     def damage_as_error(self) -> AbstractContextManager[None]:

@@ -15,11 +15,13 @@ from rich.text import Text
 
 from feddbp_common.errors import FedDBPError
 from feddbp_common.evaluation import accuracy_over_clients
-from feddbp_lab.experiments.run.cell_dir import CellDir, CellState, Failure
+from feddbp_lab.experiments.run.cell_dir import CellDir, CellState, DamagedCellError, Failure
 from feddbp_lab.experiments.run.output_dir import OutputDir
 from feddbp_lab.terminal.format import plain_table
 
 _WATCH_SECONDS: Final = 2.0
+_DAMAGED: Final = "damaged"
+"""Shown instead of the state of a cell whose files cannot be read; of its metrics only whether there are any."""
 
 
 def watch_status(output: OutputDir, console: Console) -> None:
@@ -60,6 +62,8 @@ def _cell_as_dict(cell: CellDir) -> dict[str, Any]:
         elif state in (CellState.RUNNING, CellState.INTERRUPTED):
             content |= vars(cell.progress())
     except FedDBPError as error:  # damaged, or of a configuration that this version refuses
+        if isinstance(error, DamagedCellError) and state is not CellState.RUNNING:
+            content["state"] = _DAMAGED
         content["failure"] = vars(Failure.of(error))
     content |= _attempts_as_dict(cell)
     if state is CellState.FAILED and (failure := cell.failure()) is not None:
@@ -82,14 +86,17 @@ def _view(output: OutputDir) -> Iterator[Table | Text]:
 
 
 def _counts_table(status: dict[str, Any]) -> Table:
-    table = plain_table("experiment", "profile", "cells", *CellState)
+    states = [state.value for state in CellState]
+    if any(cell["state"] == _DAMAGED for cell in status["cells"].values()):
+        states.append(_DAMAGED)
+    table = plain_table("experiment", "profile", "cells", *states)
     for experiment in status["experiments"]:
         counts = Counter(status["cells"][cell_id]["state"] for cell_id in experiment["cells"])
         table.add_row(
             Text(experiment["name"], style="bold"),
             experiment["profile"] or "",
             str(len(experiment["cells"])),
-            *(str(counts[state]) if counts[state] else "" for state in CellState),
+            *(str(counts[state]) if counts[state] else "" for state in states),
         )
     return table
 
@@ -103,6 +110,7 @@ def _cell_lines(cell_id: str, cell: dict[str, Any]) -> Iterator[Text]:
         yield Text(f"{cell['state']}  {cell_id}  {rounds}, {over}{where}{again}")
     if "failure" in cell:
         again = f"  after {cell['attempts']} attempts" if cell.get("attempts", 1) > 1 else ""
-        yield Text.assemble(("failed", "bold red"), f"  {cell_id}{again}\n        {cell['failure']['cause']}")
+        label = _DAMAGED if cell["state"] == _DAMAGED else "failed"
+        yield Text.assemble((label, "bold red"), f"  {cell_id}{again}\n        {cell['failure']['cause']}")
         for line in cell["failure"]["last_lines"][-3:]:
             yield Text(f"        | {line}", style="dim")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,15 @@ import pytest
 from experiment_samples import fail, finish, planned
 
 from feddbp_common.artifacts import CELL_CONFIG_NAME, CELL_FAILURE_NAME, METRICS_NAME, PACKED_METRICS_NAME, SUMMARY_NAME
-from feddbp_common.errors import FedDBPError
+from feddbp_common.errors import ExitCode, FedDBPError
 from feddbp_lab.cli import main
 from feddbp_lab.experiments.cell import Cell
+from feddbp_lab.experiments.expansion import expand
 from feddbp_lab.experiments.report.build import write_report
 from feddbp_lab.experiments.run.cell_dir import CellDir, CellState, DamagedCellError, Failure
 from feddbp_lab.experiments.run.cell_table import as_dict
 from feddbp_lab.experiments.run.output_dir import OutputDir
+from feddbp_lab.experiments.spec import load_experiment
 
 NOT_JSON = ["", "{", "\0" * 60, "[]", "7"]
 
@@ -138,3 +141,55 @@ def test_a_damaged_plan_is_one_line(output: OutputDir, content: bytes, capsys: p
     problem = capsys.readouterr().err
     assert problem.startswith(f"feddbp: error: {path}: not a plan of this version")
     assert problem.count("\n") == 1
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-30])
+
+
+@pytest.mark.parametrize(("name", "damage"), [(METRICS_NAME, cut), (METRICS_NAME, Path.unlink), (SUMMARY_NAME, cut)])
+def test_a_damaged_cell_is_named_by_the_report_and_by_the_run(
+    name: str, damage: Callable[[Path], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, output = tmp_path / "small.toml", OutputDir(tmp_path / "out")
+    file.write_text("title = 'Small'\nbase = {clients = 2, rounds = 2}\naxes = {method = ['fd', 'local']}")
+    broken, whole = expand(load_experiment(str(file)), seeds=(0,)).cells.values()
+    for cell in (broken, whole):
+        finish(output, cell, lambda *_: 0.5)
+    run = ["experiment", "run", str(file), "--out", str(output.path), "--seeds", "0"]
+    assert main(run) == ExitCode.OK
+    assert main(["experiment", "report", str(output.path)]) == ExitCode.OK
+    assert capsys.readouterr().err == ""
+    damage(output.cell_dir(broken.id).path / name)
+    for command in (run, ["experiment", "report", str(output.path)]):
+        assert main(command) == ExitCode.RUN_FAILED
+        captured = capsys.readouterr()
+        assert "report/index.html" in captured.out
+        (line,) = captured.err.splitlines()
+        assert line.startswith("feddbp experiment: damaged cell: ")
+        assert f"cells/{broken.id}" in line
+        assert name in line
+        assert line.endswith("; remove the cell's directory to run it again")
+    assert main([*run, "--only", "local"]) == ExitCode.OK  # the other cell is none of this run
+
+
+@pytest.mark.parametrize(("name", "damage"), [(SUMMARY_NAME, cut), (METRICS_NAME, Path.unlink)])
+def test_a_damaged_cell_counts_as_damaged_and_not_as_done(
+    output: OutputDir,
+    cells: list[Cell],
+    name: str,
+    damage: Callable[[Path], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for cell in cells:
+        finish(output, cell, lambda *_: 0.5)
+    assert status_of(output, cells[0])["state"] == "done"
+    assert "damaged" not in capsys.readouterr().out
+    damage(output.cell_dir(cells[0].id).path / name)
+    assert status_of(output, cells[0])["state"] == "damaged"
+    heading, _, counts, *lines = capsys.readouterr().out.splitlines()
+    assert heading.split()[-2:] == ["done", "damaged"]
+    assert counts.split() == ["small", "2", "1", "1"]
+    assert lines[0].split() == ["damaged", cells[0].id]
+    assert name in lines[1]
+    assert not any(line.startswith(("done", "failed")) for line in lines[:2])

@@ -40,7 +40,7 @@ def test_a_report_of_packed_cells_is_the_report_of_the_cells(tmp_path: Path) -> 
     source, _ = grid(tmp_path / "source", done=6)
     target = OutputDir(tmp_path / "packed")
     assert len(pack(source, target)) == 6
-    pages = [write_report(output) for output in (source, target)]
+    pages = [write_report(output).page for output in (source, target)]
     for name in ("small.md", "small.csv", "small-clients.csv"):
         texts = [page.with_name(name).read_text() for page in pages]
         assert texts[0] == texts[1], name

@@ -614,7 +614,7 @@ def test_the_page_links_every_cell_with_its_result_time_and_traffic(tmp_path: Pa
     output_dir, expanded = planned(tmp_path, axes={"method": ["fd", "local"]}, report={})
     first, second = expanded.cells.values()
     finish(output_dir, first, lambda *_: 0.5)
-    page = write_report(output_dir).read_text()
+    page = write_report(output_dir).page.read_text()
     assert re.search(r"1 of 2 cells done, \d{4}-\d\d-\d\d: [\d.]+ .* of traffic\. Report by feddbp ", page)
     assert f'<a href="../cells/{first.id}/summary.json">{first.id}</a>' in page
     assert (output_dir.report_dir / f"../cells/{first.id}/summary.json").exists()
