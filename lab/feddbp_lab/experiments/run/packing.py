@@ -15,7 +15,8 @@ from feddbp_lab.experiments.plan import Plan
 from feddbp_lab.experiments.run.cell_dir import CellDir, CellState
 from feddbp_lab.experiments.run.output_dir import OutputDir
 from feddbp_lab.experiments.run.planning import check_same_options, started_seeds
-from feddbp_lab.results.run_results import has_trained
+from feddbp_lab.results.damage import DAMAGE, problem_of
+from feddbp_lab.results.run_results import has_trained, read_object
 
 _LEFT_OUT: Final = ("losses", "seconds")
 """Of a line of metrics: no table or figure of a report shows them."""
@@ -79,7 +80,10 @@ def _check_same_runs(plan: Plan, source: OutputDir, kept: Plan, target: OutputDi
 
 
 def _pack_cell(source: CellDir, target: Path) -> None:
+    # everything is parsed before the first file is copied: a packed cell is never replaced
     metrics = source.results().metrics
+    source.config()
+    _check_cost(source.path / CELL_COST_NAME)
     target.mkdir(parents=True, exist_ok=True)
     for name in (CELL_CONFIG_NAME, CELL_COST_NAME):
         if (source.path / name).exists():
@@ -90,6 +94,17 @@ def _pack_cell(source: CellDir, target: Path) -> None:
     commit_file(partial, target / PACKED_METRICS_NAME)
     # last: it marks the cell as done
     replace_text(target / SUMMARY_NAME, (source.path / SUMMARY_NAME).read_text(encoding="utf-8"))
+
+
+def _check_cost(path: Path) -> None:
+    """Raises ConfigurationError for a file that cannot be read; the results do not depend on it."""
+    try:
+        if path.exists():
+            read_object(path)
+    except DAMAGE as error:
+        raise ConfigurationError(
+            f"{path} is damaged: {problem_of(error)}; remove it to pack the cell without its CPU time"
+        ) from None
 
 
 def _packed_line(line: dict[str, Any]) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from experiment_samples import SAMPLES, fail, finish, planned, spec
 
-from feddbp_common.artifacts import METRICS_NAME, PACKED_METRICS_NAME
-from feddbp_common.errors import ConfigurationError
+from feddbp_common.artifacts import CELL_CONFIG_NAME, CELL_COST_NAME, METRICS_NAME, PACKED_METRICS_NAME, SUMMARY_NAME
+from feddbp_common.errors import ConfigurationError, FedDBPError
 from feddbp_lab.commands import experiment
 from feddbp_lab.experiments.cell import Cell
 from feddbp_lab.experiments.expansion import expand
@@ -196,6 +196,23 @@ def test_a_damaged_file_of_packed_metrics_is_named(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(DamagedCellError, match=PACKED_METRICS_NAME):
         target.cell_dir(ids[0]).results()
+
+
+@pytest.mark.parametrize("name", [CELL_CONFIG_NAME, CELL_COST_NAME, METRICS_NAME, SUMMARY_NAME])
+@pytest.mark.parametrize("content", ["{", "[]"])
+def test_a_cell_with_a_damaged_file_is_not_packed(name: str, content: str, tmp_path: Path) -> None:
+    source, ids = grid(tmp_path / "source", done=1)
+    (source.cell_dir(ids[0]).path / name).write_text(content)
+    target = OutputDir(tmp_path / "packed")
+    with pytest.raises(FedDBPError, match=rf"cells/{ids[0]}.*damaged: {name}.*; remove "):
+        pack(source, target)
+    assert not target.cell_dir(ids[0]).path.exists()
+
+
+def test_a_cell_without_its_damaged_cost_is_packed(tmp_path: Path) -> None:
+    source, ids = grid(tmp_path / "source", done=1)
+    (source.cell_dir(ids[0]).path / CELL_COST_NAME).unlink()
+    assert pack(source, OutputDir(tmp_path / "packed")) == ids[:1]
 
 
 def test_the_command_says_how_many_cells_it_added(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
