@@ -76,6 +76,12 @@ def test_every_action_of_experiments_has_a_help_text(name: str, capsys: pytest.C
         (["status", "--server", "10.1.2.3:50051"], "10.1.2.3 is not this machine"),
         (["status", "--server", "0.0.0.0:5001"], "an address to listen on, not to connect to; give 127.0.0.1:5001"),
         (["methods", "nothing"], "no method is called 'nothing'"),
+        (["methods", "feddpb:guided"], "no method is called 'feddpb'; did you mean 'feddbp'?"),
+        (["methods", "guided"], "no method is called 'guided'; did you mean 'feddbp:guided'?"),
+        (["methods", "feddbp:giuded"], "feddbp has no preset 'giuded'; did you mean 'guided'?"),
+        (["methods", "feddbp:zzz"], "feddbp has no preset 'zzz'; it has: gentle, guided, "),
+        (["methods", "feddbp:"], "feddbp has no preset ''; it has: gentle, guided, "),
+        (["methods", "local:guided"], "local has no preset 'guided'; it has none"),
         (["experiment", "reprot", "out"], "no command is called feddbp experiment 'reprot'; did you mean 'report'?"),
     ],
 )
@@ -213,6 +219,28 @@ def test_the_settings_of_a_method_are_listed_with_default_and_description(capsys
     row = next(line for line in output.splitlines() if line.split()[:1] == ["tau"])
     assert row.split()[1] == "0.07"
     assert "--method feddbp:gentle" in output
+
+
+def test_the_settings_of_a_preset_are_listed_with_its_values(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["methods", "feddbp:guided"]) == 0
+    output = capsys.readouterr().out
+    assert output.startswith("FedDBP:guided  instead of prototypes")
+    rows = {words[0]: words[1:3] for line in output.splitlines() if (words := line.split())}
+    assert rows["setting"] == ["value", "default"]
+    assert (rows["guide_weight"], rows["tau"]) == (["4.0", "1.0"], ["0.07", "0.07"])
+    assert "Fisher" not in output.splitlines()[1]  # what is sent is no longer that
+    assert main(["methods", "feddbp:guided", "--json"]) == 0
+    preset = json.loads(capsys.readouterr().out)
+    assert main(["methods", "feddbp", "--json"]) == 0
+    assert preset["up"]["bytes"] != json.loads(capsys.readouterr().out)["up"]["bytes"]
+    assert preset["preset"] == "guided"
+    assert [*preset["up"]] == [*preset["down"]] == ["bytes"]
+    assert {setting["name"]: setting["value"] for setting in preset["settings"]}["guide_weight"] == 4.0
+
+
+def test_the_overview_of_methods_names_the_presets(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["methods"]) == 0
+    assert "feddbp:gentle, feddbp:guided" in " ".join(capsys.readouterr().out.split())
 
 
 def test_methods_as_json(capsys: pytest.CaptureFixture[str]) -> None:
