@@ -61,9 +61,16 @@ def _read(directories: Sequence[Path]) -> list[ComparedRun]:
     names = [directory.name or str(directory.resolve().name) for directory in directories]
     repeated = {name for name, count in Counter(names).items() if count > 1}
     return [
-        ComparedRun(name=str(directory) if name in repeated else name, results=read_results(directory))
+        _run(directory, str(directory) if name in repeated else name)
         for directory, name in zip(directories, names, strict=True)
     ]
+
+
+def _run(directory: Path, name: str) -> ComparedRun:
+    with damage_as_error(str(directory)):
+        run = ComparedRun(name=name, results=read_results(directory))
+        run.check()
+    return run
 
 
 def _draw(comparison: Comparison, path: Path) -> None:

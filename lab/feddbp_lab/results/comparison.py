@@ -30,6 +30,12 @@ class ComparedRun:
     name: str
     results: RunResults
 
+    def check(self) -> None:
+        """Reads what is compared, so that an error in a damaged run is met while it is known which run it is."""
+        for name in ("outcome", "clients", "rounds", "completed_rounds", "bytes_up", "bytes_down", "seconds"):
+            self.summary[name]
+        _ = self.options, self.last, self.best, self.curve, self.clients, self.samples
+
     @property
     def summary(self) -> dict[str, Any]:
         return self.results.summary

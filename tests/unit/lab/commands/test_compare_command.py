@@ -127,6 +127,28 @@ def test_the_tables_fit_the_terminal(
 
 
 @pytest.mark.parametrize(
+    ("file", "content", "problem"),
+    [
+        ("summary.json", "{", "summary.json: Expecting property name"),
+        ("summary.json", "{}", " is missing"),
+        ("metrics.jsonl", '{"client": 0, "rou', "metrics.jsonl, line 1: Unterminated string"),
+        ("metrics.jsonl", "{}", " is missing"),
+    ],
+)
+def test_the_damaged_one_of_several_runs_is_named(
+    file: str, content: str, problem: str, written: Written, capsys: Captured
+) -> None:
+    for name in ("whole", "broken", "other"):
+        written(name)
+    Path("broken", file).write_text(content)
+    assert main(["compare", "whole", "broken", "other"]) == ExitCode.USAGE
+    error = capsys.readouterr().err
+    assert error.startswith("feddbp: error: the results in broken are damaged: ")
+    assert problem in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["one"], "feddbp compare needs two runs at least; `feddbp report DIR` shows one"),
