@@ -13,10 +13,10 @@ from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.optional_deps import install_command, missing_modules
 from feddbp_lab.results.curves import draw_curves
 from feddbp_lab.results.damage import damage_as_error
-from feddbp_lab.results.pictures.report import write_run_pictures
+from feddbp_lab.results.pictures.report import pictures_place, write_run_pictures
 from feddbp_lab.results.run_files import RunFiles, last_accuracies
 from feddbp_lab.results.run_results import RunResults, has_metrics
-from feddbp_lab.terminal.format import terminal
+from feddbp_lab.terminal.format import print_whole
 from feddbp_lab.terminal.run_table import run_table
 
 PROG: Final = "feddbp report"
@@ -53,15 +53,17 @@ def command(argv: Sequence[str]) -> int:
     with damage_as_error(str(directory)):
         results = read_results(directory)
         files = [name for name in (SUMMARY_NAME, METRICS_NAME, PACKED_METRICS_NAME) if (directory / name).exists()]
-        table = run_table(results, directory, files if missing else [*files, CURVES_NAME])
+        if missing:
+            table = run_table(results, directory, files)
+        else:
+            table = run_table(results, directory, [*files, CURVES_NAME], pictures=pictures_place(directory))
         baseline = last_accuracies(read_results(flags.baseline).metrics) if flags.baseline else None
         if not missing:
             draw_curves(results, directory / CURVES_NAME)
             run = RunFiles(directory)
-            pictures = write_run_pictures(run, results, columns=flags.columns, baseline=baseline)
-    terminal().print(table)
+            write_run_pictures(run, results, columns=flags.columns, baseline=baseline)
+    print_whole(table)
     if not missing:
-        print(f"pictures  {pictures}")
         for note in run.notes:
             print(f"{PROG}: {note}", file=sys.stderr)
     else:

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 _BARS = "▁▂▃▄▅▆▇█"
+_UNWRAPPED: Final = 10_000
 
 
 def terminal(**options: Any) -> Console:
     """A console that shows text as it is: square brackets in a client's name are no markup, colons no emoji."""
     return Console(markup=False, emoji=False, **options)
+
+
+def print_whole(renderable: RenderableType) -> None:
+    """Prints to the terminal; into a file or pipe without wrapping or padding lines, unless COLUMNS gives a width."""
+    console = terminal()
+    if console.is_terminal or "COLUMNS" in os.environ:
+        console.print(renderable)
+        return
+    wide = terminal(width=_UNWRAPPED)
+    with wide.capture() as captured:
+        wide.print(renderable)
+    print(*(line.rstrip() for line in captured.get().splitlines()), sep="\n")
 
 
 def sparkline(shares: list[float], width: int) -> str:

@@ -29,10 +29,17 @@ _PHASES: Final = {
 
 
 def run_table(
-    results: RunResults, directory: Path, files: Sequence[str] = (SUMMARY_NAME, METRICS_NAME, CURVES_NAME)
+    results: RunResults,
+    directory: Path,
+    files: Sequence[str] = (SUMMARY_NAME, METRICS_NAME, CURVES_NAME),
+    *,
+    pictures: str = "",
 ) -> RenderableType:
-    """`files` are those of the run in the directory."""
-    return Group(_clients_table(results), Text(), _totals(results, directory, files))
+    """`files` are those of the run in the directory, `pictures` says where its pictures are."""
+    clients, totals = _clients_table(results), _totals(results, directory, files)
+    if pictures:
+        totals.add_row("pictures", Text(pictures, overflow="fold"))
+    return Group(clients, Text(), totals)
 
 
 def _clients_table(results: RunResults) -> Table:

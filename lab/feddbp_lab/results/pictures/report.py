@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 from feddbp_common.atomic_files import replace_text
@@ -22,13 +23,17 @@ PAGE_NAME: Final = "report.html"
 
 def write_run_pictures(
     run: RunFiles, results: RunResults, *, columns: int = 2, baseline: Mapping[int, float] | None = None
-) -> str:
-    """Writes DIR/pictures/*.png and *.svg and DIR/report.html; returns where, for people."""
+) -> None:
+    """Writes DIR/pictures/*.png and *.svg and DIR/report.html."""
     directory = run.path
     pictures = pictures_of(run, results, baseline or {})
     files = write_pictures(pictures, directory / PICTURES_DIR, columns=columns)
     title = f"{method_named(results.summary['method']).title} on {printable(results.summary['dataset'], 80)}"
     replace_text(directory / PAGE_NAME, render_pictures(title, _facts(results, run.notes), pictures, files))
+
+
+def pictures_place(directory: Path) -> str:
+    """Where the pictures of a run are, for people."""
     return f"{directory / PAGE_NAME}, and as PNG and SVG in {directory / PICTURES_DIR}/"
 
 

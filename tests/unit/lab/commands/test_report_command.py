@@ -50,7 +50,7 @@ async def test_the_state_directory_of_a_server_can_be_reported(
     directory = running_federation.state_dir
     assert main(["report", str(directory)]) == 0
     output = capsys.readouterr().out
-    assert output.startswith("FedDBP on digits, seed 0 ")
+    assert output.startswith("FedDBP on digits, seed 0\n")
     assert "privacy   careful: prototypes of fewer than 5 samples stay with their client" in output
     assert "careful: prototypes of fewer than 5 samples" in (directory / "report.html").read_text()
     assert [line.split()[:2] for line in output.splitlines() if " light " in line] == [["0", "light"], ["1", "light"]]
@@ -123,8 +123,27 @@ def test_it_prints_the_same_table_as_the_demo(
     monkeypatch.chdir(finished.parent)
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["report", "run"]) == 0
-    pictures = "pictures  run/report.html, and as PNG and SVG in run/pictures/\n"
-    assert capsys.readouterr().out == printed(run_table(results(), Path("run"))) + pictures
+    pictures = "run/report.html, and as PNG and SVG in run/pictures/"
+    assert capsys.readouterr().out == printed(run_table(results(), Path("run"), pictures=pictures))
+
+
+def test_in_a_file_or_pipe_no_line_is_wrapped_and_all_facts_begin_in_one_column(
+    finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    path = finished / "summary.json"
+    sentence = "careful: prototypes of fewer than 5 samples stay with their client, " * 4 + "and so on"
+    summary = {**json.loads(path.read_text()), "privacy": [sentence]}
+    point = summary["accuracy"]["best"]
+    path.write_text(json.dumps({**summary, "accuracy": {**summary["accuracy"], "chosen": point}}))
+    assert main(["report", str(finished)]) == 0
+    lines = capsys.readouterr().out.rstrip("\n").splitlines()
+    facts = {line[:15].strip(): line[15:].rstrip() for line in lines[lines.index("") + 1 :]}
+    assert list(facts)[-2:] == ["files", "pictures"]
+    assert facts["privacy"] == sentence
+    assert facts["files"].endswith("metrics.jsonl, curves.png")
+    assert facts["pictures"] == f"{finished}/report.html, and as PNG and SVG in {finished}/pictures/"
+    assert {"by validation", "accuracy", "best", "traffic", "time"} <= facts.keys()
 
 
 def test_rounds_without_exchange_are_part_of_the_facts(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
