@@ -57,7 +57,7 @@ def command(argv: Sequence[str]) -> int:
             table = run_table(results, directory, files)
         else:
             table = run_table(results, directory, [*files, CURVES_NAME], pictures=pictures_place(directory))
-        baseline = last_accuracies(read_results(flags.baseline).metrics) if flags.baseline else None
+        baseline = _read_baseline(flags.baseline) if flags.baseline else None
         if not missing:
             draw_curves(results, directory / CURVES_NAME)
             run = RunFiles(directory)
@@ -70,6 +70,11 @@ def command(argv: Sequence[str]) -> int:
         needed = f"{', '.join(missing)}: {install_command('lab')}"
         print(f"{PROG}: no curves were drawn: they need {needed}", file=sys.stderr)
     return ExitCode.OK
+
+
+def _read_baseline(directory: Path) -> dict[int, float]:
+    with damage_as_error(str(directory)):
+        return last_accuracies(read_results(directory).metrics)
 
 
 def read_results(directory: Path) -> RunResults:

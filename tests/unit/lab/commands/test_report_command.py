@@ -236,6 +236,14 @@ def test_missing_or_damaged_files_are_reported_in_one_line(
     assert not (finished / "curves.png").exists()
 
 
+def test_a_damaged_baseline_is_named(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    baseline = finished.with_name("local")
+    shutil.copytree(finished, baseline)
+    (baseline / "metrics.jsonl").write_text("{")
+    assert main(["report", str(finished), "--baseline", str(baseline)]) == 2
+    assert f"the results in {baseline} are damaged: metrics.jsonl, line 1: " in capsys.readouterr().err
+
+
 def test_damaged_lines_of_the_history_are_left_out_and_counted(
     finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
