@@ -77,6 +77,7 @@ def difference_caption(plan: Plan, grid: ResultGrid) -> str:
         if len(plan.seeds) > 1
         else f"over clients alone, as there is only seed {plan.seeds[0]}"
     )
+    chosen = "" if Basis.LAST in grid.bases else ", which chooses the rounds again,"
     bold = (
         "Bold: the interval excludes zero, with at least two seeds."
         if len(plan.seeds) > 1
@@ -84,8 +85,7 @@ def difference_caption(plan: Plan, grid: ResultGrid) -> str:
     )
     sentences = [
         "Differences in points on the same clients and seeds.",
-        f"In brackets: {100 * CONFIDENCE:.0f} % interval, paired bootstrap {drawn}"
-        f"{', which chooses the rounds again' if Basis.LAST not in grid.bases else ''}.",
+        f"In brackets: {100 * CONFIDENCE:.0f} % interval, paired bootstrap{chosen} {drawn}.",
         bold,
         "federation's share: difference to the same networks and losses without exchange." if grid.has_controls else "",
         _LACKING_RULE if grid.part.report.rules else "",

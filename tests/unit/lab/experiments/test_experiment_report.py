@@ -112,7 +112,7 @@ def test_highest_is_underlined_and_differences_have_intervals(tmp_path: Path) ->
         "Local training": ["**−10.00 [−10.00, −10.00]**"] * 2,
         "FedDBP": ["**+20.00 [+20.00, +20.00]**"] * 2,
     }
-    assert "paired bootstrap over seeds and clients" in markdown
+    assert "over seeds and clients." in markdown
 
 
 @pytest.mark.parametrize("seeds", [(0,), (0, 1)])
@@ -132,7 +132,7 @@ def test_a_difference_is_bold_if_its_interval_over_several_seeds_excludes_zero(
     markdown = (output_dir.report_dir / "small.md").read_text()
     assert rows(markdown, 1)["FedDBP"][0] == "+5.00 [−7.00, +9.00]"
     assert rows(markdown, 1)["Local training"][0].startswith("−10.00" if len(seeds) == 1 else "**−10.00")
-    assert ("bootstrap over clients alone, as there is only seed 0" in markdown) == (len(seeds) == 1)
+    assert ("over clients alone, as there is only seed 0." in markdown) == (len(seeds) == 1)
     losses = tables(markdown)[3]["α = 0.1", "FedDBP"][:4]
     assert losses == ["+1.00", f"{len(seeds)} of {2 * len(seeds)}", "−7.00", "−7.00"]
 
