@@ -58,10 +58,8 @@ _FINE_TUNED: Final = {
 }
 """What FedDBP and others with the last prototypes are compared with."""
 _PARTS: Final = ("w/o share", "w/o deci.", "w/o hard", "w/o pers.")
-_GUIDES: Final = (
-    *("0.9 M weights", "0.9 M in float16", "0.3 M", "0.1 M", "0.1 M in float16"),
-    *("0.1 M in float16, no exchange", "FedDBP, without a guide"),
-)
+_SMALLEST: Final = "0.1 M in float16"
+_GUIDES: Final = ("0.9 M weights", "0.9 M in float16", "0.3 M", "0.1 M", _SMALLEST, "FedDBP, without a guide")
 
 _MOMENTS: Final = (Moment.REPORTED, Moment.EXCHANGED, Moment.LAST)
 _MARKS: Final = "os^D"
@@ -265,6 +263,14 @@ def variants(kept: Kept, names: Sequence[str], head: str, reference: str) -> For
     return _table([head, "seeds", "accuracy", *_heads_of(reference), "MB"], rows, labels=2)
 
 
+def guide_shares(kept: Kept) -> FormattedTable:
+    """Guides of two sizes against the same networks without exchange."""
+    rows: list[Sequence[_Value]] = []
+    for guide, alone in (("0.9 M weights", "FedDBP:guided, no exchange"), (_SMALLEST, _ALONE.format(_SMALLEST))):
+        rows.append([guide, *(_marked(kept.compare(guide, alone, moment=moment)) for moment in _MOMENTS)])
+    return _table(["Guide", *_heads_of("no exchange")], rows)
+
+
 def tuning(kept: Kept) -> FormattedTable:
     """Accuracy on validation samples by learning rate, for what was tuned."""
     grid = kept.grid("tuning")
@@ -319,6 +325,7 @@ TABLES: Final[dict[str, Callable[[Kept], FormattedTable]]] = {
     "last-prototypes": last_prototypes,
     "parts": partial(variants, names=_PARTS, head="On CIFAR-100", reference="FedDBP"),
     "traffic": partial(variants, names=_GUIDES, head="Guide", reference=_LOCAL),
+    "guide-shares": guide_shares,
     "tuning": tuning,
     "paper": paper,
     "order": order,
