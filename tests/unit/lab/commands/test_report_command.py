@@ -21,6 +21,12 @@ from feddbp_lab.cli import main
 from feddbp_lab.terminal.run_table import run_table
 
 
+@pytest.fixture(autouse=True)
+def no_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The output of a test is a pipe; workers that run tests side by side give it a width."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture
 def finished(tmp_path: Path) -> Path:
     """A directory with the files of a run that has ended."""
@@ -128,9 +134,8 @@ def test_it_prints_the_same_table_as_the_demo(
 
 
 def test_in_a_file_or_pipe_no_line_is_wrapped_and_all_facts_begin_in_one_column(
-    finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
     path = finished / "summary.json"
     sentence = "careful: prototypes of fewer than 5 samples stay with their client, " * 4 + "and so on"
     summary = {**json.loads(path.read_text()), "privacy": [sentence]}
