@@ -50,10 +50,17 @@ class Cell:
 
     @property
     def names(self) -> frozenset[str]:
-        """What `--only` selects by before it looks for parts of the id: words, METHOD:PRESET, and exchange."""
-        preset = _preset_of(self.run)
-        named = [f"{self.run.method}{PRESET_MARK}{preset}"] if preset else []
-        return frozenset((*self.words, *named, *(["exchange"] if self.run.exchange == "on" else [])))
+        """What `--only` selects by before it looks for parts of the id.
+
+        Words, METHOD:PRESET, exchange, and with fine-tuning finetune_state=own or last.
+        """
+        run, preset = self.run, _preset_of(self.run)
+        named = [
+            *([f"{run.method}{PRESET_MARK}{preset}"] if preset else []),
+            *(["exchange"] if run.exchange == "on" else []),
+            *([f"finetune_state={run.finetune_state}"] if run.finetune_rounds else []),
+        ]
+        return frozenset((*self.words, *named))
 
     @property
     def title(self) -> str:

@@ -550,6 +550,13 @@ def test_only_selects_a_method_with_its_preset() -> None:
     assert cell.title == "FedDBP:guided without exchange on cifar100, α 0.1, E 2, seed 1"
 
 
+def test_only_selects_by_what_clients_have_while_they_fine_tune() -> None:
+    cells = built_in("finetuning", seeds=(0,)).cells.values()
+    kept = select_cells(cells, ["feddbp", "finetune_state=last"])
+    own = select_cells(cells, ["feddbp", "finetune_state=own"])
+    assert [cell.run.finetune_state for cell in kept + own] == ["last"] * 4 + ["own"] * 4
+
+
 def test_a_title_names_the_guide_and_the_type_on_the_wire_if_they_are_not_the_usual_ones() -> None:
     titles = {cell.title for cell in built_in("traffic").cells.values()}
     assert len(titles) == 8
