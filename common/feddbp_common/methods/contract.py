@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 CollectMode = Literal["post", "running", "last_epoch"]
 """When class means are computed: after training, over all steps of the round, or over those of the last epoch."""
+EqualImages = Literal["nothing", "channels", "shape"]
+"""What images of all clients of a run have in common."""
 
 
 class MethodSettings(FrozenModel):
@@ -83,6 +85,10 @@ def always(_: MethodSettings) -> bool:
     return True
 
 
+def _unlike_images(_: MethodSettings) -> EqualImages:
+    return "nothing"
+
+
 @dataclass(frozen=True, kw_only=True)
 class SumWeights:
     """How a client counts where the server needs nothing but sums over clients: once, or by its samples."""
@@ -137,8 +143,8 @@ class Method:
     """All clients train the run's guide, and nothing of their own."""
     fixed_network: Callable[[Any], str] | None = None
     """Given the settings: the network of all clients, which is never trained. None if every client trains its own."""
-    equal_images: Literal["", "channels", "shape"] = ""
-    """What images of all clients must have in common, since a network that depends on it is exchanged."""
+    equal_images: Callable[[Any], EqualImages] = _unlike_images
+    """Given the settings: what images of all clients must have in common, as a network that needs it is shared."""
     fuses: bool = False
     """A client's own prototypes are fused with the global ones, by the server or by the client."""
     exchanges_weights: Callable[[Any], bool] = never

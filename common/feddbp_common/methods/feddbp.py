@@ -173,6 +173,7 @@ FEDDBP = Method(
         "ce_guide": "cross-entropy, guide",
         "distillation": "divergence from the guide",
     },
+    equal_images=lambda settings: "channels" if settings.guided else "nothing",
     exchanges_weights=lambda settings: settings.guided,
     aggregation_rules=all_rules,
     up=PayloadSize(

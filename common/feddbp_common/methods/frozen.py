@@ -87,6 +87,6 @@ FROZEN = Method(
     sum_weights=lambda _: SumWeights(),
     up=PayloadSize(content="class sums and counts", formula="4C(d + 1)", size=_upload_bytes),
     down=PayloadSize(content="prototypes", formula="4C(d + 1)", size=_upload_bytes),
-    equal_images="shape",
+    equal_images=lambda _: "shape",
     fixed_network=lambda settings: str(settings.network),
 )

@@ -77,8 +77,8 @@ def _check_no_counts(request: pb.JoinRequest) -> None:
 
 def check_images(request: pb.JoinRequest, config: RunConfig, sessions: Iterable[Session]) -> None:
     """Refuses images that do not fit those of other clients, before a round is trained with them."""
-    needed, shape = config.method_spec.equal_images, tuple(request.data.image_shape)
-    if not needed or not shape:  # a client of 0.1.0 does not say; its upload is refused
+    needed, shape = config.method_spec.equal_images(config.settings), tuple(request.data.image_shape)
+    if needed == "nothing" or not shape:  # a client of 0.1.0 does not say; its upload is refused
         return
     if len(shape) != 3 or not all(shape):
         raise _invalid("image_shape", f"{list(shape[:8])} is not channels, height and width")
