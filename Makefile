@@ -61,7 +61,7 @@ docs: $(STAMP) $(SITE)/mermaid/mermaid.min.js ## this documentation as a site in
 	$(BIN)/python docs/check_links.py $(SITE)/html
 
 results: $(STAMP) ## the tables and the figure of docs/results.md, from the cells that are kept beside it
-	$(BIN)/python docs/results_page.py
+	PYTHONPATH=docs $(BIN)/python -m results_page
 
 # Draws the diagrams. Without it, where npm is missing or offline, pages with a diagram load it when they are viewed.
 $(SITE)/mermaid/mermaid.min.js: docs/conf.py
