@@ -54,7 +54,8 @@ class RoundPolicy:
     stop_after: int = 0
     """Rounds without a gain in accuracy after which the run ends; 0 runs them all."""
     least_members: int = 0
-    """Members without whom no round opens, whatever `min_clients` is: a secure sum of fewer is not agreed on."""
+    """Members without whom no round opens, whatever `min_clients` is, and who are selected for it, whatever
+    `participation` is: a secure sum of fewer is not agreed on."""
     closes_without_result: bool = False
     """Whether a round without enough uploads is closed with the state before it, up to `max_extensions` in a row: no
     client can join a round whose secure sum is agreed on, so that extending it would not help."""

@@ -124,9 +124,12 @@ def _advance(state: RunState, effects: tuple[Effect, ...], policy: RoundPolicy, 
 
 
 def select(members: frozenset[int], number: int, policy: RoundPolicy) -> frozenset[int]:
-    """The members that train in a round: a seeded sample that depends only on the members and the round."""
+    """The members that train in a round: a seeded sample that depends only on the members and the round.
+
+    Of a run that began without some clients, their share may be fewer than a secure sum takes.
+    """
     # 0.07 * 100 is slightly above 7 in binary floating point, and must not become 8
-    count = max(1, math.ceil(policy.participation * len(members) - 1e-9))
+    count = max(1, policy.least_members, math.ceil(policy.participation * len(members) - 1e-9))
     if count >= len(members):
         return members
     sampler = random.Random(derive_seed(policy.seed, "participation", number))  # noqa: S311 - not a secret

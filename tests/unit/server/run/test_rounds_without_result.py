@@ -74,6 +74,14 @@ def test_no_round_opens_without_enough_members_for_a_sum() -> None:
     assert Phase.COLLECTING not in phases[:-1]
 
 
+def test_of_few_members_enough_for_a_sum_are_selected() -> None:
+    run = Run(min_clients=2, clients=20, participation=0.5, least_members=7, join_window=timedelta(0))
+    run(*(Joined(client) for client in range(7)))
+    assert run.state.selected == frozenset(range(7))
+    run(*(Joined(client) for client in range(7, 12)), *(Uploaded(client, 0) for client in range(7)), Aggregated(0))
+    assert (run.state.round, len(run.state.members), len(run.state.selected)) == (1, 12, 7)
+
+
 def test_a_failed_run_names_those_that_are_gone_and_not_those_that_wait_for_them() -> None:
     run = summing(max_extensions=0)
     run(Connected(0), Connected(1))
