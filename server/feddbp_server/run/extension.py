@@ -43,6 +43,7 @@ def open_run(store: Store, config: RunConfig, *, proposed: str, reopen: bool) ->
         store.forget_from(state.round)
         for record in store.clients():  # their daemons have ended: no id waits for a lease
             store.save_client(record._replace(session_sha256=b""))
+        store.forget_new_members(store.new_members())
     store.save_snapshot(replace(snapshot, state=state).to_json())
     _log_extension(snapshot.state, rounds_before, config)
     return run_id

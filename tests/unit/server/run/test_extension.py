@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,21 @@ async def test_a_stopped_run_goes_on_with_other_rounds_or_by_reopening(open_stor
         await go_on(reopened, 1, 4)
     outcome = summary_of(tmp_path)["prototypes_sha256"], metrics_of(tmp_path)
     assert outcome == await outcome_of(longer(4), MemoryStore(), tmp_path / "straight")
+
+
+async def test_who_joined_in_the_final_evaluation_is_no_member_of_the_extended_run_before_it_joins_again(
+    open_store: Any, tmp_path: Path
+) -> None:
+    short = await Server(open_store(), tmp_path, min_clients=2, join_window=timedelta(0)).__aenter__()
+    daemons = [await Daemon.join(short, client_id) for client_id in range(2)]
+    for number in range(ROUNDS):
+        for daemon in daemons:
+            await daemon.work(number)
+        await short.until_round(number + 1)
+    await Daemon.join(short, 2)
+    await short.crash()
+    async with Server(open_store(), tmp_path, config=longer(5)) as extended:
+        assert (extended.phase, extended.engine.state.members) == (Phase.WAITING, frozenset())
 
 
 async def test_a_failed_run_is_reopened_on_request_alone(tmp_path: Path) -> None:
