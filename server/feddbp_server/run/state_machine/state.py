@@ -64,7 +64,9 @@ class RoundPolicy:
 
     def is_set_aside(self, missed: int) -> bool:
         """Whether rounds do not wait for a client that has missed this many in a row; now and then one does."""
-        return bool(self.max_missed) and missed >= self.max_missed and missed % _RETRY_ROUNDS != 0
+        if not self.max_missed or missed < self.max_missed:
+            return False
+        return missed == self.max_missed or missed % _RETRY_ROUNDS != 0
 
     def taking_part(self, members: frozenset[int], number: int) -> frozenset[int]:
         """The members that train or evaluate in a round."""

@@ -164,6 +164,15 @@ def test_a_client_that_misses_rounds_in_a_row_is_set_aside_and_costs_no_deadline
     assert waited.count(True) == 1  # it may have recovered, and be the slowest
 
 
+def test_no_number_of_missed_rounds_puts_off_that_a_client_is_set_aside() -> None:
+    run = Machine(policy(rounds=30, min_clients=2, max_missed=10), 0, 1, 2)
+    for _ in range(10):
+        assert run.state.missing == ids(0, 1, 2)
+        miss(run, 2)
+    assert ClientsSetAside(ids(2)) in run.effects
+    assert run.state.missing == ids(0, 1)
+
+
 def test_a_client_that_uploads_is_waited_for_again() -> None:
     run = Machine(policy(rounds=30, min_clients=2, max_missed=1), 0, 1, 2)
     miss(run, 2)
