@@ -233,17 +233,17 @@ class Aggregator:
         self._state = state
 
     async def download(
-        self, client_id: int, round_number: int, label_counts: LabelCounts, left_out: frozenset[int] = frozenset()
+        self, client_id: int, round_number: int, label_counts: LabelCounts, excluded: frozenset[int] = frozenset()
     ) -> Encoded:
         """What a client receives at the start of a round, computed on request: there are no copies per client.
 
-        `left_out` are the clients whose newest upload was left out of the average: it is not personalised with either.
+        `excluded` are the clients whose newest upload nobody receives anything of: they receive the global state.
         """
         state = self._state  # before anything is awaited: a round may close meanwhile
         sources = self._config.sources_of(client_id, round_number - 1) if round_number else Sources.ALL
         if not self._strategy.personalises and sources is Sources.ALL:
             return state.reply
-        if client_id in left_out:
+        if client_id in excluded:
             return state.reply
         own = self._cache.last_before(round_number, client_id)
         if own is None:
@@ -257,7 +257,7 @@ class Aggregator:
         payloads = {client_id: own}
         if sources is Sources.FINISHED:
             finished = await self._store.run(lambda store: self._finished_uploads(store, round_number))
-            payloads |= {number: payload for number, payload in finished.items() if number not in left_out}
+            payloads |= {number: payload for number, payload in finished.items() if number not in excluded}
         uploads = [
             Upload(client_id=number, payload=payload, label_counts=label_counts(number))
             for number, payload in sorted(payloads.items())

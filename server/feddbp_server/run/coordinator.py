@@ -217,7 +217,7 @@ class Coordinator:
             async with self._replies.turn(session.client_id):
                 check_download(round_number, self._engine.state)  # the round may have closed meanwhile
                 encoded = await self._engine.aggregator.download(
-                    session.client_id, round_number, self.sessions.label_counts, self._engine.state.left_out
+                    session.client_id, round_number, self.sessions.label_counts, self._engine.state.excluded
                 )
             with self._engine.history.downloading(session.client_id, round_number):
                 yield pb.DownloadPart(manifest=encoded.manifest)

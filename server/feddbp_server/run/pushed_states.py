@@ -55,7 +55,7 @@ class PushedStates:
         try:
             check_download(number, engine.state)  # the round may have closed meanwhile
             encoded = await engine.aggregator.download(
-                session.client_id, number, engine.sessions.label_counts, engine.state.left_out
+                session.client_id, number, engine.sessions.label_counts, engine.state.excluded
             )
         except (RefusedError, StoreError):  # Download says why
             return None

@@ -161,6 +161,11 @@ class RunState:
     """Rounds in a row that left the state before them; only in a run that closes such rounds."""
 
     @property
+    def excluded(self) -> frozenset[int]:
+        """Clients of whose newest upload nobody receives anything: left out of an average, or shut out."""
+        return self.left_out | self.blocked
+
+    @property
     def is_aggregating(self) -> bool:
         """Whether the round's uploads are decided and it is being closed, also while the run is paused."""
         return Phase.AGGREGATING in (self.phase, self.held_phase)

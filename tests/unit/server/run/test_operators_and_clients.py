@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from coordinator_runs import (
     CLIENTS,
@@ -32,7 +33,8 @@ from slow_disk import SlowDisk
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.artifacts import AUDIT_NAME, ROUNDS_NAME
-from feddbp_common.wire import Payload, encode
+from feddbp_common.config.run import RunConfig
+from feddbp_common.wire import Payload, PrototypeSet, decode, encode
 from feddbp_server.rpc.status_reply import status_of
 from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.state_machine.events import Blocked
@@ -40,6 +42,14 @@ from feddbp_server.run.state_machine.state import Phase
 from feddbp_server.store import ClientRecord, MemoryStore, SqliteStore, Store, StoreError
 
 TWO_OF_THREE: dict[str, Any] = {"min_clients": 2, "clients": CLIENTS, "join_window": timedelta(days=1)}
+
+
+def trained_prototypes(client_id: int) -> PrototypeSet:
+    """What a client uploads to the first round."""
+    encoded = trained_upload(client_id, 0, Payload())
+    prototypes = decode(encoded.manifest, encoded.body()).prototypes
+    assert prototypes is not None
+    return prototypes
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -158,6 +168,24 @@ class FailsToForget(SlowDisk):
         self.failures -= 1
         if self.failures >= 0:
             raise sqlite3.OperationalError("database or disk is full")
+
+
+async def test_newcomers_receive_nothing_of_a_finished_client_that_is_blocked(tmp_path: Path) -> None:
+    config = RunConfig.model_validate({**CONFIG.model_dump(), "newcomers": 1, "newcomer_rounds": 1})
+    rules: dict[str, Any] = {**TWO_OF_THREE, "newcomers": ids(2), "newcomer_rounds": 1}
+    async with Server(MemoryStore(), tmp_path, config=config, **rules) as server:
+        first, second, newcomer = await join_all(server)
+        await first.work(0)
+        await second.work(0)
+        await server.until_round(1)
+        assert await server.coordinator.block(1, "its data are false")
+        await newcomer.work(1)
+        await server.until_round(2)
+        received = (await newcomer.download(2)).prototypes
+    finished = trained_prototypes(0)
+    assert received is not None
+    # class 1 is one of clients 0 and 1
+    np.testing.assert_array_equal(received.vectors[received.class_ids == 1], finished.vectors[finished.class_ids == 1])
 
 
 async def test_a_client_that_calls_during_a_block_that_fails_is_served(tmp_path: Path) -> None:
