@@ -62,6 +62,10 @@ class Payload:
     fisher: FisherScores | TopChannels | None = None
     tensors: Mapping[str, AnyArray] = field(default_factory=dict)
 
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for _, array in self.arrays())
+
     def norms(self) -> Norms:
         """The norms by which payloads are compared; a part that is empty has none."""
         norms = {}

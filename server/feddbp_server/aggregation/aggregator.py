@@ -31,7 +31,8 @@ _REPLY_INLINE_BYTES: Final = 256 << 10
 _GROUP_UPLOADS: Final = 16
 """Uploads read from the store at a time; two groups bound the memory of closing a round."""
 _NORMS_INLINE_BYTES: Final = 1 << 20
-"""Norms of uploads up to this size are computed as they arrive, which closing a round then need not wait for."""
+"""Norms of uploads that have at most this size once they are expanded are computed as they arrive, on the event loop;
+closing a round then need not wait for them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +118,7 @@ class Aggregator:
             return
         payload = self._strategy.kept_part(payload)
         self._cache.add(round_number, client_id, payload)
-        if _bytes_of(payload) <= _NORMS_INLINE_BYTES:
+        if self._expanded_bytes(payload) <= _NORMS_INLINE_BYTES:
             self._norms[client_id] = round_number, self._expanded(payload).norms()
 
     def forget(self, round_number: int, client_id: int) -> None:
@@ -210,6 +211,9 @@ class Aggregator:
     def _expanded(self, payload: Payload) -> Payload:
         return self._strategy.expanded(payload) if self._strategy.compresses_uploads else payload
 
+    def _expanded_bytes(self, payload: Payload) -> int:
+        return self._strategy.expanded_bytes(payload) if self._strategy.compresses_uploads else payload.nbytes
+
     def _payloads(
         self, round_number: int, records: list[UploadRecord], loop: asyncio.AbstractEventLoop
     ) -> Iterator[tuple[int, Payload]]:
@@ -251,7 +255,7 @@ class Aggregator:
         if own is None:
             return state.reply
         if sources is Sources.ALL:
-            if _bytes_of(own) <= _REPLY_INLINE_BYTES:
+            if own.nbytes <= _REPLY_INLINE_BYTES:
                 return self._encoded_reply(state.payload, own)
             return await asyncio.to_thread(self._encoded_reply, state.payload, own)
         payloads = {client_id: own}
@@ -343,7 +347,7 @@ class UploadCache:
 
     def add(self, round_number: int, client_id: int, payload: Payload) -> None:
         self._forget(client_id)
-        size = _bytes_of(payload)
+        size = payload.nbytes
         if size > self._room:
             self._forget_all_but(round_number)
         if size <= self._room:
@@ -370,8 +374,4 @@ class UploadCache:
     def _forget(self, client_id: int) -> None:
         if client_id in self._payloads:
             _, payload = self._payloads.pop(client_id)
-            self._room += _bytes_of(payload)
-
-
-def _bytes_of(payload: Payload) -> int:
-    return sum(array.nbytes for _, array in payload.arrays())
+            self._room += payload.nbytes

@@ -102,6 +102,10 @@ class Strategy(ABC, Generic[SettingsT]):
         """An upload with the values that are averaged, from which its norms are taken."""
         return payload
 
+    def expanded_bytes(self, payload: Payload) -> int:
+        """The size of what `expanded` gives, which may be hundreds of times that of the upload."""
+        return payload.nbytes
+
     def kept_part(self, upload: Payload) -> Payload:
         """The part of an upload that aggregation and the client's next reply read; the rest need not stay in memory."""
         prototypes = upload.prototypes

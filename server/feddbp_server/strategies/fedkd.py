@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 
 from feddbp_common.errors import refuse
 from feddbp_common.methods.fedkd import FEDKD, ROUND, TOTAL, FedKDSettings, expanded, weights_of
+from feddbp_common.methods.payload_size import REAL_BYTES
 from feddbp_common.methods.small_model import SMALL_MODEL
 from feddbp_common.wire import Payload, decode, encode
 from feddbp_common.wire.payload import AnyArray, FloatArray
@@ -41,6 +43,10 @@ class FedKDStrategy(Strategy[FedKDSettings]):
 
     def expanded(self, payload: Payload) -> Payload:
         return expanded(payload)
+
+    def expanded_bytes(self, payload: Payload) -> int:
+        dense = dense_shapes({name: tensor.shape for name, tensor in weights_of(payload).items()})
+        return REAL_BYTES * sum(map(prod, dense.values()))
 
     def aggregate(self, state: Payload, uploads: Iterable[Upload], *, round_number: int) -> Payload:
         mean = tensor_average(self.facts)

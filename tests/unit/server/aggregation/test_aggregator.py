@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import tracemalloc
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from feddbp_common.config.exchange import RealType, WireConfig
 from feddbp_common.config.run import RunConfig
 from feddbp_common.config.training import TrainingConfig
 from feddbp_common.errors import ConfigurationError, PayloadError
-from feddbp_common.wire import FisherScores, Payload, PrototypeSet, WireType, decode, encode
+from feddbp_common.wire import FisherScores, Payload, PrototypeSet, WireType, check_manifest, decode, encode
 from feddbp_common.wire.payload import FloatArray
 from feddbp_server.aggregation.aggregator import Aggregator
 from feddbp_server.aggregation.screening import Screening
@@ -324,6 +325,31 @@ async def test_fine_tuning_leaves_out_nobody_whom_the_last_exchange_left_out(kep
     aggregator.adopt(exchanged)
     tuned = await aggregator.close_round(2, label_counts)
     assert tuned == replace(exchanged, screening=Screening())
+
+
+async def test_an_upload_that_expands_to_much_more_is_not_expanded_as_it_arrives(thread: StoreWriter) -> None:
+    rank, columns = 1, 64 * 53**2
+    shapes = {
+        "conv1.weight": (32, 3, 5, 5),
+        "conv1.bias": (32,),
+        "conv2.weight": (64, 32, 5, 5),
+        "conv2.bias": (64,),
+        "fc.weight.u": (512, rank),
+        "fc.weight.sigma": (rank,),
+        "fc.weight.v": (rank, columns),
+        "fc.bias": (512,),
+        "head.weight": (3, 6),
+        "head.bias": (3,),
+    }
+    upload = Payload(tensors={name: np.full(shape, 0.001, np.float32) for name, shape in shapes.items()})
+    config = RunConfig(method="fedkd", clients=CLIENTS, data=CONFIG.data, training=CONFIG.training)
+    aggregator = aggregator_of(config, thread)
+    check_manifest(encode(upload).manifest, aggregator.upload_rules, max_bytes=1 << 20)  # a client may send it
+    tracemalloc.start()
+    aggregator.cache(0, 0, upload)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 10 << 20
 
 
 # --- newcomers
