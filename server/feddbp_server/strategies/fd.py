@@ -87,7 +87,7 @@ def _checksum(row: FloatArray) -> int:
 
 
 def _averaged_rows(state: Payload) -> dict[int, list[int]]:
-    if state.prototypes is None:
+    if state.prototypes is None or not len(state.prototypes):
         return {}
     ends = np.cumsum(state.tensors[_ROWS_PER_CLASS])[:-1]
     checksums = np.split(state.tensors[_ROWS].view(np.uint32), ends)

@@ -248,6 +248,15 @@ def test_subtracting_a_client_from_a_rounded_mean_stays_within_the_bounds_of_upl
         over_the_wire(strategy.reply(state, Payload(prototypes=honest)), download_rules("fd"))
 
 
+def test_a_round_without_a_single_class_is_followed_by_others() -> None:
+    strategy = small_strategy("fd", leave_one_out=True)
+    nothing, first = logits_of([]), logits_of([1])
+    state = stored(strategy.aggregate(Payload(), [upload_of(0, nothing), upload_of(1, nothing)], round_number=0))
+    assert rows(strategy.reply(state, Payload(prototypes=nothing))) == {}
+    state = stored(strategy.aggregate(state, [upload_of(0, first), upload_of(1, nothing)], round_number=1))
+    assert list(rows(strategy.reply(state, Payload(prototypes=nothing)))) == [1]
+
+
 def test_a_client_alone_in_all_its_classes_receives_nothing() -> None:
     strategy = small_strategy("fd", leave_one_out=True)
     state = strategy.aggregate(Payload(), [upload_of(0, logits_of([1, 2]))], round_number=0)
