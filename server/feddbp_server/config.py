@@ -53,7 +53,9 @@ class ListenConfig(FrozenModel):
         Path("feddbp-state/server"),
         description="database, metrics.jsonl and summary.json; alone it resumes the run in it",
     )
-    reopen: bool = Field(False, description="continue a run that was stopped or has failed; see also --rounds")
+    reopen: bool = Field(
+        False, description="continue a run that was stopped, has failed or ended by --stop-after; see also --rounds"
+    )
     linger: Duration = Field(
         timedelta(seconds=30),
         ge=timedelta(0),

@@ -1,4 +1,4 @@
-"""Opens a run in the store, and extends or reopens one: with more rounds, or after it was stopped or has failed."""
+"""Opens a run in the store, and extends or reopens one: with more rounds, or after it ended before them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ def _differs_in_rounds_alone(stored: str, given: str) -> bool:
 
 def _is_extension(state: RunState, rounds_before: int, rounds: int, *, reopen: bool) -> bool:
     if rounds == rounds_before:
-        return reopen and state.phase in (Phase.STOPPED, Phase.FAILED)
+        ended_early = state.phase is Phase.FINISHED and state.round < rounds
+        return reopen and (state.phase in (Phase.STOPPED, Phase.FAILED) or ended_early)
     # fewer rounds than a run was to have are another run, unless it has ended before
     return rounds > rounds_before or state.phase.is_final
 

@@ -14,8 +14,8 @@ from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import ConfigurationError
 from feddbp_server.run.snapshot import RunSnapshot
 from feddbp_server.run.state_machine.events import Aggregated, FinalEvaluationOpened, Reported, Uploaded
-from feddbp_server.run.state_machine.state import Best, Phase
-from feddbp_server.store import SqliteStore
+from feddbp_server.run.state_machine.state import Best, Phase, RunState
+from feddbp_server.store import ClientRecord, MemoryStore, SqliteStore
 
 
 def play(run: Run, *accuracies: float | None) -> None:
@@ -101,3 +101,20 @@ async def test_the_summary_names_the_reason_also_after_a_restart(tmp_path: Path)
     summary = summary_of(tmp_path)
     assert (summary["outcome"], summary["completed_rounds"], summary["rounds"]) == ("finished", 4, 50)
     assert summary["reason"] == "no gain in accuracy for 2 rounds, the best was 40.0 % after 1"
+
+
+async def test_a_run_that_ended_early_is_reopened_with_the_rounds_that_it_has(tmp_path: Path) -> None:
+    config = CONFIG.model_copy(update={"rounds": 50, "stop_after": 2})
+    ended = RunState(phase=Phase.FINISHED, round=4, members=ids(0), best=Best(0.4, 1), reason="no gain")
+    store = MemoryStore()
+    store.open_run("run", config.canonical_json())
+    store.save_snapshot(RunSnapshot(state=ended, seconds=1.0).to_json())
+    store.save_client(ClientRecord(0, 1, b"", b"", b""))
+    async with Server(store, tmp_path, config=config, stop_after=2) as same:
+        assert same.engine.state.phase is Phase.FINISHED
+    reopened = Server(store, tmp_path, config=config, stop_after=2)
+    await reopened.engine.start(reopen=True)
+    state = reopened.engine.state
+    assert (state.phase, state.round, state.members, state.best) == (Phase.WAITING, 4, ids(), None)
+    await reopened.engine.drain()
+    await reopened.crash()
