@@ -81,7 +81,7 @@ def _client_lines(grid: ResultGrid) -> Iterator[Line]:
         differences = {reference.key: grid.difference(row, reference, place) for reference in grid.references}
         for seed, cell in result.by_seed.items():
             found = cell.rules[cell.inference]
-            for client in found.reported.test.samples:
+            for client in sorted(found.reported.test.samples):
                 yield {
                     **_position(grid.part, row, place),
                     "seed": seed,
@@ -108,11 +108,12 @@ def _points(grid: ResultGrid) -> Iterator[tuple[GridRow, GridColumn, PointResult
 
 def _position(part: Part, row: GridRow, place: GridColumn) -> Line:
     at = {**row.coordinates, **place.coordinates}
-    return {
+    position = {
         "part": part.title,
+        "exchange": "",
         **{name: part.axis(name).values[index].key for name, index in at.items()},
-        "exchange": "off" if row.is_control else "",
     }
+    return position | ({"exchange": "off"} if row.is_control else {})
 
 
 def _statistics(name: str, values: SeedValues | None) -> Line:

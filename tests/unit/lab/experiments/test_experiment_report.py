@@ -383,6 +383,15 @@ def test_the_csv_has_the_result_and_the_last_round_of_every_rule_unrounded(tmp_p
     assert {entry["difference_to_fedproto"] for entry in lines if entry["method"] == "fedproto"} == {""}
 
 
+def test_the_csv_tells_runs_apart_that_an_axis_sets_to_exchange_or_not(tmp_path: Path) -> None:
+    axes = {"method": ["fedproto", "feddbp"], "exchange": ["on", "off"]}
+    directory = reported(tmp_path, axes=axes, report={"rows": ["method", "exchange"]})
+    for name in ("small.csv", "small-clients.csv"):
+        with (directory / name).open(newline="") as file:
+            found = {(line["method"], line["exchange"]) for line in csv.DictReader(file)}
+        assert found == {(method, exchange) for method in axes["method"] for exchange in axes["exchange"]}
+
+
 def test_rules_of_inference_have_columns_of_their_own(tmp_path: Path) -> None:
     changed = {"axes": {"method_settings": {"eta": [0.5, 1.0]}}, "report": {"rules": True}}
     table = rows((reported(tmp_path, **changed) / "small.md").read_text())
