@@ -12,7 +12,15 @@ from typing import Any
 from feddbp_common.config.nested import dotted
 from feddbp_lab.experiments.plan import Plan, Point
 from feddbp_lab.experiments.report.intervals import student_quantile
-from feddbp_lab.experiments.report.rounds import ClientCounts, Curve, Line, Moment, RoundResult, RuleResult
+from feddbp_lab.experiments.report.rounds import (
+    ClientCounts,
+    Curve,
+    Line,
+    Moment,
+    RoundResult,
+    RuleResult,
+    counted_lines,
+)
 from feddbp_lab.experiments.run.cell_dir import CellDir, CellState, Damage, DamagedCellError, Failure
 from feddbp_lab.experiments.run.output_dir import OutputDir
 from feddbp_lab.results.protocol import Basis, basis_of, counts_in_result, expected_clients
@@ -208,7 +216,7 @@ class CellResult:
             basis=basis,
             expected_clients=expected_clients(summary),
             rules=rules,
-            rare=ClientCounts.rare_in([line for line in counted if line["round"] == reported]),
+            rare=ClientCounts.rare_in(dict(counted_lines(counted, inference))[reported]),
             core_minutes=core_minutes,
             megabytes=_megabytes(summary, lines),
             parameters=_parameters(summary),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -160,6 +160,14 @@ def _ratio(parts: FloatArray, wholes: FloatArray) -> FloatArray:
     return np.divide(parts, wholes, out=np.zeros_like(parts), where=wholes > 0)
 
 
+def counted_lines(lines: Iterable[Line], rule: str) -> Iterator[tuple[int, list[Line]]]:
+    """By completed rounds, the line of every client that counts after them under an inference rule."""
+    with_rule = (EvaluationLine(line) for line in lines if rule in line["accuracies"])
+    ordered = sorted(with_rule, key=lambda evaluation: evaluation.round)
+    for number, counted in counted_by_round(ordered):
+        yield number, [evaluation.line for evaluation in counted.values()]
+
+
 @dataclass(frozen=True, kw_only=True)
 class RuleResult:
     """The results of a cell under one inference rule."""
@@ -176,12 +184,7 @@ class RuleResult:
 
     @classmethod
     def of(cls, rule: str, lines: Iterable[Line], basis: Basis, exchanged_round: int | None) -> RuleResult:
-        with_rule = (EvaluationLine(line) for line in lines if rule in line["accuracies"])
-        ordered = sorted(with_rule, key=lambda evaluation: evaluation.round)
-        rounds = [
-            RoundResult.of(number, rule, [evaluation.line for evaluation in counted.values()])
-            for number, counted in counted_by_round(ordered)
-        ]
+        rounds = [RoundResult.of(number, rule, counted) for number, counted in counted_lines(lines, rule)]
         eligible = rounds[-1:] if basis is Basis.LAST else complete_rounds(rounds)
         reported = best_round(eligible, lambda found: found.counts_for_choice(basis).accuracy or 0.0)
         assert reported is not None  # the rule is in a line

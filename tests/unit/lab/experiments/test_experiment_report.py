@@ -230,6 +230,22 @@ def test_clients_are_compared_with_themselves_in_the_first_of_these_rows(tmp_pat
     assert line["gain_over_feddbp"] == ""
 
 
+def test_rare_classes_count_on_the_clients_that_the_result_is_over(tmp_path: Path) -> None:
+    axes, report = {"method": ["feddbp"]}, {"rows": "method"}
+    output_dir, expanded = planned(tmp_path, base={"clients": 2, "rounds": 3}, axes=axes, report=report)
+    (cell,) = expanded.cells.values()
+    # the last round is the best; the second client has its newest evaluation from the one before
+    finish(output_dir, cell, lambda _, rounds: 0.2 * rounds, missed=[(1, 3)])
+    write_report(output_dir)
+    with (output_dir.report_dir / "small-clients.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [(line["client"], line["round"], line["rare_test_samples"]) for line in lines] == [
+        ("0", "3", "2"),
+        ("1", "3", "7"),
+    ]
+    assert [float(line["rare_accuracy"]) for line in lines] == pytest.approx([28.5, 20.5])
+
+
 def test_a_control_stands_below_its_row_and_the_difference_is_the_federations_share(tmp_path: Path) -> None:
     output_dir, expanded = planned(tmp_path, controls=True, report={"rows": "method", "compare": "local"})
     for cell in expanded.cells.values():
