@@ -130,6 +130,7 @@ class Runner:
         match available:
             case _Available.FREE:
                 self._waiting.append(cell)
+                self.display.end(cell)
             case _Available.ELSEWHERE:
                 self._elsewhere[cell.id] = cell
                 self._tried.add(cell.id)

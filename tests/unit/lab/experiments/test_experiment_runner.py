@@ -308,6 +308,33 @@ async def test_a_store_that_stays_unreadable_fails_the_cell_and_no_other(
     assert recorder.causes == [f"{tmp_path} could not be read 300 times in a row"]
 
 
+async def test_no_bar_is_left_of_a_cell_that_another_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, _ = two_cells(tmp_path, monkeypatch)
+    elsewhere = runner.cells[0]
+    holder = Holder(id="other", node="gpu-3", boot="another boot", pid=1)
+    lease = take_lease(runner.output.store, elsewhere.id, holder, 60.0, after=None)
+    release = lease.release if lease else pytest.fail
+    left: list[str] = []
+
+    class Bars(LiveCellDisplay):
+        def show(self, cell: Cell, progress: CellProgressReport) -> None:
+            super().show(cell, progress)
+            release()
+
+        def done(self, cell: Cell, summary: dict[str, Any]) -> None:
+            self.workload.finish(cell)
+
+        def stop(self) -> None:
+            left.extend(bar.description for bar in self.bars.tasks)
+            super().stop()
+
+    console = Console(file=io.StringIO(), force_terminal=True)
+    with Bars(workload=Workload(runner.cells), console=console) as runner.display:
+        await runner.run()
+    assert runner.failed == []
+    assert left == ["all"]
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"accuracy": 1}', '{"completed_rounds": "2", "config": []}'])
 async def test_damaged_results_of_another_runner_fail_the_cell_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
