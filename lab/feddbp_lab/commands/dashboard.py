@@ -148,16 +148,22 @@ async def _open_library(source: DashboardSourceConfig, directory: Path | None) -
     from feddbp_lab.dashboard.stored import StoredRun
     from feddbp_lab.results.run_files import RunFiles, find_runs
 
-    baseline = {} if source.baseline is None else read_baseline(find_runs(source.baseline)[0])
     if directory is None or source.server:
         live = await _open_live(source, directory)
-        live.baseline = baseline
+        if source.baseline is not None:
+            live.baseline = read_baseline(source.baseline)
         return Library(single=live)
     runs = find_runs(directory)
     if runs != [directory]:
+        if source.baseline is not None:
+            raise ConfigurationError(
+                f"--baseline is for one run; {directory} is a folder of runs, each of which is compared with the "
+                "`local` run of the same clients"
+            )
         return Library(folder=directory, runs=runs)
     stored = StoredRun(RunFiles(directory))
-    stored.baseline = baseline
+    if source.baseline is not None:
+        stored.baseline = read_baseline(source.baseline, stored.files)
     return Library(single=stored)
 
 

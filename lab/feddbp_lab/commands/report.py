@@ -11,6 +11,7 @@ from feddbp_common.artifacts import CURVES_NAME, DATABASE_NAME, METRICS_NAME, PA
 from feddbp_common.config.command_line import Parser
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.optional_deps import install_command, missing_modules
+from feddbp_lab.results.baseline import check_local, check_same_clients
 from feddbp_lab.results.curves import draw_curves
 from feddbp_lab.results.damage import damage_as_error
 from feddbp_lab.results.pictures.report import pictures_place, write_run_pictures
@@ -57,7 +58,7 @@ def command(argv: Sequence[str]) -> int:
             table = run_table(results, directory, files)
         else:
             table = run_table(results, directory, [*files, CURVES_NAME], pictures=pictures_place(directory))
-        baseline = _read_baseline(flags.baseline) if flags.baseline else None
+        baseline = _read_baseline(flags.baseline, results) if flags.baseline else None
         if not missing:
             draw_curves(results, directory / CURVES_NAME)
             run = RunFiles(directory)
@@ -72,9 +73,12 @@ def command(argv: Sequence[str]) -> int:
     return ExitCode.OK
 
 
-def _read_baseline(directory: Path) -> dict[int, float]:
+def _read_baseline(directory: Path, run: RunResults) -> dict[int, float]:
     with damage_as_error(str(directory)):
-        return last_accuracies(read_results(directory).metrics)
+        local = read_results(directory)
+        check_local(directory, local.summary["method"])
+        check_same_clients(directory, local, run)
+        return last_accuracies(local.metrics)
 
 
 def read_results(directory: Path) -> RunResults:

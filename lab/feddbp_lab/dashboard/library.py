@@ -18,6 +18,7 @@ from feddbp_common.printable import printable_values
 from feddbp_lab.dashboard.model import Json
 from feddbp_lab.dashboard.source import RunSource
 from feddbp_lab.dashboard.stored import StoredRun
+from feddbp_lab.results.baseline import check_local, check_same_clients
 from feddbp_lab.results.damage import DAMAGE, damage_as_error
 from feddbp_lab.results.run_files import RunFiles, last_accuracies
 from feddbp_lab.results.run_info import exchange_text
@@ -92,10 +93,19 @@ class Library:
         return listing
 
 
-def read_baseline(path: Path) -> dict[int, float]:
-    """Every client's last accuracy in a run; raises FedDBPError if it cannot be read."""
+def read_baseline(path: Path, run: RunFiles | None = None) -> dict[int, float]:
+    """Every client's newest accuracy in the `local` run at a path; raises FedDBPError if it cannot be compared.
+
+    Without files of the run, as of one on another machine, only the method is checked.
+    """
     with damage_as_error(str(path)):
-        return last_accuracies(RunFiles(path).results().metrics)
+        local = RunFiles(path).results()
+        check_local(path, local.summary["method"])
+        accuracies = last_accuracies(local.metrics)
+    if run is not None:
+        with damage_as_error(str(run.path)):
+            check_same_clients(path, local, run.results())
+    return accuracies
 
 
 def locals_of(key: str, configs: Mapping[str, RunConfig]) -> list[str]:

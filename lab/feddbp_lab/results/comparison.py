@@ -122,12 +122,17 @@ class Comparison:
             found.append(f"clients differ: {_listed(counts)}")
         return found
 
-    def cautions(self) -> Iterator[str]:
-        """What has to be known when the accuracies are compared."""
+    def other_splits(self) -> Iterator[str]:
+        """Settings in which the runs differ, and by which their clients have other samples."""
         differing = self.differing()
         for name in _SPLIT:
             if name in differing:
                 yield f"{name} differs ({_listed(differing[name])}): clients have other samples"
+
+    def cautions(self) -> Iterator[str]:
+        """What has to be known when the accuracies are compared."""
+        differing = self.differing()
+        yield from self.other_splits()
         explained = any(name in differing for name in (*_SPLIT, *_DATA, "clients"))
         if not explained and not self.has_same_samples:
             yield "the clients have other numbers of samples: other data, although the settings are the same"

@@ -170,9 +170,18 @@ def test_a_run_that_failed_is_reported_with_its_reason(finished: Path, capsys: p
     assert "failed: too few clients" in capsys.readouterr().out
 
 
+def local_beside(run: Path, **config: Any) -> Path:
+    """A `local` run with the results of another one."""
+    directory = run.with_name("local")
+    shutil.copytree(run, directory)
+    summary = json.loads((directory / "summary.json").read_text())
+    summary |= {"method": "local", "config": {**summary["config"], "method": "local", **config}}
+    (directory / "summary.json").write_text(json.dumps(summary))
+    return directory
+
+
 def test_pictures_are_written_for_one_and_two_columns(finished: Path) -> None:
-    baseline = finished.with_name("local")
-    shutil.copytree(finished, baseline)
+    baseline = local_beside(finished)
     widths = {}
     for columns in ("1", "2"):
         assert main(["report", str(finished), "--columns", columns, "--baseline", str(baseline)]) == 0
@@ -242,8 +251,7 @@ def test_missing_or_damaged_files_are_reported_in_one_line(
 
 
 def test_a_damaged_baseline_is_named(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    baseline = finished.with_name("local")
-    shutil.copytree(finished, baseline)
+    baseline = local_beside(finished)
     (baseline / "metrics.jsonl").write_text("{")
     assert main(["report", str(finished), "--baseline", str(baseline)]) == 2
     assert f"the results in {baseline} are damaged: metrics.jsonl, line 1: " in capsys.readouterr().err
@@ -268,3 +276,32 @@ def test_a_curve_file_that_cannot_be_written_is_named(finished: Path, capsys: py
     (finished / "curves.png").mkdir()
     assert main(["report", str(finished)]) == 2
     assert f"{finished}/curves.png: Is a directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        ({"seed": 1}, "seed differs (1, default): clients have other samples"),
+        ({"data": {"dataset": "cifar10"}}, "data.dataset differs: cifar10, digits"),
+    ],
+)
+def test_a_baseline_of_other_clients_is_refused(
+    finished: Path, config: dict[str, Any], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    baseline = local_beside(finished, **config)
+    assert main(["report", str(finished), "--baseline", str(baseline)]) == ExitCode.USAGE
+    expected = f"--baseline {baseline}: clients cannot be compared with themselves: {problem}"
+    assert expected in capsys.readouterr().err
+
+
+def test_a_baseline_with_other_samples_is_refused(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    baseline = local_beside(finished)
+    lines = (baseline / "metrics.jsonl").read_text()
+    (baseline / "metrics.jsonl").write_text(lines.replace('"test_samples": 50', '"test_samples": 49'))
+    assert main(["report", str(finished), "--baseline", str(baseline)]) == ExitCode.USAGE
+    assert "client 0 has 49 test samples there and 50 here" in capsys.readouterr().err
+
+
+def test_a_baseline_of_another_method_is_refused(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(finished), "--baseline", str(finished)]) == ExitCode.USAGE
+    assert f"--baseline {finished}: this is a run of feddbp, not of local" in capsys.readouterr().err

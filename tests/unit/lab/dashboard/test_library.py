@@ -11,8 +11,10 @@ from foreign_text import results_with
 
 from feddbp_common.artifacts import METRICS_NAME, SUMMARY_NAME
 from feddbp_common.config.run import RunConfig
-from feddbp_lab.dashboard.library import Library, locals_of
-from feddbp_lab.results.run_files import find_runs
+from feddbp_common.errors import ConfigurationError, ExitCode
+from feddbp_lab.cli import main
+from feddbp_lab.dashboard.library import Library, locals_of, read_baseline
+from feddbp_lab.results.run_files import RunFiles, find_runs
 
 RUN: dict[str, Any] = {"method": "feddbp", "clients": 4, "rounds": 10, "data": {"dataset": "cifar10", "alpha": 0.5}}
 
@@ -96,3 +98,24 @@ async def test_a_run_of_a_later_version_is_listed(tmp_path: Path) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), "config": {"unheard_of": 1}}))
     listing = await Library(folder=tmp_path, runs=[tmp_path / "a"]).listing()
     assert [run["name"] for run in listing.runs] == ["a"]
+
+
+def test_a_baseline_is_of_local_training_on_the_same_samples(tmp_path: Path) -> None:
+    for name, method, seed in (("run", "feddbp", 0), ("local", "local", 0), ("other", "local", 1)):
+        results_with("net", directory=tmp_path / name)
+        path = tmp_path / name / SUMMARY_NAME
+        run = {"method": method, "data": {"dataset": "digits"}, "seed": seed}
+        path.write_text(json.dumps({**json.loads(path.read_text()), "method": method, "config": run}))
+    files = RunFiles(tmp_path / "run")
+    assert read_baseline(tmp_path / "local", files)
+    with pytest.raises(ConfigurationError, match="seed differs"):
+        read_baseline(tmp_path / "other", files)
+    with pytest.raises(ConfigurationError, match="a run of feddbp, not of local"):
+        read_baseline(tmp_path / "run")
+
+
+def test_a_folder_of_runs_takes_no_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("one", "two"):
+        results_with("net", directory=tmp_path / name)
+    assert main(["dashboard", str(tmp_path), "--baseline", str(tmp_path / "one")]) == ExitCode.USAGE
+    assert "--baseline is for one run" in capsys.readouterr().err
