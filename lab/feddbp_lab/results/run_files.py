@@ -22,11 +22,12 @@ from feddbp_common.artifacts import (
     SUMMARY_NAME,
 )
 from feddbp_common.errors import ConfigurationError
+from feddbp_common.evaluation import CountedEvaluations
 from feddbp_common.printable import printable_values
 from feddbp_common.wire import PrototypeSet
 from feddbp_lab.results.audit_entries import AuditEntry, troubles
 from feddbp_lab.results.damage import DAMAGE
-from feddbp_lab.results.run_results import RunResults, has_metrics
+from feddbp_lab.results.run_results import EvaluationLine, RunResults, has_metrics
 from feddbp_server.reporting.history import RoundRecord, read_rounds
 from feddbp_server.reporting.json_lines import JsonLines
 from feddbp_server.reporting.prototype_snapshots import read_snapshot, snapshot_files
@@ -163,10 +164,8 @@ def _is_run(path: Path) -> bool:
 
 
 def last_accuracies(metrics: Iterable[dict[str, Any]]) -> dict[int, float]:
-    """Every client's accuracy in its last round with test samples."""
-    last: dict[int, tuple[int, float]] = {}
-    for line in metrics:
-        if line["test_samples"]:
-            newest = line["round"], line["accuracy"]
-            last[line["client"]] = max(newest, last.get(line["client"], newest))
-    return {client: accuracy for client, (_, accuracy) in last.items()}
+    """Every client's newest accuracy that counts in the run's: after its own first training."""
+    counted = CountedEvaluations[EvaluationLine]()
+    for evaluation in sorted(map(EvaluationLine, metrics), key=lambda evaluation: evaluation.round):
+        counted.add(evaluation)
+    return {client: float(evaluation.line["accuracy"]) for client, evaluation in counted.by_client.items()}

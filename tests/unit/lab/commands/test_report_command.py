@@ -305,3 +305,12 @@ def test_a_baseline_with_other_samples_is_refused(finished: Path, capsys: pytest
 def test_a_baseline_of_another_method_is_refused(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(finished), "--baseline", str(finished)]) == ExitCode.USAGE
     assert f"--baseline {finished}: this is a run of feddbp, not of local" in capsys.readouterr().err
+
+
+def test_a_client_that_has_not_trained_has_no_gain(finished: Path) -> None:
+    baseline = local_beside(finished)
+    lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    lines = [{**line, "losses": {}} if line["client"] == 2 else line for line in lines]
+    (finished / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert main(["report", str(finished), "--baseline", str(baseline)]) == 0
+    assert "0 of 2 better, +0.0 points" in (finished / "report.html").read_text()
