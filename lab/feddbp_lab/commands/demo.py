@@ -161,7 +161,7 @@ def _display(options: FederationOptions, console: Console, *, as_json: bool) -> 
     if console.is_terminal and not console.is_dumb_terminal:
         return LiveDisplay(console=console, title=title)
     metrics = MetricsTail(options.server_dir / METRICS_NAME)
-    return PlainDisplay(output=sys.stdout, title=title, clients=run.clients, metrics=metrics)
+    return PlainDisplay(output=sys.stdout, title=title, run=run, metrics=metrics)
 
 
 def _collect_results(options: FederationOptions) -> RunResults:

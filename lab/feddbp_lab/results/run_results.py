@@ -5,12 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from feddbp_common.artifacts import METRICS_NAME, PACKED_METRICS_NAME, SUMMARY_NAME
+from feddbp_common.evaluation import CountedEvaluations, CurrentAccuracy
 from feddbp_common.printable import printable_values
 from feddbp_server.reporting.unfinished import stored_metrics, summarise_unfinished
 
@@ -129,10 +130,17 @@ class MetricsTail:
         return [printable_values(json.loads(line)) for line in complete.splitlines()]
 
 
-def weighted_accuracy(lines: Collection[dict[str, Any]]) -> float | None:
-    """Accuracy of one round over all test samples of its lines; None without samples."""
-    samples = sum(line["test_samples"] for line in lines)
-    return sum(line["accuracy"] * line["test_samples"] for line in lines) / samples if samples else None
+def accuracy_after(evaluations: CountedEvaluations[EvaluationLine], completed_rounds: int) -> CurrentAccuracy | None:
+    """The accuracy of a run by the evaluations up to these rounds; None if none counts."""
+    counted = evaluations.by_client.values()
+    samples = sum(found.test_samples for found in counted)
+    if not samples:
+        return None
+    return CurrentAccuracy(
+        accuracy=sum(found.line["accuracy"] * found.test_samples for found in counted) / samples,
+        clients=len(counted),
+        evaluated=sum(found.round == completed_rounds for found in counted),
+    )
 
 
 def _metrics_text(directory: Path) -> bytes:

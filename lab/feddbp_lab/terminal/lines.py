@@ -10,9 +10,10 @@ from types import TracebackType
 from typing import Any, Self, TextIO
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_common.evaluation import accuracy_over_clients
+from feddbp_common.config.run import RunConfig
+from feddbp_common.evaluation import CountedEvaluations, accuracy_over_clients
 from feddbp_common.humanize import human_bytes, human_seconds, quantity
-from feddbp_lab.results.run_results import MetricsTail, weighted_accuracy
+from feddbp_lab.results.run_results import EvaluationLine, MetricsTail, accuracy_after
 
 
 @dataclass(kw_only=True)
@@ -24,7 +25,7 @@ class PlainDisplay:
 
     output: TextIO
     title: str
-    clients: int
+    run: RunConfig
     metrics: MetricsTail
     clock: Callable[[], float] = time.monotonic
     _reports: dict[int, list[dict[str, Any]]] = field(default_factory=lambda: defaultdict(list))
@@ -32,6 +33,8 @@ class PlainDisplay:
     """By the number of completed rounds, when it was first seen."""
     _printed: int = 0
     """Rounds a line has been printed for."""
+    _evaluations: CountedEvaluations[EvaluationLine] = field(default_factory=CountedEvaluations)
+    """Of these rounds."""
 
     def __enter__(self) -> Self:
         self._print(self.title)
@@ -53,9 +56,12 @@ class PlainDisplay:
             self._completed_at.append(self.clock())
         for report in self.metrics.new_lines():
             self._reports[report["round"]].append(report)
-        while self._printed < status.round and len(self._reports[self._printed + 1]) >= self.clients:
+        while self._printed < status.round and self._is_evaluated(self._printed + 1):
             self._printed += 1
             self._print(self._line(self._printed, status.rounds))
+
+    def _is_evaluated(self, number: int) -> bool:
+        return len(self._reports[number]) >= self.run.clients_in(number)
 
     def _line(self, number: int, rounds: int) -> str:
         # A client evaluates before it trains: the traffic during the k-th round is in the reports of round k-1, the
@@ -63,13 +69,19 @@ class PlainDisplay:
         during, after = self._reports.pop(number - 1), self._reports[number]
         up, down = (human_bytes(sum(report[key] for report in during)) for key in ("bytes_up", "bytes_down"))
         seconds = self._completed_at[number] - self._completed_at[number - 1]
-        over, widest = (
-            accuracy_over_clients(accuracy, len(after), self.clients) for accuracy in (weighted_accuracy(after), 1.0)
-        )
+        for report in (*(during if number == 1 else ()), *after):
+            self._evaluations.add(EvaluationLine(report))
+        over, widest = self._accuracy(number), accuracy_over_clients(1.0, self.run.clients, self.run.clients)
         return (
             f"round {number:>{len(str(rounds))}}/{rounds}  accuracy {over:>{len(widest)}}"
             f"  up {up:>8}  down {down:>8}  {human_seconds(seconds):>7}"
         )
+
+    def _accuracy(self, number: int) -> str:
+        found = accuracy_after(self._evaluations, number)
+        if found is None:
+            return accuracy_over_clients(None, 0, self.run.clients)
+        return accuracy_over_clients(found.accuracy, found.clients, self.run.clients, evaluated=found.evaluated)
 
     def _print(self, text: str) -> None:
         print(text, file=self.output, flush=True)

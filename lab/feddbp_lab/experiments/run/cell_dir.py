@@ -41,6 +41,7 @@ from feddbp_common.config.nested import dotted, first_difference
 from feddbp_common.config.run import RunConfig
 from feddbp_common.cpu_cores import processor
 from feddbp_common.errors import FedDBPError
+from feddbp_common.evaluation import CountedEvaluations
 from feddbp_common.file_lock import FileLock, is_locked
 from feddbp_common.printable import printable
 from feddbp_lab.experiments.run.lease import LeaseRecord, boot_id, current_lease
@@ -48,7 +49,15 @@ from feddbp_lab.experiments.run.store import DirectoryStore
 from feddbp_lab.processes.local_federation import ProcessFailedError
 from feddbp_lab.results.damage import DAMAGE, damage_as_error
 from feddbp_lab.results.protocol import Reported
-from feddbp_lab.results.run_results import RunResults, has_metrics, read_object, read_summary, weighted_accuracy
+from feddbp_lab.results.run_results import (
+    EvaluationLine,
+    RunResults,
+    accuracy_after,
+    has_metrics,
+    has_trained,
+    read_object,
+    read_summary,
+)
 from feddbp_server.reporting.json_lines import JsonLines
 
 STATE_DIRS: Final = ("server", "clients", "certs")
@@ -118,7 +127,7 @@ class CellProgress:
     accuracy: float | None
     """Over the clients' test samples after the completed rounds; None before the first evaluation after training."""
     clients: int
-    """Over how many clients it is: in some rounds newcomers alone evaluate, in others all but them."""
+    """Over how many clients it is."""
     expected_clients: int
 
 
@@ -286,14 +295,18 @@ class CellDir:
                 expected_clients=run.clients,
             )
         lines = JsonLines.read(self.path / "server" / METRICS_NAME, _evaluation).entries
-        reports = Counter(line["round"] for line in lines)
-        complete = max((number for number, count in reports.items() if count >= run.clients_in(number)), default=None)
-        newest = [line for line in lines if line["round"] == complete]
+        reports = Counter(line.round for line in lines)
+        complete = max((number for number, count in reports.items() if count >= run.clients_in(number)), default=0)
+        evaluations = CountedEvaluations[EvaluationLine]()
+        for line in sorted(lines, key=lambda line: line.round):
+            if line.round <= complete:
+                evaluations.add(line)
+        found = accuracy_after(evaluations, complete)
         return CellProgress(
-            completed_rounds=complete or 0,
+            completed_rounds=complete,
             rounds=run.rounds,
-            accuracy=weighted_accuracy(newest) if complete else None,
-            clients=len(newest),
+            accuracy=found.accuracy if found else None,
+            clients=found.clients if found else 0,
             expected_clients=run.clients,
         )
 
@@ -332,13 +345,17 @@ def installed_versions() -> dict[str, str]:
     return found
 
 
-def _evaluation(line: dict[str, Any]) -> dict[str, Any]:
+def _evaluation(line: dict[str, Any]) -> EvaluationLine:
     """What of a line of metrics tells the progress; raises for a damaged one."""
-    return {
-        "round": int(line["round"]),
-        "accuracy": float(line["accuracy"]),
-        "test_samples": int(line["test_samples"]),
-    }
+    return EvaluationLine(
+        {
+            "client": int(line["client"]),
+            "round": int(line["round"]),
+            "accuracy": float(line["accuracy"]),
+            "test_samples": int(line["test_samples"]),
+            "trained": has_trained(line),
+        }
+    )
 
 
 def _check_same(stored: dict[str, Any], given: dict[str, Any], path: Path) -> None:

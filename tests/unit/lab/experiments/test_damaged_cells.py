@@ -49,8 +49,9 @@ def interrupted(output: OutputDir, cell: Cell, *lines: str) -> CellDir:
     return directory
 
 
-def line(client: int, number: int) -> str:
-    return json.dumps({"client": client, "round": number, "accuracy": 0.25 * number, "test_samples": 4})
+def line(client: int, number: int, *, trained: bool = True) -> str:
+    evaluation = {"client": client, "round": number, "accuracy": 0.25 * number, "test_samples": 4}
+    return json.dumps(evaluation | {"losses": {"total": 1.0} if trained else {}})
 
 
 @pytest.mark.parametrize(
@@ -87,6 +88,13 @@ def test_damaged_lines_do_not_hide_the_progress_of_an_interrupted_cell(
     interrupted(output, cells[0], line(0, 0), line(1, 0), line(0, 1), line(1, 1), damage)
     found = status_of(output, cells[0])
     assert (found["state"], found["completed_rounds"], found["accuracy"]) == ("interrupted", 1, 0.25)
+
+
+def test_the_progress_of_a_cell_counts_clients_that_have_trained(output: OutputDir, cells: list[Cell]) -> None:
+    lines = line(0, 0), line(1, 0, trained=False), line(0, 1, trained=False), line(1, 1)
+    interrupted(output, cells[0], *lines, line(0, 2))
+    found = status_of(output, cells[0])
+    assert [found[name] for name in ("completed_rounds", "accuracy", "clients", "expected_clients")] == [1, 0.25, 1, 2]
 
 
 @pytest.mark.parametrize("content", [*NOT_JSON, "{}"])
