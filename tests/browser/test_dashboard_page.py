@@ -117,7 +117,7 @@ def write_run(
 ) -> None:
     """The files of a finished run with made-up results; `gone_after` has the last rounds of clients that left."""
     last_rounds = gone_after or {}
-    directory.mkdir(parents=True)
+    directory.mkdir(parents=True, exist_ok=True)
     lines = [
         {
             "client": client,
@@ -188,6 +188,31 @@ async def test_a_folder_of_runs_is_browsed_and_a_thousand_clients_scroll(tmp_pat
             await watched.shows("#gain-legend", "of 1,000 clients better")
             await watched.shows("#prototypes", "No prototypes were kept")
             await watched.shows("#loss-legend", "weighted totalprototype distance, shared branchconstructor")
+            assert watched.problems == []
+
+
+async def test_runs_that_come_later_and_new_results_are_listed_without_a_reload(tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    for name in ("first", "second"):
+        write_run(folder / name, clients=2, rounds=3)
+    with federation(tmp_path) as running:
+        url = await start_dashboard(running, folder)
+        async with browser_page(url) as watched:
+            page = watched.page
+            await watched.shows("#list-note", "2 runs")
+            tick = page.locator("#run-table input").first
+            await tick.uncheck()
+            write_run(folder / "another", clients=2, rounds=4)
+            await watched.shows("#list-note", "3 runs")
+            await watched.shows("#run-table", "4 / 4")
+            write_run(folder / "second", clients=2, rounds=5)
+            await watched.shows("#run-table", "5 / 5")
+            assert await page.locator("#run-table input:checked").count() == 1
+            assert await page.locator("#run-table tr:has-text('first') input").evaluate(
+                "tick => tick === document.activeElement"
+            )
+            await page.locator("#run-table a", has_text="second").click()
+            await watched.shows("#tiles", "5 of 5")
             assert watched.problems == []
 
 

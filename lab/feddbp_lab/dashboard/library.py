@@ -6,10 +6,11 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from feddbp_common.artifacts import SUMMARY_NAME
+from feddbp_common.artifacts import DATABASE_NAME, METRICS_NAME, PACKED_METRICS_NAME, SUMMARY_NAME
 from feddbp_common.config.identity import canonical
 from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import ConfigurationError, FedDBPError
@@ -20,7 +21,7 @@ from feddbp_lab.dashboard.source import RunSource
 from feddbp_lab.dashboard.stored import StoredRun
 from feddbp_lab.results.baseline import check_local, check_same_clients
 from feddbp_lab.results.damage import DAMAGE, damage_as_error
-from feddbp_lab.results.run_files import RunFiles, last_accuracies
+from feddbp_lab.results.run_files import RunFiles, find_runs, last_accuracies
 from feddbp_lab.results.run_info import exchange_text
 from feddbp_lab.results.run_results import read_summary
 from feddbp_lab.results.splits import LOCAL, split_of
@@ -28,6 +29,12 @@ from feddbp_server.reporting.unfinished import summarise_unfinished
 
 _OPEN_RUNS: Final = 8
 """Runs of a folder that stay in memory."""
+_CHANGING: Final = (SUMMARY_NAME, METRICS_NAME, PACKED_METRICS_NAME, DATABASE_NAME, f"{DATABASE_NAME}-wal")
+"""Files that a run writes to in every round, and those that it has at its end."""
+
+
+Stamp = tuple[tuple[str, int, int], ...]
+"""Of the files of a run: name, time and size. It changes with every round."""
 
 
 class Listing(NamedTuple):
@@ -40,57 +47,107 @@ class Listing(NamedTuple):
     """By key, of the runs whose configuration this version knows."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Listed:
+    """What the list of runs has of one of them, as of its files at that time."""
+
+    stamp: Stamp
+    entry: Json
+    problem: str = ""
+    """Empty unless its files cannot be read."""
+    config: RunConfig | None = None
+
+
 class Library:
-    """Finds and opens runs by their key."""
+    """Finds and opens runs by their key.
+
+    A folder is looked at again whenever its list is asked for; runs that are found later do not change the keys of
+    others. Of its runs only those are read again whose files have changed.
+    """
 
     def __init__(
         self, *, single: RunSource | None = None, folder: Path | None = None, runs: Sequence[Path] = ()
     ) -> None:
         self.single = single
         self.folder = folder
-        self._paths = {str(number): path for number, path in enumerate(runs)}
-        self._open: OrderedDict[str, RunSource] = OrderedDict()
-        self._listed: Listing | None = None
+        self._keys = {path: str(number) for number, path in enumerate(runs)}
+        self._paths = {key: path for path, key in self._keys.items()}
+        self._open: OrderedDict[str, tuple[Stamp, RunSource]] = OrderedDict()
+        self._listed: dict[str, _Listed] = {}
+        self._listing = asyncio.Lock()
 
-    async def get(self, key: str) -> RunSource | None:
-        """None if there is no such run; raises FedDBPError, in one line, for one whose files are damaged."""
+    async def get(self, key: str, *, newest: bool = False) -> RunSource | None:
+        """None if there is no such run; raises FedDBPError, in one line, for one whose files are damaged.
+
+        `newest` reads a run again that has changed: once for a page, whose parts are of the same reading.
+        """
         if self.single is not None:
             return self.single if key == "0" else None
         if key not in self._paths:
             return None
-        if key not in self._open:
-            self._open[key] = await asyncio.to_thread(self._load, key)
+        if key not in self._open or (newest and self._open[key][0] != _stamp(self._paths[key])):
+            stamp = _stamp(self._paths[key])
+            self._open[key] = stamp, await self._load(key)
             while len(self._open) > _OPEN_RUNS:
                 self._open.popitem(last=False)
         self._open.move_to_end(key)
-        return self._open[key]
+        return self._open[key][1]
 
     async def listing(self) -> Listing:
-        if self._listed is None:
-            self._listed = await asyncio.to_thread(self._list)
-        return self._listed
+        """The runs that are in the folder now."""
+        async with self._listing:
+            keys = await asyncio.to_thread(self._list)
+        found = {key: self._listed[key] for key in keys}
+        return Listing(
+            runs=[listed.entry for listed in found.values() if not listed.problem],
+            damaged=[{**listed.entry, "problem": listed.problem} for listed in found.values() if listed.problem],
+            configs={key: listed.config for key, listed in found.items() if listed.config is not None},
+        )
 
-    def _load(self, key: str) -> RunSource:
+    async def _load(self, key: str) -> RunSource:
+        configs = (await self.listing()).configs
+        return await asyncio.to_thread(self._read, key, configs)
+
+    def _read(self, key: str, configs: Mapping[str, RunConfig]) -> RunSource:
         source = StoredRun(RunFiles(self._paths[key]))
-        for local in locals_of(key, (self._listed or self._list()).configs):
+        for local in locals_of(key, configs):
             with suppress(FedDBPError):  # of another run: this one is shown all the same
                 source.baseline = read_baseline(self._paths[local])
                 break
         return source
 
-    def _list(self) -> Listing:
-        listing = Listing([], [], {})
-        for key, path in self._paths.items():
-            try:
-                with damage_as_error(str(path)):
-                    summary = _summary(path)
-                    listing.runs.append(_entry(key, path, summary))
-            except FedDBPError as error:
-                listing.damaged.append({"key": key, "name": path.name, "problem": str(error)})
-                continue
-            with suppress(*DAMAGE):
-                listing.configs[key] = RunConfig.model_validate(summary["config"])
-        return listing
+    def _list(self) -> list[str]:
+        """Reads the runs that are new or have changed; returns the keys of all."""
+        assert self.folder is not None
+        keys = [self._keys.setdefault(path, str(len(self._keys))) for path in find_runs(self.folder)]
+        self._paths = {key: path for path, key in self._keys.items()}
+        for key in keys:
+            stamp = _stamp(self._paths[key])
+            if key not in self._listed or self._listed[key].stamp != stamp:
+                self._listed[key] = _list_run(key, self._paths[key], stamp)
+        return keys
+
+
+def _list_run(key: str, path: Path, stamp: Stamp) -> _Listed:
+    try:
+        with damage_as_error(str(path)):
+            summary = _summary(path)
+            entry = _entry(key, path, summary)
+    except FedDBPError as error:
+        return _Listed(stamp=stamp, entry={"key": key, "name": path.name}, problem=str(error))
+    config = None
+    with suppress(*DAMAGE):
+        config = RunConfig.model_validate(summary["config"])
+    return _Listed(stamp=stamp, entry=entry, config=config)
+
+
+def _stamp(path: Path) -> Stamp:
+    found = []
+    for file in (folder / name for folder in (path, path / "server") for name in _CHANGING):
+        with suppress(OSError):
+            status = file.stat()
+            found.append((f"{file.parent.name}/{file.name}", status.st_mtime_ns, status.st_size))
+    return tuple(found)
 
 
 def read_baseline(path: Path, run: RunFiles | None = None) -> dict[int, float]:

@@ -67,7 +67,7 @@ class Pages:
         return self._page("runs.html.j2", request, api="/api", title=str(self._library.folder))
 
     async def run(self, request: Request) -> Response:
-        source = await self._library.get(request.path_params["key"])
+        source = await self._library.get(request.path_params["key"], newest=True)
         if source is None:
             return self._page("missing.html.j2", request, api="", title="Not found", status=404)
         api = f"/run/{request.path_params['key']}/api"

@@ -3,6 +3,7 @@ import { $, bytes, h, legend, percent, plural, replace, seconds } from "./dom.js
 import { LineChart, line } from "./charts.js";
 import { Table } from "./table.js";
 
+const REFRESH_MS = 5000;
 const COLOURS = ["1", "2", "3", "4", "6", "5"];
 let runs = [];
 const chosen = new Set();
@@ -59,11 +60,23 @@ function drawDamaged(damaged) {
   replace($("damaged-runs"), ...damaged.map((run) => h("li", {}, h("a", { href: `/run/${run.key}/` }, run.name), ` cannot be read: ${run.problem}`)));
 }
 
+let listed = "";
+
+/** Reads the list, and draws it if it has changed; while the dashboard does not answer, it stays as it is. */
+async function load() {
+  const text = await fetch("/api/runs").then((answer) => (answer.ok ? answer.text() : listed), () => listed);
+  if (text === listed) return;
+  const isFirst = !listed;
+  listed = text;
+  const listing = JSON.parse(text);
+  runs = listing.runs;
+  if (isFirst) runs.slice(0, 6).forEach((run) => chosen.add(run.key));
+  drawTable();
+  drawChart();
+  drawDamaged(listing.damaged);
+}
+
 $("run-filter").addEventListener("input", drawTable);
-const listing = await (await fetch("/api/runs")).json();
-runs = listing.runs;
-runs.slice(0, 6).forEach((run) => chosen.add(run.key));
-drawTable();
-drawChart();
-drawDamaged(listing.damaged);
+await load();
 document.body.dataset.ready = "yes";
+setInterval(() => document.hidden || load(), REFRESH_MS);

@@ -3,6 +3,7 @@ import { h, replace } from "./dom.js";
 
 const ROW = 41;
 const AROUND = 15;
+const FOCUSABLE = "button, input, a";
 
 export class Table {
   /** `columns` are {key, title, value(row), cell(row), left, wide, first}; `first: "desc"` sorts downwards first. */
@@ -46,11 +47,12 @@ export class Table {
     if (!force && top >= this.first && bottom <= this.last) return; // what is in view is rendered
     const first = Math.max(0, top - AROUND), last = Math.min(this.rows.length, bottom + AROUND);
     Object.assign(this, { first, last });
-    const focused = document.activeElement?.closest?.("tr")?.dataset.key;
+    const active = document.activeElement?.closest?.("tr");
+    const focused = active?.dataset.key, place = active ? [...active.querySelectorAll(FOCUSABLE)].indexOf(document.activeElement) : 0;
     const rows = this.rows.slice(first, last).map((row) => this.row(row));
     replace(this.body, spacer(first * ROW, this.columns.length), ...rows, spacer((this.rows.length - last) * ROW, this.columns.length));
     if (focused !== undefined && this.body.contains(document.activeElement) === false) {
-      [...this.body.rows].find((row) => row.dataset.key === focused)?.querySelector("button")?.focus({ preventScroll: true });
+      [...this.body.rows].find((row) => row.dataset.key === focused)?.querySelectorAll(FOCUSABLE)[place]?.focus({ preventScroll: true });
     }
   }
 

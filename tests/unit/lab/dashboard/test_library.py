@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_lab.cli import main
 from feddbp_lab.dashboard.library import Library, locals_of, read_baseline
+from feddbp_lab.dashboard.stored import StoredRun
 from feddbp_lab.results.run_files import RunFiles, find_runs
 
 RUN: dict[str, Any] = {"method": "feddbp", "clients": 4, "rounds": 10, "data": {"dataset": "cifar10", "alpha": 0.5}}
@@ -119,3 +121,32 @@ def test_a_folder_of_runs_takes_no_baseline(tmp_path: Path, capsys: pytest.Captu
         results_with("net", directory=tmp_path / name)
     assert main(["dashboard", str(tmp_path), "--baseline", str(tmp_path / "one")]) == ExitCode.USAGE
     assert "--baseline is for one run" in capsys.readouterr().err
+
+
+async def test_a_run_that_comes_later_is_listed_under_a_key_of_its_own(tmp_path: Path) -> None:
+    results_with("net", directory=tmp_path / "b")
+    results_with("net", directory=tmp_path / "c")
+    library = Library(folder=tmp_path, runs=find_runs(tmp_path))
+    keys = {run["name"]: run["key"] for run in (await library.listing()).runs}
+    results_with("net", directory=tmp_path / "a")
+    shutil.rmtree(tmp_path / "c")
+    found = {run["name"]: run["key"] for run in (await library.listing()).runs}
+    assert found == {"a": "2", "b": keys["b"]}
+    source = await library.get("2")
+    assert isinstance(source, StoredRun)
+    assert source.files.path == tmp_path / "a"
+
+
+async def test_a_run_that_has_changed_is_read_again_for_a_new_page(tmp_path: Path) -> None:
+    results_with("net", directory=tmp_path / "a")
+    library = Library(folder=tmp_path, runs=find_runs(tmp_path))
+    first, listed = await library.get("0", newest=True), await library.listing()
+    assert await library.get("0", newest=True) is first
+    assert (await library.listing()).runs[0] is listed.runs[0]
+    path = tmp_path / "a" / SUMMARY_NAME
+    path.write_text(json.dumps({**json.loads(path.read_text()), "outcome": "finished", "seconds": 77.5}))
+    assert await library.get("0") is first
+    again = await library.get("0", newest=True)
+    assert again is not None
+    assert again.model.status["seconds"] == 77.5
+    assert (await library.listing()).runs[0]["outcome"] == "finished"
