@@ -8,6 +8,7 @@ from pathlib import Path
 
 from feddbp_common.artifacts import REPORT_PAGE_NAME
 from feddbp_common.atomic_files import replace_text
+from feddbp_common.cpu_cores import limit_blas_threads
 from feddbp_lab.experiments.plan import Part, Plan
 from feddbp_lab.experiments.report.captions import (
     accuracy_caption,
@@ -46,7 +47,9 @@ class WrittenReport:
 
 
 def write_report(output: OutputDir) -> WrittenReport:
-    """Writes everything again from the cells' results."""
+    """Writes everything again from the cells' results; from here on numpy uses one thread in this process."""
+    # a bootstrap multiplies thousands of small matrices, beside the cells of other runners
+    limit_blas_threads()
     output.report_dir.mkdir(parents=True, exist_ok=True)
     plans = output.plans()
     found = Outcomes.read_all(plans, output)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from experiment_samples import fail, finish, planned
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from feddbp_lab.cli import main
 from feddbp_lab.experiments.cell import Cell
@@ -532,6 +533,12 @@ class Elements(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
+
+
+def test_a_report_is_computed_in_one_thread(tmp_path: Path) -> None:
+    with threadpool_limits(2, user_api="blas"):
+        reported(tmp_path)
+        assert {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"} == {1}
 
 
 def test_the_page_is_well_formed_and_loads_no_other_file(tmp_path: Path) -> None:
