@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from feddbp_common.cpu_cores import limit_blas_threads
 from feddbp_lab.experiments.report.formatted import FormattedTable
 from feddbp_lab.experiments.report.rounds import Moment
 from feddbp_lab.experiments.report.text_formats import as_markdown
@@ -48,5 +49,6 @@ TABLES: Final[dict[str, Callable[[Kept], FormattedTable]]] = {
 
 
 def rendered(page: str, kept: Kept) -> str:
-    """The page with its tables made again."""
+    """The page with its tables made again; from here on numpy uses one thread in this process."""
+    limit_blas_threads()  # as for every report: a bootstrap multiplies thousands of small matrices
     return _TABLE.sub(lambda found: f"{found[1]}\n{as_markdown(TABLES[found[2]](kept))}{found[3]}", page)
