@@ -290,10 +290,12 @@ class LocalTrainer:
         """Local epochs; returns the mean of every loss term over the steps."""
         epochs, split, tally = self._config.training.local_epochs, self._train_split, _LossTally()
         order, changes = self._generator("order", round_number), self._generator("augment", round_number)
-        shuffled = [self._batches(order) for _ in range(epochs)]
+        positions = self._batches(order)
         self.method.train()
-        self._optimization.begin_round(round_number, steps=sum(map(len, shuffled)))
-        for epoch, positions in enumerate(shuffled):
+        self._optimization.begin_round(round_number, steps=epochs * len(positions))
+        for epoch in range(epochs):
+            if epoch:  # one order at a time: the server decides how many epochs there are
+                positions = self._batches(order)
             self.method.begin_epoch(epoch, epochs)
             for index, pixels in zip(positions, split.images.batches(positions), strict=True):
                 self._check_stop()

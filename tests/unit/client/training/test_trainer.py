@@ -15,9 +15,10 @@ import torch
 from small_federations import run_in_process
 from torch import Tensor, nn
 
-from feddbp_client.data import ClientData, Split
+from feddbp_client.data import ClientData, Split, batches
 from feddbp_client.methods.base import LocalMethod, Objective, Task
 from feddbp_client.methods.local import Local
+from feddbp_client.training import trainer as trainer_module
 from feddbp_client.training.errors import DivergedError
 from feddbp_client.training.setup import LocalOptions, build_client, build_method
 from feddbp_client.training.trainer import LocalTrainer, _LossTally
@@ -470,6 +471,21 @@ def test_short_steps_end_with_their_round() -> None:
         client.train(Payload(), 0, ignore_progress)
     assert same(dict(usual.state().model), dict(other.state().model))
     assert not same(short, dict(other.state().model))
+
+
+def test_samples_are_shuffled_an_epoch_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server may ask for billions of epochs: their orders would not fit into memory."""
+    shuffled = 0
+
+    def counting(*arguments: Any, **options: Any) -> list[Tensor]:
+        nonlocal shuffled
+        shuffled += 1
+        return batches(*arguments, **options)
+
+    monkeypatch.setattr(trainer_module, "batches", counting)
+    at_epoch_end: list[tuple[int, int]] = []
+    trainer(method(), local_epochs=3).train(Payload(), 0, lambda done, _: at_epoch_end.append((done, shuffled)))
+    assert at_epoch_end == [(1, 1), (2, 2), (3, 3)]
 
 
 def test_a_loss_that_is_finite_but_huge_counts_as_diverged() -> None:
