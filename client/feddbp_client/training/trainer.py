@@ -36,6 +36,7 @@ from feddbp_common.methods import frozen
 from feddbp_common.methods.frozen import SUMS
 from feddbp_common.seeding import derive_seed
 from feddbp_common.wire import Payload, check_values
+from feddbp_common.wire.rules import MAGNITUDE_BOUND
 
 log = logging.getLogger("feddbp.client")
 
@@ -253,6 +254,7 @@ class LocalTrainer:
         started = time.perf_counter()
         start = _TrainingStart(self) if self._training.may_chunk else RandomState(self.device)
         losses = self._memory.run(self._training, lambda: self._train(round_number, on_epoch), start)
+        _check_bounds(self.method)
         trained = time.perf_counter()
         upload = self._collected()
         if self._is_private:  # both would tell of the training samples
@@ -346,6 +348,15 @@ def _check_weights(method: nn.Module, stored: Mapping[str, torch.Tensor]) -> Non
     for name in sorted(own.keys() | stored.keys()):
         if name not in own or name not in stored or own[name].shape != stored[name].shape:
             raise WeightsMismatchError(f"{name} is missing, new or of another shape")
+
+
+def _check_bounds(method: nn.Module) -> None:
+    """The last step of a round may ruin weights without a loss that shows it; all later rounds would begin there."""
+    trained = {name: part for name, part in method.named_parameters() if part.requires_grad and part.numel()}
+    largest = [torch.linalg.vector_norm(part.detach(), math.inf).float() for part in trained.values()]
+    for name, value in zip(trained, torch.stack(largest).tolist(), strict=True):  # stacked: one copy from the device
+        if not value <= MAGNITUDE_BOUND:
+            raise DivergedError(f"a weight of {name} is {value:.3g}")
 
 
 def _no_report(_epoch: int, _epochs: int) -> None:

@@ -458,6 +458,22 @@ def test_a_round_that_diverges_is_tried_once_more_in_short_steps(caplog: pytest.
     assert "; trying once more in shorter steps" in caplog.text
 
 
+def test_a_last_step_that_ruins_the_weights_counts_as_diverged() -> None:
+    """No loss shows it in this round, and in the next one there would be no way back."""
+    client = trainer(method(), train=8)
+    weights = next(client.method.parameters())
+    steep = weights.register_hook(lambda gradient: gradient * 1e30)
+    result = client.train(Payload(), 0, ignore_progress)
+    steep.remove()
+    assert not result.skipped
+    assert weights.abs().max() < 100
+    before = client.state().copied()
+    weights.register_hook(lambda gradient: gradient * math.nan)
+    result = client.train(Payload(), 1, ignore_progress)
+    assert result.skipped.startswith("training diverged: a weight of backbone.1.weight is nan")
+    assert same(dict(before.model), dict(client.state().model))
+
+
 def test_short_steps_end_with_their_round() -> None:
     usual, other = trainer(method()), trainer(method())
     for client in (usual, other):
