@@ -25,6 +25,8 @@ MAX_DOWNLOAD_BYTES: Final = 256 << 20
 MAX_PROTOTYPE_VALUES: Final = 1 << 25
 """Classes times features: a client has several matrices of that size, for its head, its prototypes and their scores.
 It is the largest number of classes at the default width."""
+MAX_LAYER_VALUES: Final = 1 << 26
+"""Features times features: methods have layers of that size, such as the branches of FedDBP."""
 LONGEST_DURATION: Final = timedelta(days=3650)
 """Of a lease or a deadline; a longer one is a mistake, and sums of such may not fit into a timedelta."""
 _RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -76,14 +78,15 @@ def checked_config(described: pb.GetRunResponse) -> RunConfig:
         config = run_from_proto(described.config)
     except ConfigurationError as error:
         raise _invalid_run("config", str(error)) from None
-    values = config.classes * config.training.feature_dim
-    if values > MAX_PROTOTYPE_VALUES:
-        raise _invalid_run(
-            "config",
-            f"{config.classes} classes of {config.training.feature_dim} features are {values} values, "
-            f"at most {MAX_PROTOTYPE_VALUES} are admitted",
-        )
+    width = config.training.feature_dim
+    _check_size(config.classes * width, f"{config.classes} classes of {width} features", most=MAX_PROTOTYPE_VALUES)
+    _check_size(width * width, f"a layer from {width} to {width} features", most=MAX_LAYER_VALUES)
     return config
+
+
+def _check_size(values: int, what: str, *, most: int) -> None:
+    if values > most:
+        raise _invalid_run("config", f"{what} has {values} values, at most {most} are admitted")
 
 
 def check_joined(joined: pb.JoinResponse) -> timedelta:

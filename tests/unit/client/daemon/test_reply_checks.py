@@ -67,6 +67,7 @@ async def test_an_honest_server_is_followed_to_the_end(
         ("GetRun", "config", lambda m: m.config.method_settings.update({"tau": float("nan")})),
         ("GetRun", "config", lambda m: m.config.added_settings.update({"training.ema": float("inf")})),
         ("GetRun", "config", lambda m: widen(m)),
+        ("GetRun", "config", lambda m: setattr(m.config.training, "feature_dim", 65_535)),
         ("GetRun", "config.data.class_names", lambda m: m.config.data.class_names.__setitem__(0, "\x1b[2J")),
         ("GetRun", "config.method", lambda m: setattr(m.config, "method", "\x1b]0;title\x07")),
         ("Join", "session", lambda m: setattr(m, "session", "")),
