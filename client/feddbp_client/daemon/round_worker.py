@@ -23,6 +23,7 @@ from feddbp_common.errors import FedDBPError, ProtocolViolationError
 from feddbp_common.fault_injection import fault_point
 from feddbp_common.humanize import round_name
 from feddbp_common.methods.sums import without_holders
+from feddbp_common.printable import printable
 from feddbp_common.wire import Encoded, PayloadRules, encode
 
 if TYPE_CHECKING:
@@ -225,7 +226,7 @@ class RoundWorker:
         try:
             self._cached = await asyncio.shield(self._running[1])
         except FedDBPError as error:
-            await self._report_best_effort(assignment.round, failure=pb.Failure(cause=str(error)))
+            await self._report_best_effort(assignment.round, failure=pb.Failure(cause=printable(str(error))))
             raise
         self._running = None
         return self._cached

@@ -37,6 +37,7 @@ from feddbp_client.training.trainer import RoundResult, TrainerState
 from feddbp_common.artifacts import CHECKPOINT_NAME
 from feddbp_common.config.run import RunConfig, run_to_proto
 from feddbp_common.errors import ConfigurationError, ExitCode, FedDBPError
+from feddbp_common.printable import printable
 from feddbp_common.wire import Encoded, Payload, PayloadRules, PrototypeSet, encode
 
 CONFIG = RunConfig(rounds=3)
@@ -458,6 +459,8 @@ async def test_a_result_of_one_run_is_never_delivered_to_another(start: Start, t
         (RuntimeError("CUDA out of memory.\nTry this and that"), "RuntimeError: CUDA out of memory."),
         (NotImplementedError(), "NotImplementedError"),
         (TrainingError("training diverged"), "training diverged"),
+        # the name of a file whose bytes are not UTF-8, which no message can have as it is
+        (TrainingError("caf\udce9.png was changed"), "caf\udce9.png was changed"),
     ],
 )
 async def test_an_error_of_training_is_reported_to_the_server_in_one_line(
@@ -472,7 +475,7 @@ async def test_an_error_of_training_is_reported_to_the_server_in_one_line(
     with pytest.raises(TrainingError) as raised:
         await start(server).run()
     assert str(raised.value) == message
-    assert server.failures == [message]
+    assert server.failures == [printable(message)]
 
 
 async def test_the_final_evaluation_completes_even_if_the_run_did_not_wait_for_it(start: Start, tmp_path: Path) -> None:
