@@ -149,10 +149,10 @@ class Optimization:
         """Moves the optimiser's state to the device of its parameters."""
         if self._optimizer is None:
             return
-        for values in self._optimizer.state.values():
+        for parameter, group in _parameters(self._optimizer):
+            values = self._optimizer.state.get(parameter, {})
             for name, value in values.items():
-                if isinstance(value, Tensor) and value.dim():  # torch keeps counters on the host
-                    values[name] = value.to(device)
+                values[name] = _placed(value, device, group)
 
     @property
     def _current(self) -> torch.optim.Optimizer:
@@ -183,7 +183,7 @@ _BUILTIN: dict[str, MakeOptimizer] = {"sgd": torch.optim.SGD, "adamw": _adamw}
 
 def _flat(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
     """The state of every parameter, and what the optimiser has changed in its groups, as tensors of exact types."""
-    for number, parameter in enumerate(_parameters(optimizer)):
+    for number, (parameter, _) in enumerate(_parameters(optimizer)):
         for name, value in optimizer.state.get(parameter, {}).items():
             if value is not None:
                 yield _stored(f"parameter.{number}", name, value)
@@ -201,18 +201,24 @@ def _restore(optimizer: torch.optim.Optimizer, state: Mapping[str, Tensor]) -> N
             owner, number, kind, name = key.split(".", 3)
             value = tensor.clone() if kind == "tensor" else tensor.item()
             if owner == "parameter":
-                parameter = parameters[int(number)]
-                on_host = isinstance(value, Tensor) and value.dim() == 0  # torch keeps counters on the host
-                moved = value.to(parameter.device) if isinstance(value, Tensor) and not on_host else value
-                optimizer.state[parameter][name] = moved
+                parameter, group = parameters[int(number)]
+                optimizer.state[parameter][name] = _placed(value, parameter.device, group)
             else:
                 optimizer.param_groups[int(number)][name] = value
     except (IndexError, ValueError) as error:
         raise OptimizerStateError(f"the optimiser's state in the checkpoint does not fit: {error}") from error
 
 
-def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+def _parameters(optimizer: torch.optim.Optimizer) -> list[tuple[Tensor, dict[str, Any]]]:
+    """All parameters, each with its group."""
+    return [(parameter, group) for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _placed(value: Any, device: torch.device, group: Mapping[str, Any]) -> Any:
+    """The value on the device; torch keeps counters on the host, but for kernels that read them themselves."""
+    if isinstance(value, Tensor) and (value.dim() or group.get("fused") or group.get("capturable")):
+        return value.to(device)
+    return value
 
 
 def _stored(owner: str, name: str, value: Any) -> tuple[str, Tensor]:

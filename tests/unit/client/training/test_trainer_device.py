@@ -240,6 +240,22 @@ def test_the_state_of_a_kept_optimiser_moves_with_the_model(optimizer: str) -> N
     assert set(devices.values()) == {META}
 
 
+def test_counters_that_kernels_read_themselves_move_with_the_model() -> None:
+    def fused(groups: list[dict[str, Any]], **_: float) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(groups, fused=True)
+
+    local = client(Filling(1000)).method
+    settings = TrainingConfig(keep_optimizer=True)
+    optimization = Optimization(local, settings, Precision(), rounds=range(1), make_optimizer=fused)
+    optimization.begin_round(0, steps=1)
+    optimization.step(sum(weight.sum() for weight in local.parameters()))  # type: ignore[arg-type]
+    optimization.end_round()
+    optimization.load_state(optimization.state())
+    optimization.move_to(META)
+    counters = {tensor.device for name, tensor in optimization.state().items() if name.endswith(".step")}
+    assert counters == {META}
+
+
 def test_averaged_weights_move_with_the_model() -> None:
     average = WeightAverage(nn.Linear(2, 2), 0.9)
     average.move_to(META)
