@@ -15,7 +15,7 @@ from feddbp_client.compute.devices import CPU, choose_devices, describe
 from feddbp_client.compute.hardware import Hardware, TorchHardware
 from feddbp_client.compute.memory import ImageBudget, StreamPool
 from feddbp_client.compute.modes import tune
-from feddbp_client.compute.precision import Precision
+from feddbp_client.compute.precision import Precision, compute_narrow_maps_exactly
 from feddbp_client.compute.slots import TrainingSlots
 from feddbp_client.config import ComputeConfig, Mode, Threads
 from feddbp_client.models.blocks import backbones_in
@@ -43,6 +43,8 @@ class Compute:
         """Sets how the backbones of a method are computed; no name in its state changes."""
         for backbone in backbones_in(method):
             backbone.half_type = self.precision.half
+            if self.device.type == "cpu" and self.precision.half is torch.bfloat16:
+                compute_narrow_maps_exactly(backbone)
         if self.mode is Mode.FAST:
             tune(method, self.device, self.hardware)
 

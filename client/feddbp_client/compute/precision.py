@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Self
 
 import torch
+from torch import Tensor, nn
 
 from feddbp_client.compute.devices import CPU, card_of
 from feddbp_client.compute.hardware import Hardware
@@ -38,3 +41,21 @@ class Precision:
 
     def __str__(self) -> str:
         return str(self.half or torch.float32).removeprefix("torch.")
+
+
+def compute_narrow_maps_exactly(network: nn.Module) -> None:
+    """Has convolutions compute maps of width one in float32, in place, also within autocast.
+
+    In bfloat16 on a CPU, oneDNN (as of torch 2.13) leaves out part of the gradient of a kernel that is wider than its
+    map, and whatever was in that memory before enters the weights.
+    """
+    for part in network.modules():
+        if isinstance(part, nn.Conv2d) and part.kernel_size[1] > 1:
+            part.forward = partial(_exact_if_narrow, part.forward)  # type: ignore[method-assign]
+
+
+def _exact_if_narrow(forward: Callable[[Tensor], Tensor], maps: Tensor) -> Tensor:
+    if maps.shape[-1] > 1:
+        return forward(maps)
+    with torch.autocast(maps.device.type, enabled=False):
+        return forward(maps.float())

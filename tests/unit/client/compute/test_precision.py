@@ -16,7 +16,7 @@ from trained_samples import GREY, random_pixels, run_of
 from feddbp_client.compute.plan import Compute
 from feddbp_client.compute.precision import Precision
 from feddbp_client.losses import alignment, angular_contrast, contrastive, normalized_distances, prototype_alignment
-from feddbp_client.models.blocks import backbones_in
+from feddbp_client.models.blocks import Backbone, backbones_in
 from feddbp_client.training.class_statistics import prototypes_and_fisher
 from feddbp_client.training.setup import build_method
 from feddbp_common.methods import METHODS
@@ -116,3 +116,20 @@ def test_prototypes_and_fisher_scores_under_autocast_have_the_bits_they_have_wit
     assert found.prototypes.dtype == found.fisher.dtype == np.float32
     assert np.array_equal(found.prototypes, expected.prototypes)
     assert np.array_equal(found.fisher, expected.fisher)
+
+
+def test_gradients_have_nothing_of_what_was_in_memory_before() -> None:
+    """A map of one column meets only the middle of a kernel: the rest has a gradient of zero."""
+    torch.manual_seed(0)
+    convolution = nn.Conv2d(64, 128, kernel_size=3, stride=2, padding=1, bias=False)
+    backbone = Backbone(convolution, nn.Flatten())
+    BFLOAT16.prepare(backbone)
+    for _ in range(4):
+        before = [torch.full((size,), torch.nan) for size in (convolution.weight.numel(), 100_000, 1_000_000)]
+        del before
+        convolution.weight.grad = None
+        backbone(sample(4, 64, 1, 1)).square().sum().backward()
+        assert convolution.weight.grad is not None
+        assert convolution.weight.grad[..., 1, 1].abs().sum() > 0
+        convolution.weight.grad[..., 1, 1] = 0
+        assert not convolution.weight.grad.any()
