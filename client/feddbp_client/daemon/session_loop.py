@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from feddbp_client.privacy.release import prepare_release
 from feddbp_client.training.client_directory import ClientDirectory
 from feddbp_client.training.errors import as_training_error
 from feddbp_client.training.setup import LocalOptions, build_client
+from feddbp_common.artifacts import CHECKPOINT_NAME, client_directory
 from feddbp_common.config.features import describe_missing, missing_features, supported_features
 from feddbp_common.config.privacy_text import privacy_sentences
 from feddbp_common.config.run import RunConfig
@@ -151,7 +152,7 @@ class ClientDaemon:
                         config,
                         described.run_id,
                         self.client_id,
-                        self._options.local,
+                        self._local_options(described.run_id),
                     )
             directory = ClientDirectory(
                 self._options.state_dir,
@@ -180,6 +181,12 @@ class ClientDaemon:
             self._run = described.config
             self._session = ""
         return self._worker
+
+    def _local_options(self, run_id: str) -> LocalOptions:
+        """Without `init_from` for a client that has a checkpoint of the run: what it began with may be gone by now."""
+        local = self._options.local
+        directory = client_directory(self._options.state_dir, run_id, self.client_id)
+        return replace(local, init_from=None) if (directory / CHECKPOINT_NAME).exists() else local
 
     async def _close_worker(self) -> None:
         if self._worker is not None:

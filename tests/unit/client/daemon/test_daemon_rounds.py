@@ -236,6 +236,29 @@ async def test_a_client_whose_rounds_cannot_be_prepared_releases_its_directory(
     ClientDirectory(tmp_path, "first", 0).close()
 
 
+async def test_a_client_that_resumes_does_not_need_what_it_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began_with: list[Path | None] = []
+
+    def build(_: object, __: object, ___: object, options: LocalOptions) -> None:
+        began_with.append(options.init_from)
+        raise ConfigurationError("built")
+
+    monkeypatch.setattr(daemon_module, "build_client", build)
+    local = LocalOptions(data=None, data_dir=tmp_path, model=None, init_from=tmp_path / "gone")
+    options = DaemonOptions(state_dir=tmp_path, patience=timedelta(0), local=local)
+    directory = tmp_path / "first" / "client-0"
+    directory.mkdir(parents=True)
+    for is_resumed in (False, True):
+        if is_resumed:
+            empty_checkpoint(0, pb.RoundMetrics()).save(directory / CHECKPOINT_NAME)
+        connection: Any = FakeConnection(one_event(ended()))
+        with pytest.raises(ConfigurationError, match="built"):
+            await ClientDaemon(0, connection, options, slots=TrainingSlots({CPU: 1})).run()
+    assert began_with == [tmp_path / "gone", None]
+
+
 async def test_a_round_whose_event_has_the_state_is_one_call(start: Start, trainer: FakeTrainer) -> None:
     vectors = np.ones((CONFIG.classes, CONFIG.exchange_shape.feature_dim), np.float32)
     state = Payload(prototypes=PrototypeSet(class_ids=np.arange(CONFIG.classes, dtype=np.int32), vectors=vectors))
