@@ -60,7 +60,7 @@ docs: $(STAMP) $(SITE)/mermaid/mermaid.min.js ## this documentation as a site in
 	$(BIN)/python -m sphinx -W --keep-going -q -b html -d $(SITE)/doctrees docs $(SITE)/html
 	$(BIN)/python docs/check_links.py $(SITE)/html
 
-results: $(STAMP) ## the tables and the figure of docs/results.md, from the cells that are kept beside it
+results: $(STAMP) ## the tables of docs/results.md and of the README, and their figure, from the kept cells
 	PYTHONPATH=docs $(BIN)/python -m results_page
 
 # Draws the diagrams. Without it, where npm is missing or offline, pages with a diagram load it when they are viewed.

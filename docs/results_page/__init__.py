@@ -1,1 +1,1 @@
-"""Writes the tables and the figure of docs/results.md from the cells kept in docs/results/quick: `make results`."""
+"""Writes the tables of docs/results.md and of the README, and their figure, from docs/results/quick: `make results`."""

@@ -31,6 +31,33 @@ from results_page.kept import ALONE, LOCAL, SETS, Kept
 OF_PAPER: Final = ("FedProto", "FedTGP", "FedKD", "FedMRL", "FedDBP")
 COMPARED: Final = (*OF_PAPER, "FedDBP:guided", "FedAvg")
 _OTHERS: Final = ("FedProc", "FPL", "FedLFP", "FD", "LG-FedAvg", "FedGen")
+_EXCHANGED: Final = (
+    ("nothing", "`local`", LOCAL, None),
+    ("prototypes", "`feddbp`", "FedDBP", None),
+    (
+        "a small network beside their own, 0.1 M weights in float16",
+        "`feddbp:guided`",
+        "0.1 M in float16",
+        ALONE.format("0.1 M in float16"),
+    ),
+    ("the same with 0.9 M weights", "`feddbp:guided`", "FedDBP:guided", ALONE.format("FedDBP:guided")),
+    ("one common network instead of their own", "`fedavg`", "FedAvg", ALONE.format("FedAvg")),
+)
+"""What clients exchange, the method, its row, and that of its control where most of the gain is the federation's."""
+
+
+def expectations(kept: Kept) -> FormattedTable:
+    """What a user may expect on CIFAR-100 of each kind of method."""
+    rows: list[Sequence[Value]] = []
+    for exchanged, method, row, control in _EXCHANGED:
+        result, gain = kept.of(row), kept.compare(row, LOCAL)
+        share = kept.compare(row, control) if control else None
+        values = result.accuracy() if result else None
+        of_gain = f"{share.mean:.1f} of {gain.mean:.1f} points" if share and gain else ""
+        rows.append([exchanged, method, megabytes(result), f"{values.mean:.1f} %" if values else "", of_gain])
+    return table(
+        ["clients exchange", "method", "MB per round", "accuracy", "of the gain, the federation's"], rows, labels=2
+    )
 
 
 def gains(kept: Kept, moment: Moment, rows: Sequence[str] = COMPARED) -> FormattedTable:

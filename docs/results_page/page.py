@@ -1,4 +1,4 @@
-"""The page: each table stands between `<!-- table: NAME -->` and `<!-- end -->`, the text around is written by hand."""
+"""The pages: each table stands between `<!-- table: NAME -->` and `<!-- end -->`, other text is written by hand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from feddbp_lab.experiments.report.text_formats import as_markdown
 from results_page import methods, variants
 from results_page.kept import ALONE, LOCAL, Kept
 
-PAGE: Final = Path(__file__).parents[1] / "results.md"
+_ROOT: Final = Path(__file__).parents[2]
+PAGES: Final = (_ROOT / "docs" / "results.md", _ROOT / "README.md")
 _TABLE: Final = re.compile(r"(<!-- table: (\S+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
 _PARTS: Final = ("w/o share", "w/o deci.", "w/o hard", "w/o pers.")
 _GUIDES: Final = ("0.9 M weights", "0.9 M in float16", "0.3 M", "0.1 M", "0.1 M in float16", "FedDBP, without a guide")
@@ -24,6 +25,7 @@ _LOSING_OTHERS: Final = ("FedProto", "FedDBP")
 """Whose clients have only their own prototypes while they fine-tune."""
 
 TABLES: Final[dict[str, Callable[[Kept], FormattedTable]]] = {
+    "expectations": methods.expectations,
     "headline": methods.headline,
     "gains-before-fine-tuning": partial(methods.gains, moment=Moment.EXCHANGED, rows=_LOSING_OTHERS),
     "gains-last": partial(methods.gains, moment=Moment.LAST, rows=_AFTER_LAST),
@@ -49,6 +51,6 @@ TABLES: Final[dict[str, Callable[[Kept], FormattedTable]]] = {
 
 
 def rendered(page: str, kept: Kept) -> str:
-    """The page with its tables made again; from here on numpy uses one thread in this process."""
+    """A page with its tables made again; from here on numpy uses one thread in this process."""
     limit_blas_threads()  # as for every report: a bootstrap multiplies thousands of small matrices
     return _TABLE.sub(lambda found: f"{found[1]}\n{as_markdown(TABLES[found[2]](kept))}{found[3]}", page)
