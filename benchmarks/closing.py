@@ -49,7 +49,7 @@ def measure() -> list[Measurement]:
             Aggregator(config, thread, cache_bytes=DEFAULT_LIMITS.cached_upload_bytes) for _ in range(2)
         )
         for client in range(CLIENTS):
-            serving.cache(0, client, decode(manifest, body))
+            serving.cache(0, client, serving.kept_part(decode(manifest, body)))
 
         def closing(aggregator: Aggregator) -> Callable[[], object]:
             return lambda: runner.run(aggregator.close_round(0, lambda _: [1] * config.classes))

@@ -66,7 +66,7 @@ async def close(
                 body = encoded.body()
                 await thread.run(partial(_save, record, body))
                 if cached:
-                    aggregator.cache(number, client, decode(encoded.manifest, body))
+                    aggregator.cache(number, client, aggregator.kept_part(decode(encoded.manifest, body)))
             state = await aggregator.close_round(number, partial(_label_counts, members))
             aggregator.adopt(state)
         assert state is not None

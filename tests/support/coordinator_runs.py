@@ -259,8 +259,8 @@ def accept(server: Server, daemon: Daemon, encoded: Encoded) -> Coroutine[None, 
     """Commits an upload to round 0 that was neither admitted nor received."""
     body = encoded.body()
     header = pb.UploadHeader(session=daemon.secret, round=0, manifest=encoded.manifest)
-    payload = decode(encoded.manifest, body)
-    return server.uploads.commit(CheckedUpload(session=daemon.session, header=header, body=body, payload=payload))
+    kept = server.engine.aggregator.kept_part(decode(encoded.manifest, body))
+    return server.uploads.commit(CheckedUpload(session=daemon.session, header=header, body=body, kept=kept))
 
 
 async def until_waited_for(lock: asyncio.Lock | asyncio.Semaphore, *, callers: int = 1) -> None:

@@ -55,6 +55,15 @@ class GlobalState:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class KeptUpload:
+    """What stays in memory of an upload: what aggregation and the client's next reply read."""
+
+    payload: Payload
+    norms: Norms | None
+    """None if they are computed when the round closes."""
+
+
 class Aggregator:
     """Owns the global state, the strategy that advances it, and the cache of uploads."""
 
@@ -111,15 +120,19 @@ class Aggregator:
         if open_round and self.upload_rules.tensors:
             self._layouts.settle(await self._store.run(lambda store: store.uploads(open_round - 1)))
 
-    def cache(self, round_number: int, client_id: int, payload: Payload) -> None:
-        """Caches the part of a stored upload that aggregation and the client's next reply read."""
+    def kept_part(self, payload: Payload) -> KeptUpload:
+        """What stays in memory of an upload, for `cache`; may be called in any thread."""
         if self._sends_terms:
-            self._cache.add(round_number, client_id, payload)
-            return
-        payload = self._strategy.kept_part(payload)
-        self._cache.add(round_number, client_id, payload)
-        if self._expanded_bytes(payload) <= _NORMS_INLINE_BYTES:
-            self._norms[client_id] = round_number, self._expanded(payload).norms()
+            return KeptUpload(payload=payload, norms=None)
+        kept = self._strategy.kept_part(payload)
+        is_small = self._expanded_bytes(kept) <= _NORMS_INLINE_BYTES
+        return KeptUpload(payload=kept, norms=self._expanded(kept).norms() if is_small else None)
+
+    def cache(self, round_number: int, client_id: int, upload: KeptUpload) -> None:
+        """Keeps an upload that is stored, as far as there is room."""
+        self._cache.add(round_number, client_id, upload.payload)
+        if upload.norms is not None:
+            self._norms[client_id] = round_number, upload.norms
 
     def forget(self, round_number: int, client_id: int) -> None:
         """Takes an upload that was deleted from the store out of the cache, too."""

@@ -14,7 +14,8 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.errors import PayloadError
 from feddbp_common.fault_injection import fault_point
 from feddbp_common.rpc.server_features import ADMITTED_METADATA_KEY
-from feddbp_common.wire import BodyAssembler, Payload, check_manifest, check_values, decode, digest_of
+from feddbp_common.wire import BodyAssembler, check_manifest, check_values, decode, digest_of
+from feddbp_server.aggregation.aggregator import KeptUpload
 from feddbp_server.run.engine import RunEngine
 from feddbp_server.run.fairness import SlotsWithTimeout
 from feddbp_server.run.limits import Limits
@@ -92,7 +93,7 @@ class CheckedUpload:
     session: Session
     header: pb.UploadHeader
     body: bytes
-    payload: Payload
+    kept: KeptUpload
     announced: Announcement | None = None
     """Of its job in the store."""
 
@@ -185,9 +186,9 @@ class Uploads:
             self._engine.history.upload_begun(session.client_id, header.round)
             announced = self._engine.store.announce()
             try:
-                body, payload = await self._receive(incoming, header.manifest, parts)
+                body, kept = await self._receive(incoming, header.manifest, parts)
                 return await self.commit(
-                    CheckedUpload(session=session, header=header, body=body, payload=payload, announced=announced)
+                    CheckedUpload(session=session, header=header, body=body, kept=kept, announced=announced)
                 )
             finally:
                 announced.end()
@@ -272,8 +273,8 @@ class Uploads:
 
     # --- receive ---
 
-    async def _receive(self, incoming: _Incoming, manifest: pb.Manifest, parts: PartStream) -> tuple[bytes, Payload]:
-        """The body, assembled from its chunks, and the payload in it, once digest and values are checked."""
+    async def _receive(self, incoming: _Incoming, manifest: pb.Manifest, parts: PartStream) -> tuple[bytes, KeptUpload]:
+        """The body, assembled from its chunks, and what is kept of it, once digest and values are checked."""
         assembler = BodyAssembler(manifest.total_bytes)
         await incoming.read(parts, assembler.add, self._limits.chunk_wait)
         if not assembler.complete:
@@ -283,12 +284,13 @@ class Uploads:
             return body, self._checked(manifest, body)
         return body, await asyncio.to_thread(self._checked, manifest, body)
 
-    def _checked(self, manifest: pb.Manifest, body: bytes) -> Payload:
+    def _checked(self, manifest: pb.Manifest, body: bytes) -> KeptUpload:
         if not hmac.compare_digest(digest_of(manifest, [body]), manifest.sha256):
             raise PayloadError("sha256", "does not match what was received")
         payload = decode(manifest, body)
         check_values(payload, self._rules, real_type=self._wire_type)
-        return payload
+        # not after the commit: receipts of a group would wait for this, one after the other
+        return self._engine.aggregator.kept_part(payload)
 
     # --- commit ---
 
@@ -321,7 +323,7 @@ class Uploads:
         fault_point("server.upload.committed")
         session.last_seen = engine.clock()
         if before is None:
-            engine.aggregator.cache(header.round, session.client_id, upload.payload)
+            engine.aggregator.cache(header.round, session.client_id, upload.kept)
             engine.event_log.accepted(session, header.round, manifest)
             engine.history.upload_ended(session.client_id, header.round)
         if report is not None and is_new_report:

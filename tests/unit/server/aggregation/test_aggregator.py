@@ -211,9 +211,9 @@ async def test_cached_and_stored_uploads_give_the_same_bits(thread: StoreWriter)
         await save(thread, client, trained_upload(client))
     from_store, from_memory, from_both = (aggregator_of(CONFIG, thread) for _ in range(3))
     for client in range(CLIENTS):
-        from_memory.cache(0, client, trained_upload(client))
+        from_memory.cache(0, client, from_memory.kept_part(trained_upload(client)))
     for client in (1, CLIENTS - 1):
-        from_both.cache(0, client, trained_upload(client))
+        from_both.cache(0, client, from_both.kept_part(trained_upload(client)))
     digests = {
         (await aggregator.close_round(0, label_counts)).encoded.manifest.sha256
         for aggregator in (from_store, from_memory, from_both)
@@ -224,7 +224,7 @@ async def test_cached_and_stored_uploads_give_the_same_bits(thread: StoreWriter)
 async def test_a_round_is_closed_without_reading_cached_uploads(thread: StoreWriter) -> None:
     aggregator = aggregator_of(CONFIG, thread)
     await save(thread, 0, trained_upload(0, scale=100.0))  # shows where the values come from
-    aggregator.cache(0, 0, trained_upload(0))
+    aggregator.cache(0, 0, aggregator.kept_part(trained_upload(0)))
     encoded = (await aggregator.close_round(0, label_counts)).payload
     assert (prototypes_of(encoded).vectors == prototypes_of(trained_upload(0)).vectors).all()
 
@@ -346,7 +346,7 @@ async def test_an_upload_that_expands_to_much_more_is_not_expanded_as_it_arrives
     aggregator = aggregator_of(config, thread)
     check_manifest(encode(upload).manifest, aggregator.upload_rules, max_bytes=1 << 20)  # a client may send it
     tracemalloc.start()
-    aggregator.cache(0, 0, upload)
+    aggregator.cache(0, 0, aggregator.kept_part(upload))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 10 << 20
