@@ -1,4 +1,4 @@
-"""The bars of the benchmarks that the README lists: ratios unless a unit is named, upper bounds but for `INGEST`."""
+"""The bars of docs/benchmarks.md: ratios unless a unit is named, upper bounds but for `INGEST`."""
 
 from __future__ import annotations
 

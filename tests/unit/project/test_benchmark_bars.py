@@ -1,4 +1,4 @@
-"""The README's table of benchmarks has the bars that the benchmarks use."""
+"""The table of docs/benchmarks.md has the bars that the benchmarks use."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BARS = [
 
 def rows() -> list[tuple[str, list[float]]]:
     """What is measured, and the numbers in its cell of the column `bar`."""
-    _, table = (CHECKOUT / "README.md").read_text().split("| what | bar | measured | |\n", 1)
+    _, table = (CHECKOUT / "docs" / "benchmarks.md").read_text().split("| what | bar | measured | |\n", 1)
     cells = [line.split("|")[1:3] for line in takewhile(lambda line: line.startswith("|"), table.splitlines()[1:])]
     return [(what.strip(), numbers(bar)) for what, bar in cells]
 
@@ -43,7 +43,7 @@ def numbers(bar: str) -> list[float]:
     return [1 + int(flat[1]) / 100] if flat else [float(number) for number in re.findall(r"\b\d+(?:\.\d+)?", bar)]
 
 
-def test_the_readme_states_the_bars_of_the_benchmarks() -> None:
+def test_the_page_states_the_bars_of_the_benchmarks() -> None:
     found = rows()
     assert len(found) == len(BARS)
     for (what, stated), (begins, used) in zip(found, BARS, strict=True):
