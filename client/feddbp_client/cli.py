@@ -49,8 +49,8 @@ def _check_data(path: Path | None) -> None:
         return
     try:
         path.expanduser().stat()
-    except OSError as error:
-        raise ConfigurationError(f"--data {path}: {(error.strerror or str(error)).lower()}") from None
+    except (OSError, RuntimeError) as error:  # the latter: `~name` of a user that does not exist
+        raise ConfigurationError(f"--data {path}: {(getattr(error, 'strerror', '') or str(error)).lower()}") from None
 
 
 async def _run(config: ClientConfig) -> int:

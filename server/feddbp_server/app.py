@@ -24,6 +24,7 @@ from feddbp_common.artifacts import ENDPOINT_NAME
 from feddbp_common.atomic_files import replace_text
 from feddbp_common.config.privacy_text import privacy_sentences
 from feddbp_common.errors import ConfigurationError, ExitCode
+from feddbp_common.given_paths import is_there
 from feddbp_common.humanize import quantity
 from feddbp_common.rpc.credentials import CA, CertificateDirectory, is_loopback, listening_warning
 from feddbp_common.rpc.keepalive import keepalive_options
@@ -278,7 +279,7 @@ def _authority(config: ServerConfig) -> bytes:
     certs = config.listen.certs
     if certs is None or not config.run.privacy.secure_sums:
         return b""
-    if (certs / f"{CA}.key").exists():
+    if is_there(certs / f"{CA}.key"):
         log.warning(
             "%s has the authority's key: who has it can make up clients, and secure sums promise nothing against that; "
             "keep %s.key on another machine",

@@ -170,7 +170,7 @@ def test_an_unusable_state_directory_is_named(make: Callable[[Path], None], runn
     make(running_federation.state_dir)
     running_federation.state_dir = running_federation.directory  # where the test expects the endpoint
     assert f"the state directory {running_federation.directory / 'server'} cannot be used" in refused_start(
-        running_federation
+        running_federation, code=2
     )
 
 

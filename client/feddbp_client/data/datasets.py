@@ -21,6 +21,7 @@ from feddbp_client.data.readers.npz import map_npz, read_npz, write_npz
 from feddbp_client.data.readers.shared_files import exclusive
 from feddbp_client.data.readers.tiny_imagenet import read_tiny_imagenet
 from feddbp_common.config.catalog import DATASETS, DatasetInfo
+from feddbp_common.given_paths import is_there
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -199,7 +200,7 @@ def _decoded(name: str, source: Source, info: DatasetInfo, data_dir: Path, downl
 
 def _published(name: str, file: PublishedFile, data_dir: Path, download: bool) -> Path:
     path = data_dir / file.name
-    if path.exists():
+    if is_there(path):
         verify(path, file.digest)
         return path
     npz = f"{SOURCES[name].npz_stems[0]}*.npz"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import stat
 from typing import TYPE_CHECKING, Final
 
 from feddbp_client.data.dataset_cache import cache_last
@@ -46,6 +47,16 @@ def load_private_data(
     return _load(path.expanduser().resolve(), classes, class_names, image_size, space, skip_unreadable)
 
 
+def is_folder(path: Path) -> bool:
+    """Whether data are a folder and not a file. Raises DataError if there is nothing that this user may look at."""
+    try:
+        return stat.S_ISDIR(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        raise DataError(f"{path}: no such file or folder") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+
+
 def check_samples_apart(parts: ImageParts, path: Path) -> None:
     """Raises DataError if one sample changes others, which differential privacy rules out.
 
@@ -73,7 +84,7 @@ def _load(
     space: CacheSpace | None,
     skip_unreadable: bool,
 ) -> ImageParts:
-    if path.is_dir():
+    if is_folder(path):
         return read_folder(
             path,
             classes=classes,
@@ -82,8 +93,6 @@ def _load(
             space=space,
             skip_unreadable=skip_unreadable,
         )
-    if not path.exists():
-        raise DataError(f"{path}: no such file or folder")
     if path.suffix != ".npz":
         raise DataError(f"{path}: neither a folder of images nor an .npz file")
     if path.stat().st_size > _LARGE:

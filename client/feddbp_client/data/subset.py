@@ -11,6 +11,7 @@ from feddbp_client.data.dataset_cache import clear_dataset_cache
 from feddbp_client.data.datasets import load_dataset
 from feddbp_client.data.images import DataError, LabelledImages, in_memory
 from feddbp_client.data.readers.shared_files import exclusive, replacing
+from feddbp_common.given_paths import is_there
 from feddbp_common.seeding import derive_seed
 
 if TYPE_CHECKING:
@@ -66,9 +67,9 @@ def _check_target(target: Path, data_dir: Path, *, overwrite: bool) -> None:
             f"{target.parent}: is the --data-dir, where clients would read the subset in place of the whole data set; "
             "give another --out"
         )
-    if target.parent.exists() and not target.parent.is_dir():
+    if is_there(target.parent) and not target.parent.is_dir():
         raise DataError(f"{target.parent}: not a directory")
-    if not overwrite and target.exists():
+    if not overwrite and is_there(target):
         raise DataError(f"{target}: exists already; give --overwrite to replace it, or another --out")
 
 

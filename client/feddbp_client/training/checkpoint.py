@@ -142,6 +142,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
         return Checkpoint.load(_in_directory(path) if path.is_dir() else path)
     except CheckpointError as error:
         raise ConfigurationError(str(error)) from error
+    except OSError as error:  # of a path that may not be looked at; `load` turns its own into a CheckpointError
+        raise ConfigurationError(f"cannot read the checkpoint {path}: {error.strerror}") from None
 
 
 def _in_directory(directory: Path) -> Path:

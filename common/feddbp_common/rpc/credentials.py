@@ -18,6 +18,7 @@ from typing import Final
 import grpc
 
 from feddbp_common.errors import ConfigurationError
+from feddbp_common.given_paths import is_there
 
 CA: Final = "ca"
 SERVER: Final = "server"
@@ -97,7 +98,7 @@ class CertificateDirectory:
         words = ["feddbp", "certs", kind, quote(str(self.path))]
         words += ["--id", client_id] if client_id else ["--host", "NAME"] if kind == SERVER else []
         words += ["--replace"] if replace else []
-        where = "" if (self.path / f"{CA}.key").exists() else f" where {CA}.key is"
+        where = "" if is_there(self.path / f"{CA}.key") else f" where {CA}.key is"
         return f"`{' '.join(words)}` makes {'a new one' if replace else 'it'}{where}"
 
 

@@ -20,7 +20,7 @@ from feddbp_server.run.sessions import Sessions
 from feddbp_server.run.snapshot import RunSnapshot
 from feddbp_server.run.state_machine.state import RunState
 from feddbp_server.store import ClientRecord, ReportRecord, StoreError
-from feddbp_server.store.stored_run import open_read_only
+from feddbp_server.store.stored_run import database_in, open_read_only
 
 _CLIENTS: Final = "SELECT client_id, epoch, session_sha256, data, capabilities FROM client ORDER BY client_id"
 _REPORTS: Final = "SELECT client_id, round, metrics FROM report ORDER BY round, client_id"
@@ -31,7 +31,7 @@ def summarise_unfinished(state_dir: Path) -> dict[str, Any] | None:
 
     It takes no lock and writes nothing. The global state is left out: its digest is that of a round in between.
     """
-    if not (state_dir / DATABASE_NAME).exists():
+    if database_in(state_dir) is None:
         return None
     with _reading(state_dir) as database:
         row = database.execute("SELECT run_id, config, progress FROM run").fetchone()

@@ -14,6 +14,7 @@ from feddbp_common.atomic_files import commit_file
 from feddbp_server.store.body_log import BodyKey, Place, read_body, reading
 from feddbp_server.store.interface import StoreError
 from feddbp_server.store.migrations import FIRST_WITH_PLACES
+from feddbp_server.store.stored_run import database_in
 
 
 def write_backup(state_dir: Path, target: Path) -> None:
@@ -22,8 +23,8 @@ def write_backup(state_dir: Path, target: Path) -> None:
     Raises:
         StoreError: the state directory holds no run, or one that cannot be read.
     """
-    database = state_dir / DATABASE_NAME
-    if not database.exists():
+    database = database_in(state_dir)
+    if database is None:
         raise StoreError(f"{state_dir} has no {DATABASE_NAME}; give the --state-dir of a server")
     partial = target.with_name(f".{target.name}.partial")
     try:

@@ -6,15 +6,25 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
-from feddbp_common.errors import ConfigurationError, FedDBPError
+from feddbp_common.errors import ConfigurationError, ExitCode, FedDBPError
 
 T = TypeVar("T")
 
 
 class StoreError(FedDBPError):
     """The state directory cannot be used; the message says why and what to do."""
+
+
+class StateDirectoryError(StoreError):
+    """The path that is given as the state directory is none, or that of another user."""
+
+    exit_code = ExitCode.USAGE
+
+    def __init__(self, state_dir: Path, problem: str) -> None:
+        super().__init__(f"the state directory {state_dir} cannot be used: {problem}")
 
 
 class RunMismatchError(ConfigurationError):

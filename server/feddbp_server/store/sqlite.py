@@ -13,12 +13,14 @@ from typing import Final
 
 from feddbp_common.artifacts import BODIES_NAME, DATABASE_NAME, SERVER_LOCK_NAME
 from feddbp_common.file_lock import FileLock, LockHeldError
+from feddbp_common.given_paths import directory_problem
 from feddbp_common.version import VERSION
 from feddbp_server.store.body_log import BodyKey, BodyLog, Place
 from feddbp_server.store.interface import (
     AggregateRecord,
     ClientRecord,
     ReportRecord,
+    StateDirectoryError,
     Store,
     StoreError,
     SumRecord,
@@ -369,8 +371,13 @@ def _key(record: UploadRecord) -> BodyKey:
 
 def _lock_directory(state_dir: Path) -> FileLock:
     """Locks the state directory: two servers on it would each close rounds unknown to the other."""
+    if problem := directory_problem(state_dir):
+        raise StateDirectoryError(state_dir, problem)
     try:
         state_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StateDirectoryError(state_dir, str(error.strerror)) from error
+    try:
         return FileLock(state_dir / SERVER_LOCK_NAME, mode=0o600)
     except LockHeldError:
         raise StoreError(f"another server is using the state directory {state_dir}") from None

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sqlite3
+import stat
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from feddbp_common.artifacts import DATABASE_NAME
-from feddbp_server.store.interface import StoreError
+from feddbp_server.store.interface import StateDirectoryError, StoreError
 
 APPLICATION_ID: Final = 0x46444250  # "FDBP": tells our file from any other SQLite database
 OPTIONS_TABLE: Final = "server_options"
@@ -28,8 +31,8 @@ def read_stored_run(state_dir: Path) -> StoredRun | None:
     Raises:
         StoreError: the database is of another program, or damaged.
     """
-    path = state_dir / DATABASE_NAME
-    if not path.is_file():
+    path = database_in(state_dir)
+    if path is None:
         return None
     try:
         with closing(open_read_only(path)) as database:
@@ -44,8 +47,8 @@ def read_stored_run(state_dir: Path) -> StoredRun | None:
 
 def read_run_id(state_dir: Path) -> str | None:
     """Returns the id of the run in a state directory, whether or not a client has joined it."""
-    path = state_dir / DATABASE_NAME
-    if not path.is_file():
+    path = database_in(state_dir)
+    if path is None:
         return None
     try:
         with closing(open_read_only(path)) as database:
@@ -53,6 +56,25 @@ def read_run_id(state_dir: Path) -> str | None:
             return None if row is None else str(row[0])
     except sqlite3.Error as error:
         raise StoreError(f"{path} cannot be read: {error}") from error
+
+
+def database_in(state_dir: Path) -> Path | None:
+    """Returns the database in a state directory; None if there is none.
+
+    Raises:
+        StateDirectoryError: this user may not look into the directory.
+        StoreError: this user may not read the database.
+    """
+    path = state_dir / DATABASE_NAME
+    try:
+        is_file = stat.S_ISREG(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise StateDirectoryError(state_dir, str(error.strerror)) from None
+    if is_file and not os.access(path, os.R_OK):  # SQLite does not say why it cannot open a file
+        raise StoreError(f"{path} cannot be read: {os.strerror(errno.EACCES)}")
+    return path if is_file else None
 
 
 def check_is_ours(database: sqlite3.Connection, path: Path) -> None:

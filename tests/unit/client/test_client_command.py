@@ -30,3 +30,8 @@ def test_data_that_does_not_exist_is_refused_before_a_server_is_looked_for(
 def test_a_dry_run_needs_no_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--id", "0", "--data", str(tmp_path / "images.npz"), "--dry-run"]) == 0
     assert "images.npz" in capsys.readouterr().out
+
+
+def test_data_of_a_user_that_does_not_exist_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    said = complaint(capsys, "--id", "0", "--data", "~no-such-user/images")
+    assert said == "--data ~no-such-user/images: could not determine home directory."

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from feddbp_common.artifacts import DATABASE_NAME
 from feddbp_common.errors import ConfigurationError
 from feddbp_server.cli import main
 from feddbp_server.config import ListenConfig, RoundsConfig, ServerConfig
@@ -366,3 +367,25 @@ def test_the_log_file_is_readable_by_its_user_alone(tmp_path: Path, earlier: boo
     if earlier:
         assert renamed.stat().st_mode & 0o777 == 0o600
         assert other.stat().st_mode & 0o777 == 0o644
+
+
+# --- the state directory
+
+
+@pytest.mark.parametrize("options", [[], ["--dry-run"]])
+def test_a_state_directory_that_may_not_be_looked_into_is_named(
+    options: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    directory = tmp_path / ("x" * 300)  # the system refuses to look, as in a directory of another user
+    said = complaint(capsys, "--clients", "2", "--state-dir", str(directory), *options)
+    assert said == f"the state directory {directory} cannot be used: File name too long"
+
+
+def test_a_database_of_another_user_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / DATABASE_NAME).write_text("")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may do anything
+    assert main(["--state-dir", str(tmp_path)]) == 1
+    said = f"feddbp-server: error: {tmp_path / DATABASE_NAME} cannot be read: Permission denied\n"
+    assert capsys.readouterr().err == said

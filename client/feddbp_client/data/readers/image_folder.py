@@ -7,7 +7,7 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import numpy as np
 
@@ -166,7 +166,7 @@ def _listed(root: Path) -> _Listing:
 
 def _files(root: Path, name: str, progress: Progress) -> Iterator[tuple[tuple[str, ...], os.stat_result]]:
     """The parts of each image's path below the root, in whose order files are sorted, and its status."""
-    for folder, _, files in os.walk(root / name):
+    for folder, _, files in os.walk(root / name, onerror=_refuse_folder):
         parts = Path(folder).relative_to(root).parts
         for file in map(Path, files):
             if is_image_name(file):
@@ -174,6 +174,11 @@ def _files(root: Path, name: str, progress: Progress) -> Iterator[tuple[tuple[st
                 if status is not None:
                     progress.advance()
                     yield (*parts, file.name), status
+
+
+def _refuse_folder(error: OSError) -> NoReturn:
+    """Without it a folder of another user counts as one without images."""
+    raise DataError(f"{error.filename}: cannot be read: {error.strerror}") from error
 
 
 def _status(path: Path) -> os.stat_result | None:

@@ -128,10 +128,19 @@ def _open(path: Path) -> NpzFile:
     except _DAMAGE as error:
         raise DataError(f"{path}: cannot be read: {error}") from error
     if file is None:
-        if not path.is_file():
-            raise DataError(f"{path}: no such file")
+        _check_readable(path)
         raise DataError(f"{path}: not an npz file, or truncated")
     return file  # type: ignore[no-any-return]
+
+
+def _check_readable(path: Path) -> None:
+    """Raises DataError for a file that cannot be opened, which `is_zipfile` takes for one of another format."""
+    try:
+        path.open("rb").close()
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def _array(file: NpzFile, path: Path, key: str) -> npt.NDArray[Any]:

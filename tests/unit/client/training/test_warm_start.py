@@ -57,6 +57,8 @@ def test_weights_that_have_diverged_are_refused() -> None:
 def test_a_file_that_is_no_checkpoint_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"--init-from: there is no checkpoint .*nowhere"):
         read_initial(tmp_path / "nowhere")
+    with pytest.raises(ConfigurationError, match=r"--init-from: cannot read the checkpoint .*: File name too long"):
+        read_initial(tmp_path / ("x" * 300))
     (tmp_path / "client-0").mkdir()
     checkpoint_of().save(tmp_path / "client-0" / "checkpoint.safetensors")
     with pytest.raises(ConfigurationError, match=r"--init-from: .* give one, such as .*client-0"):

@@ -93,3 +93,5 @@ def test_a_directory_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"has no run\.sqlite3; give the --state-dir of a server"):
         write_backup(tmp_path, tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
+    with pytest.raises(StoreError, match="cannot be used: File name too long"):
+        write_backup(tmp_path / ("x" * 300), tmp_path / "copy")

@@ -165,7 +165,9 @@ def test_a_directory_that_cannot_be_created_is_named(tmp_path: Path, obstacle: s
     wanted = tmp_path / "taken" if obstacle == "file" else tmp_path / "taken" / "state"
     with pytest.raises(StoreError) as refusal:
         SqliteStore(wanted)
-    assert str(refusal.value).startswith(f"the state directory {wanted} cannot be used: ")
+    what = "it" if obstacle == "file" else tmp_path / "taken"
+    assert str(refusal.value) == f"the state directory {wanted} cannot be used: {what} is a file; give a directory"
+    assert refusal.value.exit_code == ExitCode.USAGE
 
 
 # --- foreign files ---

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,9 +11,6 @@ from PIL import Image
 
 from feddbp_client.data import DataError, ImageParts, load_private_data
 from feddbp_client.data.images import in_memory
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 RED, GREEN, BLUE = flat((255, 0, 0)), flat((0, 255, 0)), flat((0, 0, 255))
 
@@ -295,3 +294,23 @@ def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:
 def test_a_size_must_be_positive(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="image size is 0"):
         load(tmp_path, image_size=0)
+
+
+def test_a_folder_of_another_user_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_image(tmp_path / "rose" / "1.png", RED)
+    write_image(tmp_path / "fern" / "1.png", GREEN)
+    scandir = os.scandir
+
+    def refuse(path: str | Path) -> Any:  # root may read any folder
+        if Path(path).name == "fern":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(DataError, match=r"fern: cannot be read: Permission denied"):
+        load(tmp_path)
+
+
+def test_data_that_may_not_be_looked_at_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"x: cannot be read: File name too long"):
+        load(tmp_path / ("x" * 300))

@@ -216,3 +216,17 @@ def test_class_names_must_fit_the_number_of_classes(npz: Path) -> None:
 def test_a_file_is_read_once_for_many_clients(npz: Path) -> None:
     save(npz, **GOOD)
     assert load(npz) is load(npz)
+
+
+def test_a_file_of_another_user_is_not_taken_for_one_of_another_format(
+    npz: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(npz, x_train=pixels(2), y_train=np.array([0, 1]))
+
+    def refuse(path: Path, *_: Any, **__: Any) -> Any:  # root may read any file
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("zipfile.is_zipfile", lambda path: False)  # as it says of a file that it cannot open
+    monkeypatch.setattr("pathlib.Path.open", refuse)
+    with pytest.raises(DataError, match=r"mine\.npz: cannot be read: Permission denied"):
+        load(npz)
