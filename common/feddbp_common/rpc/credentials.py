@@ -87,9 +87,11 @@ class CertificateDirectory:
     def _read(self, name: str, subject: str) -> bytes:
         try:
             return (self.path / name).read_bytes()
-        except OSError as error:
+        except FileNotFoundError as error:
             how = self._how_to_make(subject)
             raise ConfigurationError(f"--certs {self.path}: cannot read {name}: {error.strerror}; {how}") from None
+        except OSError as error:  # it is there: a new one would not help
+            raise ConfigurationError(f"--certs {self.path}: cannot read {name}: {error.strerror}") from None
 
     def _how_to_make(self, subject: str, *, replace: bool = False) -> str:
         kind, _, client_id = subject.partition("-")
