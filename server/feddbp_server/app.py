@@ -26,7 +26,7 @@ from feddbp_common.config.privacy_text import privacy_sentences
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.given_paths import is_there
 from feddbp_common.humanize import quantity
-from feddbp_common.rpc.credentials import CA, CertificateDirectory, is_loopback, listening_warning
+from feddbp_common.rpc.credentials import CA, CertificateDirectory, is_loopback, join_address, listening_warning
 from feddbp_common.rpc.keepalive import keepalive_options
 from feddbp_server.config import ListenConfig, ServerConfig
 from feddbp_server.process import settle_heap, tighten
@@ -120,7 +120,7 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
         if self._config.listen.reflection:
             self._add_reflection()
-        address = _address(self._config.listen.host, self._config.listen.port)
+        address = join_address(self._config.listen.host, self._config.listen.port)
         try:
             self.port = self._add_port(address)
         except RuntimeError:
@@ -153,7 +153,7 @@ class Server:
     def _log_address(self) -> None:
         listen = self._config.listen
         tls = "without" if listen.certs is None else "with"
-        log.info("listening on %s %s TLS", _address(listen.host, self.port), tls)
+        log.info("listening on %s %s TLS", join_address(listen.host, self.port), tls)
         if warning := listening_warning(listen.host, certs=listen.certs, token_file=listen.token_file):
             log.warning("%s", warning)
 
@@ -181,7 +181,7 @@ class Server:
         listen = self._config.listen
         self.metrics_port = self._monitor.listen(host, port, certs=listen.certs if listen.metrics_tls else None)
         scheme = "https" if listen.metrics_tls else "http"
-        log.info("metrics are at %s://%s/metrics", scheme, _address(host, self.metrics_port))
+        log.info("metrics are at %s://%s/metrics", scheme, join_address(host, self.metrics_port))
         if not (is_loopback(host) or listen.metrics_tls):
             log.warning("metrics are readable, unencrypted, by any host that reaches %s", host)
 
@@ -293,11 +293,6 @@ def _identity(listen: ListenConfig) -> Identity:
     if listen.token_file is not None:
         return TokenAuth.from_file(listen.token_file)
     return CertificateAuth() if listen.certs is not None else NoAuth()
-
-
-def _address(host: str, port: int) -> str:
-    bare = host.strip("[]")
-    return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
 
 
 def _bind_problem(host: str, port: int) -> str:

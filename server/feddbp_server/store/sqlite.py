@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import sqlite3
 import tempfile
@@ -11,9 +12,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from pathlib import Path
 from typing import Final
 
-from feddbp_common.artifacts import BODIES_NAME, DATABASE_NAME, SERVER_LOCK_NAME
+from feddbp_common.artifacts import BODIES_NAME, DATABASE_NAME, ENDPOINT_NAME, SERVER_LOCK_NAME
 from feddbp_common.file_lock import FileLock, LockHeldError
 from feddbp_common.given_paths import directory_problem
+from feddbp_common.rpc.credentials import join_address
 from feddbp_common.version import VERSION
 from feddbp_server.store.body_log import BodyKey, BodyLog, Place
 from feddbp_server.store.interface import (
@@ -380,6 +382,15 @@ def _lock_directory(state_dir: Path) -> FileLock:
     try:
         return FileLock(state_dir / SERVER_LOCK_NAME, mode=0o600)
     except LockHeldError:
-        raise StoreError(f"another server is using the state directory {state_dir}") from None
+        raise StoreError(f"another server is using the state directory {state_dir}{_endpoint(state_dir)}") from None
     except OSError as error:
         raise StoreError(f"the state directory {state_dir} cannot be used: {error.strerror}") from error
+
+
+def _endpoint(state_dir: Path) -> str:
+    """Where the server on a state directory listens, as far as the directory tells."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        endpoint = json.loads((state_dir / ENDPOINT_NAME).read_text(encoding="utf-8"))
+        address = join_address(endpoint["host"], endpoint["port"])
+        return f"; {ENDPOINT_NAME} in it names {address}, process {endpoint['pid']}"
+    return ""

@@ -142,6 +142,23 @@ def test_a_second_server_on_the_same_directory_is_refused(tmp_path: Path) -> Non
     SqliteStore(tmp_path).close()
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "named"),
+    [
+        ('{"host": "::1", "port": 50051, "pid": 4711}', "; endpoint.json in it names [::1]:50051, process 4711"),
+        ('{"host": "127.0.0.1"}', ""),
+        ("damaged", ""),
+    ],
+)
+def test_the_server_on_a_directory_is_named_as_far_as_it_tells(endpoint: str, named: str, tmp_path: Path) -> None:
+    first = SqliteStore(tmp_path)
+    (tmp_path / "endpoint.json").write_text(endpoint)
+    with pytest.raises(StoreError) as refusal:
+        SqliteStore(tmp_path)
+    assert str(refusal.value) == f"another server is using the state directory {tmp_path}{named}"
+    first.close()
+
+
 def test_a_second_process_on_the_same_directory_is_refused(tmp_path: Path) -> None:
     first = SqliteStore(tmp_path)
     script = f"""
