@@ -29,7 +29,7 @@ from feddbp_common.humanize import quantity
 from feddbp_common.rpc.credentials import CA, CertificateDirectory, is_loopback, join_address, listening_warning
 from feddbp_common.rpc.keepalive import keepalive_options
 from feddbp_server.config import ListenConfig, ServerConfig
-from feddbp_server.process import settle_heap, tighten
+from feddbp_server.process import NewFiles, settle_heap, tighten
 from feddbp_server.reporting.audit import Audit
 from feddbp_server.reporting.event_command import EventCommand, command_words
 from feddbp_server.reporting.history import RunHistory
@@ -66,6 +66,10 @@ class Server:
         self._config = config
         self._limits = replace(config.limits.in_force, lost_after=config.operations.lost_after)
         self._stopping = asyncio.Event()
+        self._identity = _identity(config.listen)
+        authority = _authority(config)
+        self._new_files = NewFiles(config.listen.state_dir)
+        self._has_failed_to_start = False
         self._store = StoreWriter(SqliteStore(config.listen.state_dir))
         tighten(config.listen.state_dir)
         self._records = self._open_records()
@@ -76,12 +80,11 @@ class Server:
             records=self._records,
             lease=config.rounds.lease_in_force,
             limits=self._limits,
-            authority=_authority(config),
+            authority=authority,
         )
         self.coordinator = Coordinator(self.engine, self._limits)
         self._health = health_aio.HealthServicer()
         self._monitor = self._make_monitor()
-        self._identity = _identity(config.listen)
         classes = config.run.classes
         guard = CallGuard(self.engine.event_log, limits=self._limits, identity=self._identity, classes=classes)
         self._grpc = grpc.aio.server(
@@ -98,16 +101,21 @@ class Server:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop, number)
         try:
-            try:
-                await self.engine.start(reopen=self._config.listen.reopen, options_json=options_json(self._config))
-                await self._listen()
-            except OSError as error:
-                file = error.filename2 or error.filename or self._config.listen.state_dir
-                raise StoreError(f"{file} cannot be written: {error.strerror}") from error
+            await self._start()
             await self._until_over()
             return self._exit_code()
         finally:
             await self._shut_down()
+
+    async def _start(self) -> None:
+        self._has_failed_to_start = True  # until it listens
+        try:
+            await self.engine.start(reopen=self._config.listen.reopen, options_json=options_json(self._config))
+            await self._listen()
+        except OSError as error:
+            file = error.filename2 or error.filename or self._config.listen.state_dir
+            raise StoreError(f"{file} cannot be written: {error.strerror}") from error
+        self._has_failed_to_start = False
 
     async def _listen(self) -> None:
         identity = self._identity
@@ -239,6 +247,8 @@ class Server:
         await self._records.command.close()
         if self._monitor is not None:
             await self._monitor.close()
+        if self._has_failed_to_start:
+            self._new_files.remove()
         await self._store.close()
         self._records.close()
 

@@ -8,7 +8,7 @@ import glob
 import os
 import resource
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -26,6 +26,7 @@ from feddbp_common.artifacts import (
 )
 from feddbp_common.cpu_cores import limit_blas_threads
 from feddbp_common.errors import ConfigurationError
+from feddbp_common.given_paths import is_there
 
 _M_ARENA_MAX: Final = -8  # of glibc's malloc.h
 _M_MMAP_THRESHOLD: Final = -3
@@ -68,8 +69,33 @@ def tighten(directory: Path) -> None:
 
     To be called once the store is open: only then is the directory known to be this server's.
     """
+    _make_private(_own_files(directory))
+
+
+class NewFiles:
+    """What a start makes in a state directory without a run, to be removed if the server never listens."""
+
+    def __init__(self, directory: Path) -> None:
+        """To be called before the first file is made."""
+        self._directory = directory
+        self._before = set(_own_files(directory))
+        self._has_run = directory / DATABASE_NAME in self._before
+        self._made_directories = [place for place in (directory, *directory.parents) if not is_there(place)]
+
+    def remove(self) -> None:
+        """To be called while the directory is locked: afterwards it may be another server's."""
+        if self._has_run:  # the log of its database is new, too, and part of it
+            return
+        with suppress(OSError):  # what is left is of no harm: a run that nobody joined
+            for path in set(_own_files(self._directory)) - self._before:
+                path.unlink()
+            for place in self._made_directories:
+                place.rmdir()
+
+
+def _own_files(directory: Path) -> Iterator[Path]:
     for pattern in _OWN_FILES:
-        _make_private(directory.glob(pattern))
+        yield from directory.glob(pattern)
 
 
 def tighten_log_file(log_file: Path) -> None:
