@@ -103,6 +103,9 @@ class Server:
         try:
             await self._start()
             await self._until_over()
+            await self.coordinator.save_end_received()
+            if not self._stopping.is_set():
+                self.engine.event_log.exiting(self.coordinator.not_notified)
             return self._exit_code()
         finally:
             await self._shut_down()

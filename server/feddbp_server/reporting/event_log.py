@@ -294,7 +294,24 @@ class EventLog:
         """The server would stop, but for clients that have not received the end of the run."""
         if seconds > 0:
             names = self.shown(*unaware)
-            log.info("waiting up to %s for %s to receive the end of the run", human_seconds(seconds), names)
+            log.info(
+                "waiting up to %s (--linger) for %s to receive the end of the run: not known to have it yet",
+                human_seconds(seconds),
+                names,
+            )
+
+    def exiting(self, unaware: frozenset[int]) -> None:
+        """The run is over, and the server does not wait for clients any longer."""
+        if unaware:
+            names, have = self.shown(*unaware), "has" if len(unaware) == 1 else "have"
+            log.warning(
+                "the server exits; %s %s not received the end of the run: a server that is started again in the same "
+                "state directory reports it",
+                names,
+                have,
+            )
+        else:
+            log.info("the server exits: the run is over, and no client waits for its end")
 
     def effect(self, effect: Effect) -> None:
         match effect:

@@ -32,6 +32,7 @@ from feddbp_server.run.state_machine.events import (
     Blocked,
     Connected,
     Disconnected,
+    EndReceived,
     Event,
     Joined,
     Left,
@@ -77,7 +78,7 @@ class Coordinator:
         self._joining: dict[int, Session] = {}
         """Sessions that are about to be in force."""
         self._received_end: set[int] = set()
-        """Clients that have received the end of the run."""
+        """Clients that have received the end of the run from this server."""
 
     @property
     def run_id(self) -> str:
@@ -297,17 +298,27 @@ class Coordinator:
         deadline = engine.clock() + linger.total_seconds()
         promptly = engine.clock() + self._limits.disconnection_wait.total_seconds()
         await self._end_received(until=min(promptly, deadline))
-        if self._not_notified:
-            engine.event_log.lingering(self._not_notified, max(0.0, deadline - engine.clock()))
+        if self.not_notified:
+            engine.event_log.lingering(self.not_notified, max(0.0, deadline - engine.clock()))
         await self._end_received(until=deadline)
 
+    async def save_end_received(self) -> None:
+        """Makes durable who has received the end: the next server of a run that is over does not wait for them.
+
+        Once, as the server stops, and not for each of a thousand clients. After a kill all of them are waited for.
+        """
+        if self._engine.state.phase.is_final:
+            with suppress(StoreError):
+                await self._engine.apply(EndReceived(frozenset(self._received_end)))
+
     @property
-    def _not_notified(self) -> frozenset[int]:
-        """Members that have not received the end of the run."""
-        return self._engine.state.members - self._received_end
+    def not_notified(self) -> frozenset[int]:
+        """Members that are not known to have received the end of the run."""
+        state = self._engine.state
+        return state.members - state.informed - self._received_end
 
     async def _end_received(self, *, until: float) -> None:
-        while self._not_notified and (left := until - self._engine.clock()) > 0:
+        while self.not_notified and (left := until - self._engine.clock()) > 0:
             changed = self._engine.status_changed.upcoming()
             with suppress(TimeoutError):
                 await asyncio.wait_for(changed.wait(), timeout=left)

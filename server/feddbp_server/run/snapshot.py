@@ -39,6 +39,7 @@ class RunSnapshot:
                 "missed": sorted(state.missed.items()),
                 **({"best": state.best} if state.best else {}),
                 **({"given_up": state.rounds_without_result} if state.rounds_without_result else {}),
+                **({"informed": sorted(state.informed)} if state.informed else {}),
                 "seconds": self.seconds,
             }
         )
@@ -63,6 +64,7 @@ class RunSnapshot:
             missed=dict(stored.get("missed", ())),
             best=Best(*stored["best"]) if "best" in stored else None,
             rounds_without_result=stored.get("given_up", 0),
+            informed=frozenset(stored.get("informed", ())),
         )
         # snapshots of early versions have no seconds: such a run is timed from here
         return cls(state=state, seconds=stored.get("seconds", 0.0))

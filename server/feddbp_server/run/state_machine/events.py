@@ -100,6 +100,13 @@ class RunFailed:
     reason: str
 
 
+@dataclass(frozen=True)
+class EndReceived:
+    """Clients have received the end of the run."""
+
+    clients: frozenset[int]
+
+
 Event: TypeAlias = (
     Joined
     | Connected
@@ -116,6 +123,7 @@ Event: TypeAlias = (
     | ResumeRequested
     | StopRequested
     | RunFailed
+    | EndReceived
 )
 
 

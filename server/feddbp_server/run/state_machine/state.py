@@ -160,6 +160,9 @@ class RunState:
     rounds_without_result: int = 0
     """Rounds in a row that left the state before them; only in a run that closes such rounds."""
 
+    informed: frozenset[int] = frozenset()
+    """Clients that have received the end of the run."""
+
     @property
     def excluded(self) -> frozenset[int]:
         """Clients of whose newest upload nobody receives anything: left out of an average, or shut out."""
@@ -234,6 +237,7 @@ class RunState:
             self.missed,
             self.best,
             self.rounds_without_result,
+            self.informed,
         )
 
     @property

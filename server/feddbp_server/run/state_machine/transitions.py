@@ -20,6 +20,7 @@ from feddbp_server.run.state_machine.events import (
     DeadlineExtended,
     Disconnected,
     Effect,
+    EndReceived,
     Event,
     FinalEvaluationOpened,
     Joined,
@@ -45,7 +46,7 @@ Step: TypeAlias = tuple[RunState, tuple[Effect, ...]]
 
 def step(state: RunState, event: Event, policy: RoundPolicy, now: float) -> Step:
     """Applies an event to the run. Events that are out of date change nothing."""
-    if state.phase.is_final and not isinstance(event, Connected | Disconnected):
+    if state.phase.is_final and not isinstance(event, Connected | Disconnected | EndReceived):
         return state, ()
     return _advance(*_record(state, event, policy, now), policy, now)
 
@@ -93,6 +94,8 @@ def _record(state: RunState, event: Event, policy: RoundPolicy, now: float) -> S
             return _end(state, Phase.STOPPED, reason)
         case RunFailed(reason):
             return _end(state, Phase.FAILED, reason)
+        case EndReceived(clients) if state.phase.is_final:
+            return replace(state, informed=state.informed | clients), ()
     return state, ()
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from coordinator_runs import (
+    CONFIG,
     PATIENCE,
     ROUNDS,
     Daemon,
@@ -28,6 +29,7 @@ from coordinator_runs import (
     refusal_of,
     trained_upload,
     until_waited_for,
+    whole_run,
 )
 from run_machine import ids
 
@@ -345,6 +347,48 @@ async def test_a_finished_server_says_for_whom_it_waits(tmp_path: Path) -> None:
         for daemon in daemons:
             _ = [event async for event in server.coordinator.follow(daemon.session)]
         await asyncio.wait_for(ended, PATIENCE)
+
+
+async def test_a_run_that_is_over_for_all_is_not_waited_for_after_a_restart(tmp_path: Path) -> None:
+    store = MemoryStore()
+    async with Server(store, tmp_path, limits=AT_ONCE) as server:
+        daemons = await join_all(server)
+        await server.coordinator.stop("enough")
+        for daemon in daemons[:-1]:
+            _ = [event async for event in server.coordinator.follow(daemon.session)]
+        assert server.coordinator.not_notified == {daemons[-1].client_id}
+        await server.coordinator.save_end_received()
+    async with Server(store, tmp_path, limits=AT_ONCE) as server:
+        assert server.coordinator.not_notified == {daemons[-1].client_id}
+        session = server.coordinator.sessions.get(daemons[-1].client_id)
+        assert session is not None
+        _ = [event async for event in server.coordinator.follow(session)]
+        await server.coordinator.save_end_received()
+    async with Server(store, tmp_path, limits=AT_ONCE) as server:
+        with logged("waiting up to") as waiting:
+            async with asyncio.timeout(PATIENCE):
+                await server.coordinator.ended(linger=timedelta(days=1))
+        assert not waiting.lines
+
+
+async def test_who_has_received_an_end_waits_for_that_of_the_extended_run(tmp_path: Path) -> None:
+    store = MemoryStore()
+    async with Server(store, tmp_path) as server:
+        await whole_run(server)
+        for session in server.coordinator.sessions.all():
+            _ = [event async for event in server.coordinator.follow(session)]
+        await server.coordinator.save_end_received()
+        assert server.engine.state.informed
+    longer = CONFIG.model_copy(update={"rounds": ROUNDS + 1})
+    async with Server(store, tmp_path, config=longer) as server:
+        assert not server.engine.state.informed
+
+
+async def test_a_server_that_goes_on_saves_nobodys_end(server: Server) -> None:
+    await join_all(server)
+    before = server.engine.state
+    await server.coordinator.save_end_received()
+    assert server.engine.state == before
 
 
 # --- lost clients ---
