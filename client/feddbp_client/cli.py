@@ -16,6 +16,7 @@ from feddbp_common.config.command_line import import_from_working_directory, run
 from feddbp_common.config.dry_run import print_options
 from feddbp_common.cpu_cores import let_waiting_threads_sleep, limit_blas_threads
 from feddbp_common.errors import ConfigurationError, ExitCode
+from feddbp_common.given_paths import directory_problem
 from feddbp_common.logs import configure_logging
 from feddbp_common.optional_deps import CHECKPOINT_MODULES, require
 from feddbp_common.rpc.credentials import connection_warning
@@ -35,7 +36,11 @@ def _start(argv: Sequence[str]) -> int:
     if config.identity.dry_run:
         print_options(config, config.identity.dry_run_format)
         return ExitCode.OK
-    _check_data(config.source.data)
+    _check_given_path("--data", config.source.data)
+    _check_given_path("--init-from", config.source.init_from)
+    _check_given_path("--frozen-weights", config.source.frozen_weights)
+    if problem := directory_problem(config.identity.state_dir):
+        raise ConfigurationError(f"the state directory {config.identity.state_dir} cannot be used: {problem}")
     require("a client", CHECKPOINT_MODULES, extra="client")
     configure_logging(as_json=config.identity.json_output, level=config.identity.log_level)
     if config.compute.reproducible:
@@ -43,14 +48,14 @@ def _start(argv: Sequence[str]) -> int:
     return asyncio.run(_run(config))
 
 
-def _check_data(path: Path | None) -> None:
-    """Raises unless the data can be found: a client that waits for its server would look for it only then."""
+def _check_given_path(flag: str, path: Path | None) -> None:
+    """Raises unless something is there: a client that waits for its server would look for it only then."""
     if path is None:
         return
     try:
         path.expanduser().stat()
     except (OSError, RuntimeError) as error:  # the latter: `~name` of a user that does not exist
-        raise ConfigurationError(f"--data {path}: {(getattr(error, 'strerror', '') or str(error)).lower()}") from None
+        raise ConfigurationError(f"{flag} {path}: {(getattr(error, 'strerror', '') or str(error)).lower()}") from None
 
 
 async def _run(config: ClientConfig) -> int:
@@ -65,10 +70,13 @@ async def _run(config: ClientConfig) -> int:
     from feddbp_client.daemon.connection import Connection
     from feddbp_client.daemon.session_loop import ClientDaemon, DaemonOptions
     from feddbp_client.data import CacheSpace, SharedDatasetCache
+    from feddbp_client.models.backbones import check_architecture
     from feddbp_client.process import run_daemons
     from feddbp_client.training.setup import LocalOptions
 
     identity = config.identity
+    if config.source.model is not None:
+        check_architecture(config.source.model)
     if warning := connection_warning(identity.server, identity.credentials):
         log.warning("%s", warning)
     set_mode(config.compute.mode)

@@ -81,7 +81,10 @@ async def test_a_state_directory_of_another_run(running_federation: Federation) 
         (
             ["--id", "0", "--server", "127.0.0.1:1", "--patience", "1s"],
             3,
-            ["127.0.0.1:1 does not answer", "gave up after 1s"],
+            [
+                "127.0.0.1:1 does not answer",
+                "gave up after 1s: is feddbp-server running there? --server HOST:PORT names",
+            ],
         ),
     ],
 )

@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Final
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.compute.slots import TrainingSlots
@@ -33,6 +34,8 @@ from feddbp_common.printable import printable
 from feddbp_common.version import VERSION
 
 log = logging.getLogger("feddbp.client")
+
+_NEVER_REACHED: Final = ": is feddbp-server running there? --server HOST:PORT names another"
 
 
 class MissingFeatureError(FedDBPError):
@@ -285,8 +288,8 @@ class ClientDaemon:
         delay = self._backoff.next_delay(asked=asked)
         if delay is None:
             if isinstance(error, ServerUnavailableError):
-                waited = self._options.patience.total_seconds()
-                raise ServerUnavailableError(f"{error}; gave up after {waited:g}s") from None
+                gave_up = f"{error}; gave up after {self._options.patience.total_seconds():g}s"
+                raise ServerUnavailableError(gave_up if self._has_reached_server else f"{gave_up}{_NEVER_REACHED}")
             raise error
         log.warning("client %d: %s; trying again in %.1fs", self.client_id, error, delay)
         await asyncio.sleep(delay)

@@ -14,6 +14,7 @@ from feddbp_client.models.blocks import Backbone, FeaturePool, ImageShape, Model
 from feddbp_client.training.references import load_function
 from feddbp_common.config.catalog import FEATURE_DIM
 from feddbp_common.config.diagnostics import did_you_mean
+from feddbp_common.config.types import REFERENCE_MARK
 from feddbp_common.errors import one_line
 from feddbp_common.methods.frozen import RANDOM_NETWORK
 from feddbp_common.methods.guide_network import GUIDES
@@ -44,19 +45,29 @@ _BUILDERS: Final[dict[str, Builder]] = {
 
 def build_backbone(architecture: str, image_shape: ImageShape, *, feature_dim: int = FEATURE_DIM) -> Backbone:
     """Builds a network from images to features of the common width, with fresh weights."""
-    if ":" in architecture:
-        body = _own_body(architecture, image_shape)
-    elif architecture in _BUILDERS:
-        body = _BUILDERS[architecture](image_shape)
-    else:
+    check_architecture(architecture)
+    own = REFERENCE_MARK in architecture
+    body = _own_body(architecture, image_shape) if own else _BUILDERS[architecture](image_shape)
+    return Backbone(body, FeaturePool(feature_dim))
+
+
+def check_architecture(architecture: str) -> None:
+    """Raises ModelError if there is none of that name, or a user's own cannot be imported."""
+    if REFERENCE_MARK in architecture:
+        _own_function(architecture)
+    elif architecture not in _BUILDERS:
         hint = did_you_mean(architecture, _BUILDERS, most=3) or f"; there are: {', '.join(_BUILDERS)}"
         raise ModelError(f"no architecture is called {architecture!r}{hint}")
-    return Backbone(body, FeaturePool(feature_dim))
+
+
+def _own_function(reference: str) -> Builder:
+    function: Builder = load_function(reference, what="--model", error_type=ModelError)
+    return function
 
 
 def _own_body(reference: str, image_shape: ImageShape) -> nn.Module:
     """Builds a user's model and checks it on two blank images, before it could fail in a round."""
-    function = load_function(reference, what="--model", error_type=ModelError)
+    function = _own_function(reference)
     name = reference.rpartition(":")[2]
     try:
         body = function(image_shape)
