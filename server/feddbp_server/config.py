@@ -23,7 +23,10 @@ FOREVER: Final = timedelta.max
 
 
 def _parse_window(value: Any) -> Any:
-    return FOREVER if value == "forever" else parse_duration(value)
+    try:
+        return FOREVER if value == "forever" else parse_duration(value)
+    except ValueError as error:
+        raise ValueError(f"{error}, or give forever") from None
 
 
 def _format_window(window: timedelta) -> str:

@@ -31,8 +31,15 @@ def field_extra(field: FieldInfo) -> Mapping[str, Any]:
     return field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
 
 
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_PIECE = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd])")
+_SPELLINGS: Final = {
+    0.001: ("ms",),
+    1.0: ("s", "sec", "secs", "second", "seconds"),
+    60.0: ("m", "min", "mins", "minute", "minutes"),
+    3600.0: ("h", "hr", "hrs", "hour", "hours"),
+    86400.0: ("d", "day", "days"),
+}
+_UNITS: Final = {name: seconds for seconds, names in _SPELLINGS.items() for name in names}
+_PIECE: Final = re.compile(rf"(\d+(?:\.\d+)?)({'|'.join(sorted(_UNITS, key=len, reverse=True))})")
 
 
 def parse_duration(value: Any) -> Any:
@@ -44,7 +51,8 @@ def parse_duration(value: Any) -> Any:
         text += "s"
     pieces = _PIECE.findall(text)
     if not pieces or "".join(number + unit for number, unit in pieces) != text:
-        raise ValueError(f"{value!r} is not a duration such as 90s, 10m or 1h30m")
+        units = "ms, s or sec, m or min, h or hours, d or days"
+        raise ValueError(f"{value!r} is not a duration such as 90s, 10m or 1h30m; the units are {units}")
     try:
         return timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in pieces))
     except OverflowError:

@@ -26,6 +26,10 @@ class Nap(BaseModel):
         ("1h30m", 5400),
         ("1d2h3m4s5ms", 93784.005),
         ("2d", 172_800),
+        ("2min", 120),
+        ("90sec", 90),
+        ("1hour30minutes", 5400),
+        ("1day2hrs3mins4seconds", 93784),
         (" 10M ", 600),
         ("0", 0),
     ],
@@ -34,9 +38,12 @@ def test_durations_are_parsed(text: str, seconds: float) -> None:
     assert Nap(length=text).length == timedelta(seconds=seconds)
 
 
-@pytest.mark.parametrize("text", ["", "soon", "-5s", "5 s", "5x", "s", "1h 30m", "1,5s", "ms5", "1..5s", "5ss", "1e3"])
+@pytest.mark.parametrize(
+    "text", ["", "soon", "-5s", "5 s", "5x", "s", "1h 30m", "1,5s", "ms5", "1..5s", "5ss", "1e3", "2minu", "2minmin"]
+)
 def test_an_invalid_duration_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(ValidationError, match="is not a duration such as 90s, 10m or 1h30m"):
+    units = "the units are ms, s or sec, m or min, h or hours, d or days"
+    with pytest.raises(ValidationError, match=f"is not a duration such as 90s, 10m or 1h30m; {units}"):
         Nap(length=text)
 
 
