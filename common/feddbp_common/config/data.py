@@ -37,11 +37,13 @@ class DataConfig(PublicModel):
     def _fill_in_catalog_values(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
+        names = values.get("class_names")
+        if isinstance(names, str) and names.strip() and not all(name.strip() for name in names.split(",")):
+            raise ConfigurationError(f"{names!r} has an empty class name; leave out the comma too many")
         given = {name: value for name, value in values.items() if value is not None}
         known = DATASETS.get(str(values.get("dataset", "digits")))
         if known is not None:
             return {"classes": known.classes, "image_size": known.image_size, **given}
-        names = values.get("class_names")
         return {"classes": len(split_at_commas(names)), **given} if names else values
 
     @model_validator(mode="after")

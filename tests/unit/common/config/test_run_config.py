@@ -296,6 +296,8 @@ def test_an_unknown_method_is_answered_with_a_similar_one_or_all(given_name: str
         ({"data": {"dataset": "cifar10", "classes": 100}}, "cifar10 has 10 classes, not 100"),
         ({"data": {"dataset": "custom", "classes": 3, "class_names": "a,b"}}, "2 class names for 3 classes"),
         ({"data": {"dataset": "custom", "class_names": "a,b,a"}}, "a class name is given twice"),
+        ({"data": {"dataset": "custom", "class_names": "a,,b"}}, "'a,,b' has an empty class name"),
+        ({"data": {"dataset": "custom", "class_names": "a,b, "}}, "'a,b, ' has an empty class name"),
         (
             {"finetune_rounds": 5, "rounds": 5},
             "finetune_rounds is 5, but the run has 5 rounds; it must be less",
@@ -420,7 +422,7 @@ def test_the_number_of_classes_follows_from_the_data_set_or_the_class_names() ->
         "flowers102": 102,
         "tiny-imagenet": 200,
     }
-    named = DataConfig(dataset="custom", class_names=" cat, dog ,,eel ")
+    named = DataConfig(dataset="custom", class_names=" cat, dog ,eel ")
     assert (named.classes, named.class_names) == (3, ("cat", "dog", "eel"))
 
 
