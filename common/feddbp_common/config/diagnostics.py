@@ -28,6 +28,10 @@ _OF_OTHER_TOOLS: Final = {"lr": "learning_rate"}
 """What other tools call an option that has another name here."""
 
 
+_NEEDS: Final = {"int": "needs a whole number", "float": "needs a number", "bool": "needs true or false"}
+"""By the first word of pydantic's kinds of errors, such as `int_parsing`, what a value is not."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class FieldError:
     """The first error of a pydantic validation."""
@@ -40,7 +44,7 @@ class FieldError:
     @classmethod
     def first_in(cls, error: ValidationError) -> FieldError:
         first = error.errors()[0]
-        message = first["msg"].removeprefix("Value error, ")
+        message = _NEEDS.get(first["type"].partition("_")[0]) or first["msg"].removeprefix("Value error, ")
         return cls(location=tuple(map(str, first["loc"])), kind=first["type"], message=message, value=first["input"])
 
     @property

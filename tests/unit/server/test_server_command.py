@@ -130,6 +130,10 @@ def test_limits_given_as_options_are_in_force_beside_the_fixed_ones() -> None:
         (["--port", "-1"], "--port"),
         (["--round-deadline", "soon"], "--round-deadline: 'soon' is not a duration"),
         (["--round-deadline", "-5s"], "--round-deadline"),
+        (["--join-window", "soon"], "d or days, or give forever"),
+        (["--clients", "twelve"], "--clients: needs a whole number (got 'twelve')"),
+        (["--alpha", "small"], "--alpha: needs a number (got 'small')"),
+        (["--dataset", "custom", "--class-names", "cat,,dog"], "--class-names: 'cat,,dog' has an empty class name"),
         (["--round-deadline", "99999999999d"], "--round-deadline: "),
         (["--lease", "0"], "--lease: "),
         (["--participation", "0"], "--participation: "),
@@ -274,7 +278,8 @@ def test_lingering_has_no_negative_length(linger: str, capsys: pytest.CaptureFix
         ("FEDDBP_MIN_CLIENTS", "21", "FEDDBP_MIN_CLIENTS: --min-clients is 21, but the run has only 20 clients"),
         ("FEDDBP_SET", "ktop=3", "FEDDBP_SET: feddbp has no setting 'ktop'"),
         ("FEDDBP_LEASE", "2h", "FEDDBP_LEASE: --lease is 7200s and --round-deadline 1800s"),
-        ("FEDDBP_METRICS_PORT", "http", "FEDDBP_METRICS_PORT: input should be a valid integer"),
+        ("FEDDBP_REFLECTION", "perhaps", "FEDDBP_REFLECTION: needs true or false (got 'perhaps')"),
+        ("FEDDBP_METRICS_PORT", "http", "FEDDBP_METRICS_PORT: needs a whole number (got 'http')"),
     ],
 )
 def test_an_error_in_a_variable_names_the_variable_and_the_value(

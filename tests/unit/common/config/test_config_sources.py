@@ -149,7 +149,7 @@ def test_a_hidden_option_has_no_flag_but_is_read_from_the_file(toml: Path) -> No
 @pytest.mark.parametrize(
     ("place", "flag", "variable", "bad", "reason"),
     [
-        ("beans.grams", "--grams", "BREW_GRAMS", "none", "valid integer"),
+        ("beans.grams", "--grams", "BREW_GRAMS", "none", "needs a whole number"),
         ("beans.grams", "--grams", "BREW_GRAMS", "0", "greater than or equal to 1"),
         ("beans.grind", "--grind", "BREW_GRIND", "powder", "'coarse' or 'fine'"),
         ("beans.roast", "--roast", "BREW_ROAST", "pink", "'light' or 'dark'"),
