@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 ModelT = TypeVar("ModelT", bound=BaseModel)
 _TYPO_SIMILARITY: Final = 0.75
 """From this similarity on, of at most 1, a name is taken for a typo of another."""
+_SHOWN: Final = 5
+"""Most problems that one error names."""
 _OF_OTHER_TOOLS: Final = {"lr": "learning_rate"}
 """What other tools call an option that has another name here."""
 
@@ -34,7 +36,7 @@ _NEEDS: Final = {"int": "needs a whole number", "float": "needs a number", "bool
 
 @dataclass(frozen=True, kw_only=True)
 class FieldError:
-    """The first error of a pydantic validation."""
+    """An error of a pydantic validation."""
 
     location: Location
     kind: str
@@ -43,9 +45,14 @@ class FieldError:
 
     @classmethod
     def first_in(cls, error: ValidationError) -> FieldError:
-        first = error.errors()[0]
-        message = _NEEDS.get(first["type"].partition("_")[0]) or first["msg"].removeprefix("Value error, ")
-        return cls(location=tuple(map(str, first["loc"])), kind=first["type"], message=message, value=first["input"])
+        return next(cls.all_in(error))
+
+    @classmethod
+    def all_in(cls, error: ValidationError) -> Iterator[FieldError]:
+        for found in error.errors():
+            message = _NEEDS.get(found["type"].partition("_")[0]) or found["msg"].removeprefix("Value error, ")
+            location = tuple(map(str, found["loc"]))
+            yield cls(location=location, kind=found["type"], message=message, value=found["input"])
 
     @property
     def path(self) -> str:
@@ -61,21 +68,36 @@ class FieldError:
 
 
 def validate_model(
-    model: type[ModelT], given: Tree, *, options: Sequence[Option], sources: Mapping[Location, str]
+    model: type[ModelT],
+    given: Tree,
+    *,
+    options: Sequence[Option],
+    sources: Mapping[Location, str],
+    problems: Sequence[str] = (),
 ) -> ModelT:
-    """Validates values whose origins are in `sources`.
+    """Validates values whose origins are in `sources`; `problems` are what is wrong besides them.
 
     Raises:
         ConfigurationError: one line that names the sources of the values at fault.
     """
+    found = list(problems)
     try:
-        return model.model_validate(given)
+        validated = model.model_validate(given)
     except ValidationError as error:
-        first = FieldError.first_in(error)
-        message = _option_message(first, options, sources) or _with_sources(first.message, model, given, sources)
+        found += _option_messages(error, options, sources) or [
+            _with_sources(FieldError.first_in(error).message, model, given, sources)
+        ]
     except ConfigurationError as error:
-        message = _with_sources(str(error), model, given, sources)
-    raise ConfigurationError(message)
+        found.append(_with_sources(str(error), model, given, sources))
+    else:
+        if not found:
+            return validated
+    raise ConfigurationError(_listed(found))
+
+
+def _listed(problems: Sequence[str]) -> str:
+    more = len(problems) - _SHOWN
+    return "; also ".join(problems[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
 
 
 def did_you_mean(name: str, known: Iterable[str], *, most: int = 1, prefix: str = "") -> str:
@@ -124,18 +146,24 @@ def suggestion(names: Iterable[str]) -> str:
     return f"; did you mean {listed}?" if listed else ""
 
 
-def _option_message(error: FieldError, options: Sequence[Option], sources: Mapping[Location, str]) -> str | None:
-    """Returns the message for an error in a single option; None if it is not in one."""
-    for option in options:
-        if error.location[: len(option.location)] == option.location:
-            if error.kind == "missing":
-                return f"{option.flag} is required"
-            source = sources.get(option.location, option.flag)
-            named = isinstance(error.value, str) and repr(error.value) in error.message
-            shown = isinstance(error.value, str | int | float) and not named
-            value = f" (got {error.value!r})" if shown else ""
-            return f"{source}: {error.clause}{value}"
-    return None
+def _option_messages(error: ValidationError, options: Sequence[Option], sources: Mapping[Location, str]) -> list[str]:
+    """Returns a message for each option that is at fault by itself: the first of those that pydantic has."""
+    messages: dict[Location, str] = {}
+    for found in FieldError.all_in(error):
+        for option in options:
+            if found.location[: len(option.location)] == option.location:
+                messages.setdefault(option.location, _option_message(found, option, sources))
+    return list(messages.values())
+
+
+def _option_message(error: FieldError, option: Option, sources: Mapping[Location, str]) -> str:
+    if error.kind == "missing":
+        return f"{option.flag} is required"
+    source = sources.get(option.location, option.flag)
+    named = isinstance(error.value, str) and repr(error.value) in error.message
+    shown = isinstance(error.value, str | int | float) and not named
+    value = f" (got {error.value!r})" if shown else ""
+    return f"{source}: {error.clause}{value}"
 
 
 def _with_sources(message: str, model: type[BaseModel], given: Tree, sources: Mapping[Location, str]) -> str:

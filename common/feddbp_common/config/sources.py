@@ -138,8 +138,7 @@ def resolve(
     merged: dict[str, Any] = {}
     sources: dict[Location, str] = {}
     options = list(options_of(model))
-    if file is not None:
-        _merge_file(file, file_variable, options, merged, sources)
+    problems = [] if file is None else _merge_file(file, file_variable, options, merged, sources)
     for option in options:
         variable = option.variable(env_prefix)
         if variable in environ:
@@ -148,10 +147,10 @@ def resolve(
         if hasattr(flags, option.destination):
             _merge_value(option, getattr(flags, option.destination), option.flag, merged, sources)
     by_location = {option.location: option for option in options}
-    for location, value in leaves(stored(merged), whole=by_location):
+    for location, value in leaves({} if problems else stored(merged), whole=by_location):
         if location not in sources:
             put(merged, location, value)
-    return validate_model(model, merged, options=options, sources=sources)
+    return validate_model(model, merged, options=options, sources=sources, problems=problems)
 
 
 def _merge_file(
@@ -160,7 +159,8 @@ def _merge_file(
     options: Sequence[Option],
     merged: dict[str, Any],
     sources: dict[Location, str],
-) -> None:
+) -> list[str]:
+    """Adds the options in a file, and returns what is wrong with others in it."""
     origin = f"{variable or '--config'} {file}"
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -169,15 +169,18 @@ def _merge_file(
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{origin}: not a TOML file: {error}") from None
     by_location = {option.location: option for option in options}
+    problems = []
     own_tables = {location[0] for location in by_location if len(location) > 1}
     for location, value in leaves(content, whole=by_location):
         if location not in by_location:
             if variable is not None and _belongs_to_another_command(location, own_tables):
                 continue
             hint = suggestion(similar_options(location, by_location))
-            raise ConfigurationError(f"{origin}: there is no option {'.'.join(location)!r}{hint}")
+            problems.append(f"{origin}: there is no option {'.'.join(location)!r}{hint}")
+            continue
         put(merged, location, value)
         sources[location] = f"{file}: {'.'.join(location)}"
+    return problems
 
 
 def similar_options(given: Location, known: Collection[Location]) -> list[str]:

@@ -363,3 +363,17 @@ def test_sigterm_ends_a_command_as_ctrl_c_does(capsys: pytest.CaptureFixture[str
     assert run_command("brew", terminated, []) == 130
     assert capsys.readouterr().err == "brew: interrupted\n"
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_all_errors_of_a_file_are_named_at_once(toml: Path) -> None:
+    toml.write_text('brew_time = "soon"\n[beans]\ngrams = "many"\nroats = "dark"\n')
+    unknown, *others = error_message(file=toml).split("; also ")
+    assert unknown == f"--config {toml}: there is no option 'beans.roats'; did you mean 'beans.roast'?"
+    assert sorted(text.removeprefix(f"{toml}: ").partition(":")[0] for text in others) == ["beans.grams", "brew_time"]
+
+
+def test_of_many_errors_five_are_named(toml: Path) -> None:
+    toml.write_text("".join(f"q{number}{number} = 1\n" for number in range(7)))
+    text = error_message(file=toml)
+    assert text.count("there is no option") == 5
+    assert text.endswith("; and 2 more")
