@@ -45,9 +45,10 @@ class Waiting:
     def __str__(self) -> str:
         parts = [f"{self.joined} of {self.clients} joined"]
         if self.missing:
-            parts.append(f"missing {listed_ids(self.missing)}")
+            parts.append(f"missing {'client' if len(self.missing) == 1 else 'clients'} {listed_ids(self.missing)}")
         if self.still_needed:
-            when = f"begins when {self.still_needed} more have joined"
+            has = "has" if self.still_needed == 1 else "have"
+            when = f"begins when {quantity(self.still_needed, 'more client')} {has} joined"
         elif self.seconds_left is None:
             when = "begins when all have joined"
         else:
