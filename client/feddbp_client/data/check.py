@@ -14,7 +14,7 @@ import numpy as np
 from feddbp_client.data.dataset_cache import clear_dataset_cache
 from feddbp_client.data.images import DataError, ImageParts
 from feddbp_client.data.private import is_folder, load_private_data
-from feddbp_client.data.readers.image_folder import LISTS_SKIPPED, class_folders
+from feddbp_client.data.readers.image_folder import LISTS_SKIPPED, class_folders, without_folders
 from feddbp_client.data.readers.npz import class_names_in
 from feddbp_client.data.shard import ClientData, Split, private_shard
 
@@ -89,7 +89,7 @@ def _names_in(path: Path) -> list[str]:
     if is_folder(found):
         names = class_folders(found)
         if not names:
-            raise DataError(f"{path}: has no folders; put the images of each class into a folder of its name")
+            raise without_folders(path)
         return names
     if found.suffix != ".npz":
         raise DataError(f"{path}: neither a folder of images nor an .npz file")

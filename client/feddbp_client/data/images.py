@@ -96,7 +96,10 @@ def labelled(
     if images.ndim == 3:
         images = images[..., np.newaxis]
     if images.ndim != 4 or images.shape[3] not in _CHANNELS or 0 in images.shape[1:]:
-        raise DataError(f"{origin}: images have shape {images.shape}, expected [N, H, W] or [N, H, W, 1 or 3]")
+        expected = "expected [N, H, W] or [N, H, W, 1 or 3]"
+        if images.ndim == 4 and images.shape[1] in _CHANNELS:
+            expected += "; move the channels last, by np.moveaxis(images, 1, 3)"
+        raise DataError(f"{origin}: images have shape {images.shape}, {expected}")
     images = _with_pixel_type(images, origin)
     check_label_type(labels, origin=origin)
     if len(images) != len(labels):
@@ -111,6 +114,10 @@ def labelled(
 
 
 def check_label_type(labels: npt.NDArray[Any], *, origin: str) -> None:
+    if labels.ndim == 2 and labels.shape[1] > 1:
+        raise DataError(
+            f"{origin}: labels have shape {labels.shape}, expected [N]; of one-hot labels give labels.argmax(axis=1)"
+        )
     if not np.issubdtype(labels.dtype, np.integer):
         raise DataError(f"{origin}: labels are {labels.dtype}, expected integers")
     if labels.ndim != 1:

@@ -55,6 +55,8 @@ def read_folder(
     """
     train_root, test_root = _roots(path)
     train, test = _listed(train_root), None if test_root is None else _listed(test_root)
+    if not train.by_class:
+        raise without_folders(train_root)
     numbers = _numbers(path, {*train.by_class, *(test.by_class if test else ())}, classes, class_names)
     if not len(train.files):
         raise DataError(f"{train_root}: holds no images in class folders")
@@ -83,6 +85,10 @@ def read_folder(
         raise _unreadable_error(path, unreadable, sum(len(part.files) for part in listed))
     test_part = read[1] if len(read) > 1 and len(read[1]) else None
     return ImageParts(read[0], test_part, skipped=tuple(unreadable))
+
+
+def without_folders(path: Path) -> DataError:
+    return DataError(f"{path}: has no folders; put the images of each class into a folder of its name")
 
 
 def class_folders(path: Path) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from numpy.lib.npyio import NpzFile
 
+_SHOWN: Final = 8
+"""Most arrays of a file that an error names."""
 # Raised by numpy, zipfile and zlib for files that are truncated, overwritten, encrypted or malicious.
 _DAMAGE = (
     ValueError,
@@ -53,7 +55,11 @@ def read_npz(
             raise DataError(f"{path}: names {len(own_names)} classes, expected {classes}")
         names = tuple(class_names or own_names or default_names or map(str, range(classes)))
         if not _has(file, "train"):
-            raise DataError(f"{path}: has neither x_train nor jpg_train")
+            found = ", ".join(file.files[:_SHOWN]) or "no arrays"
+            raise DataError(
+                f"{path}: has neither x_train nor jpg_train, but {found}; a client "
+                "needs x_train of shape [N, H, W] or [N, H, W, 1 or 3], and y_train of whole numbers"
+            )
         train = _part(file, path, "train", own_names or names)
         test = None
         # Exports without a test part often write an empty one.

@@ -314,3 +314,10 @@ def test_a_folder_of_another_user_is_named(tmp_path: Path, monkeypatch: pytest.M
 def test_data_that_may_not_be_looked_at_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"x: cannot be read: File name too long"):
         load(tmp_path / ("x" * 300))
+
+
+@pytest.mark.parametrize("options", [{}, {"class_names": ("cat", "dog")}])
+def test_a_folder_without_class_folders_says_what_to_do(options: dict[str, Any], tmp_path: Path) -> None:
+    write_image(tmp_path / "1.png", RED)
+    with pytest.raises(DataError, match=r"has no folders; put the images of each class into a folder of its name$"):
+        load(tmp_path, **options)

@@ -159,6 +159,7 @@ def test_an_invalid_file_is_described_in_one_line(npz: Path, arrays: dict[str, A
     [
         (np.array(["a", "b"]), "mine.npz: train part: labels are <U1, expected integers"),
         (np.array([0.0, 1.0]), "mine.npz: train part: labels are float64, expected integers"),
+        (np.eye(2), "labels have shape (2, 2), expected [N]; of one-hot labels give labels.argmax(axis=1)"),
         (np.array([[0], [1]]), "mine.npz: train part: labels have shape (2, 1), expected [N]"),
     ],
 )
@@ -230,3 +231,21 @@ def test_a_file_of_another_user_is_not_taken_for_one_of_another_format(
     monkeypatch.setattr("pathlib.Path.open", refuse)
     with pytest.raises(DataError, match=r"mine\.npz: cannot be read: Permission denied"):
         load(npz)
+
+
+def test_channels_that_come_first_are_to_be_moved(npz: Path) -> None:
+    save(npz, x_train=np.zeros((9, 3, 32, 32), np.uint8), y_train=np.zeros(9, np.int64))
+    with pytest.raises(DataError) as refusal:
+        load(npz)
+    expected = "expected [N, H, W] or [N, H, W, 1 or 3]; move the channels last, by np.moveaxis(images, 1, 3)"
+    assert str(refusal.value).endswith(f": images have shape (9, 3, 32, 32), {expected}")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "named"), [({"images": pixels(2), "labels": np.arange(2)}, "images, labels"), ({}, "no arrays")]
+)
+def test_a_file_with_other_arrays_says_which_are_needed(arrays: dict[str, Any], named: str, npz: Path) -> None:
+    save(npz, **arrays)
+    with pytest.raises(DataError) as refusal:
+        load(npz)
+    assert f"has neither x_train nor jpg_train, but {named}; a client needs x_train of shape" in str(refusal.value)
