@@ -90,10 +90,10 @@ class RunView:
 
     def activity_of(self, session: Session) -> pb.ClientActivity.ValueType:
         state, client_id = self._engine.state, session.client_id
-        if state.phase is Phase.EVALUATING and client_id in state.reported:
-            return pb.CLIENT_ACTIVITY_DONE
         if client_id in state.blocked:
             return pb.CLIENT_ACTIVITY_BLOCKED
+        if state.phase is Phase.EVALUATING and client_id in state.reported:
+            return pb.CLIENT_ACTIVITY_DONE
         if not self._engine.sessions.is_current(session):
             return pb.CLIENT_ACTIVITY_LEFT
         if session.streams == 0:

@@ -168,6 +168,19 @@ async def test_the_stream_of_a_client_that_left_ends_without_a_refusal(server: S
         await next_event(events)
 
 
+async def test_a_client_that_is_blocked_in_the_final_evaluation_is_not_done(server: Server) -> None:
+    daemons = await join_all(server)
+    for number in range(ROUNDS):
+        for daemon in daemons:
+            await daemon.work(number)
+        await server.until_round(number + 1)
+    for daemon in daemons[:2]:
+        await daemon.report(ROUNDS)
+    await server.coordinator.block(daemons[0].client_id, "enough")
+    assert activities(server)[daemons[0].client_id] == pb.CLIENT_ACTIVITY_BLOCKED
+    assert activities(server)[daemons[1].client_id] == pb.CLIENT_ACTIVITY_DONE
+
+
 async def test_a_client_that_left_has_left_after_a_restart_too(tmp_path: Path) -> None:
     store = MemoryStore()
     async with Server(store, tmp_path) as server:
