@@ -88,6 +88,12 @@ def address_text(peer: str) -> str:
     return unquote(address) if peer.startswith(("ipv4:", "ipv6:")) else peer
 
 
+def join_address(host: str, port: int) -> str:
+    """HOST:PORT, with brackets around an IPv6 address."""
+    bare = host.strip("[]")
+    return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
+
+
 def short_device(device: str) -> str:
     """A device as a client reports it, without the name of its card: `cuda:1`."""
     return device.partition(" (")[0]

@@ -25,8 +25,8 @@ from feddbp_common.atomic_files import replace_text
 from feddbp_common.config.privacy_text import privacy_sentences
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.given_paths import is_there
-from feddbp_common.humanize import quantity
-from feddbp_common.rpc.credentials import CA, CertificateDirectory, is_loopback, join_address, listening_warning
+from feddbp_common.humanize import join_address, quantity
+from feddbp_common.rpc.credentials import CA, CertificateDirectory, is_loopback, listening_warning
 from feddbp_common.rpc.keepalive import keepalive_options
 from feddbp_server.config import ListenConfig, ServerConfig
 from feddbp_server.process import NewFiles, settle_heap, tighten

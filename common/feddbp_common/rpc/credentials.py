@@ -171,12 +171,6 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def join_address(host: str, port: int) -> str:
-    """HOST:PORT, with brackets around an IPv6 address."""
-    bare = host.strip("[]")
-    return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
-
-
 def check_exposure(address: str, *, certs: Path | None, insecure: bool) -> None:
     """Raises ConfigurationError for an unencrypted connection to a server beyond loopback without --insecure."""
     host, port = split_address(address)

@@ -15,7 +15,7 @@ from typing import Final
 from feddbp_common.artifacts import BODIES_NAME, DATABASE_NAME, ENDPOINT_NAME, SERVER_LOCK_NAME
 from feddbp_common.file_lock import FileLock, LockHeldError
 from feddbp_common.given_paths import directory_problem
-from feddbp_common.rpc.credentials import join_address
+from feddbp_common.humanize import join_address
 from feddbp_common.version import VERSION
 from feddbp_server.store.body_log import BodyKey, BodyLog, Place
 from feddbp_server.store.interface import (
