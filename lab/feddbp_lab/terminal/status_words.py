@@ -119,7 +119,7 @@ def activity_text(client: pb.ClientStatus, phase: pb.Phase.ValueType) -> Text:
 
 def activity(client: pb.ClientStatus, phase: pb.Phase.ValueType) -> tuple[str, str]:
     """A client's activity in a word, and the word's style."""
-    if phase == pb.PHASE_FINISHED:
+    if phase == pb.PHASE_FINISHED and client.activity not in _GONE:
         return _ACTIVITIES[pb.CLIENT_ACTIVITY_DONE]
     idle = ("evaluating", "cyan") if phase == pb.PHASE_EVALUATING else ("ready", "dim")
     return _ACTIVITIES.get(client.activity, idle)

@@ -92,6 +92,14 @@ def test_clients_that_do_not_fit_are_counted_by_activity() -> None:
     assert "15 more: 15 uploaded" in lines[-1]
 
 
+def test_a_client_that_left_before_the_end_is_not_done() -> None:
+    clients = client(0), client(1, pb.CLIENT_ACTIVITY_LEFT), client(2, pb.CLIENT_ACTIVITY_BLOCKED)
+    done, left, blocked = drawn(run_status(*clients, phase=pb.PHASE_FINISHED)).splitlines()[-3:]
+    assert "done" in done
+    assert "left" in left
+    assert "blocked" in blocked
+
+
 def test_a_wide_terminal_shows_parameters_device_and_trend() -> None:
     text = drawn(run_status(client(1, metrics_round=2, correct=25)), width=140)
     assert "123,456" in text
