@@ -37,7 +37,6 @@ def _start(argv: Sequence[str]) -> int:
         print_options(config, config.identity.dry_run_format)
         return ExitCode.OK
     _check_given_path("--data", config.source.data)
-    _check_given_path("--init-from", config.source.init_from)
     _check_given_path("--frozen-weights", config.source.frozen_weights)
     if problem := directory_problem(config.identity.state_dir):
         raise ConfigurationError(f"the state directory {config.identity.state_dir} cannot be used: {problem}")

@@ -39,7 +39,7 @@ def test_data_of_a_user_that_does_not_exist_are_refused(capsys: pytest.CaptureFi
     assert said == "--data ~no-such-user/images: could not determine home directory."
 
 
-@pytest.mark.parametrize("flag", ["--init-from", "--frozen-weights"])
+@pytest.mark.parametrize("flag", ["--data", "--frozen-weights"])
 def test_files_that_do_not_exist_are_refused_before_a_server_is_looked_for(
     flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
