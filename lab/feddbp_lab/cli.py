@@ -103,7 +103,12 @@ def _dispatch(argv: Sequence[str]) -> int:
     if name not in COMMANDS:
         hint = did_you_mean(name, COMMANDS) or f"; see {PROG} --help"
         raise ConfigurationError(f"no command is called {name!r}{hint}")
-    return COMMANDS[name].load()(rest)
+    try:
+        return COMMANDS[name].load()(rest)
+    except PermissionError as error:  # also of Path.exists() and its kin, wherever a command looks for a file
+        if error.filename is None:
+            raise
+        raise ConfigurationError(f"{error.filename}: {error.strerror}") from None
 
 
 def _help() -> str:

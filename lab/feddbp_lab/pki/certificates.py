@@ -59,7 +59,9 @@ class Authority:
             raise ConfigurationError(
                 f"{directory} has no authority; `feddbp certs init {quote(str(directory))}` creates one"
             ) from None
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            raise ConfigurationError(f"{error.filename}: {error.strerror}") from None
+        except ValueError as error:
             raise ConfigurationError(f"the authority in {directory} cannot be read: {error}") from None
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise ConfigurationError(

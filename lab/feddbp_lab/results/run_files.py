@@ -146,7 +146,7 @@ def find_runs(directory: Path) -> list[Path]:
         raise ConfigurationError(f"{directory}: no such directory")
     if _is_run(directory):
         return [directory]
-    found = sorted(path for path in _candidates(directory) if _is_run(path))[:_MOST_RUNS]
+    found = sorted(path for path in _candidates(directory) if _may_be_run(path))[:_MOST_RUNS]
     if not found:
         raise ConfigurationError(
             f"{directory} holds no run: neither a {SUMMARY_NAME} nor a {DATABASE_NAME}, nor folders with one"
@@ -157,6 +157,14 @@ def find_runs(directory: Path) -> list[Path]:
 def _candidates(directory: Path) -> Iterator[Path]:
     for pattern in ("*/", "cells/*/"):
         yield from (path for path in directory.glob(pattern) if path.is_dir())
+
+
+def _may_be_run(path: Path) -> bool:
+    """A folder that may not be looked into counts as a run, so that it is named beside the others."""
+    try:
+        return _is_run(path)
+    except PermissionError:
+        return True
 
 
 def _is_run(path: Path) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 from foreign_text import results_with
+from unreadable import close_to_this_user
 
 from feddbp_common.artifacts import AUDIT_NAME, CLIENTS_NAME, DATABASE_NAME, METRICS_NAME, ROUNDS_NAME, SUMMARY_NAME
 from feddbp_lab.dashboard.access import Access
@@ -46,6 +47,19 @@ async def test_a_damaged_run_is_named_beside_the_others(browser: httpx.AsyncClie
     assert problems[0] == f"{folder}/b/{DATABASE_NAME} cannot be read: file is not a database"
     assert problems[1].startswith(f"the results in {folder}/c are damaged: {SUMMARY_NAME}: ")
     assert (await browser.get("/run/0/api/run")).status_code == 200
+
+
+async def test_a_run_of_another_user_is_named_beside_the_others(
+    browser: httpx.AsyncClient, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close_to_this_user(monkeypatch, folder / "b")
+    listing = (await browser.get("/api/runs")).json()
+    assert [run["name"] for run in listing["runs"]] == ["a", "c"]
+    problem = f"{folder}/b/{SUMMARY_NAME}: Permission denied"
+    assert listing["damaged"] == [{"key": "1", "name": "b", "problem": problem}]
+    page = await browser.get("/run/1/")
+    assert page.status_code == 422
+    assert "Permission denied" in page.text
 
 
 async def test_the_page_of_a_damaged_run_says_what_is_damaged(browser: httpx.AsyncClient, folder: Path) -> None:
