@@ -216,6 +216,29 @@ async def test_runs_that_come_later_and_new_results_are_listed_without_a_reload(
             assert watched.problems == []
 
 
+def change_summary(directory: Path, **changed: Any) -> None:
+    path = directory / SUMMARY_NAME
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
+
+
+async def test_a_run_that_has_not_begun_has_no_time_and_is_of_no_earlier_version(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "early"
+    write_run(run, clients=2, rounds=3)
+    nothing = {"accuracy": {"best": None, "last": None}, "curve": [], "per_client": [], "seconds": 0.0}
+    change_summary(run, outcome="waiting", completed_rounds=0, **nothing)
+    (run / METRICS_NAME).write_text("")
+    with federation(tmp_path) as running:
+        url = await start_dashboard(running, tmp_path / "runs")
+        async with browser_page(url) as watched:
+            await watched.shows("#run-table tbody tr td:last-child", "–")
+            await watched.page.locator("#run-table a").click()
+            await watched.shows("#tiles", "Time–the run has not begun")
+            await watched.shows("#timeline-chart", "appear here round by round")
+            await watched.shows("#data-chart", "when they join")
+            assert "0.2.0" not in await watched.page.locator("main").inner_text()
+            assert watched.problems == []
+
+
 async def test_a_client_that_is_gone_stays_in_the_mean_accuracy_with_its_last_evaluation(tmp_path: Path) -> None:
     write_run(tmp_path / "run", clients=3, rounds=3, gone_after={2: 2}, finetune_rounds=2)
     with federation(tmp_path) as running:

@@ -27,7 +27,7 @@ export class DataPanel {
     const wrap = $("data-chart");
     const clients = [...this.state.clients.values()].filter((client) => client.label_counts?.length).sort((a, b) => a.id - b.id);
     if (!clients.length) {
-      replace(wrap, empty("The split is not known yet", this.state.status?.stored ? "The files of this run do not have it: it was made before 0.2.0." : "Clients tell how many samples of each class they hold when they join."));
+      replace(wrap, empty("The split is not known yet", this.state.hasStoredRounds ? "The files of this run do not have it: it was made before 0.2.0." : "Clients tell how many samples of each class they hold when they join."));
       return;
     }
     const classes = clients[0].label_counts.length;

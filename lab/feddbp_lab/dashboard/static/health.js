@@ -17,7 +17,7 @@ export class HealthPanel {
     this.traffic.draw([counted.map(([round]) => round + 1), counted.map(([, tally]) => tally.up), counted.map(([, tally]) => tally.down)], "No traffic yet", "Clients report it round by round.");
     legend($("traffic-legend"), counted.length ? [["c1", "up"], ["c2", "down"]] : []);
     const x = rounds.map((round) => round.round + 1);
-    const why = status?.stored ? "The files of this run do not have it." : "It appears when the first round has closed.";
+    const why = this.state.hasStoredRounds ? "The files of this run do not have it." : "It appears when the first round has closed.";
     this.aggregation.draw([x, rounds.map((round) => round.aggregation)], "Nothing measured", why);
     const measured = rounds.filter((round) => round.memory);
     this.memory.draw([measured.map((round) => round.round + 1), measured.map((round) => round.memory)], "Nothing measured", why);

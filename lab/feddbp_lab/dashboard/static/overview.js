@@ -63,10 +63,10 @@ export class OverviewPanel {
       tile("Round", [String(round), h("small", {}, ` of ${status.rounds}`)], word + (status.seconds_left !== null && status.seconds_left !== undefined && open ? `, deadline in ${seconds(status.seconds_left)}` : ""), share),
       tile("Mean accuracy", [accuracy], measured),
       status.stored
-        ? tile("Time", [seconds(status.seconds)], "of the whole run")
+        ? tile("Time", [this.state.hasNotBegun ? "–" : seconds(status.seconds)], this.state.isOver ? "of the whole run" : this.state.hasNotBegun ? "the run has not begun" : "of the run so far")
         : tile(this.state.isOver ? "Time" : "Time left", [this.state.isOver ? seconds(this.state.rounds.reduce((sum, one) => sum + one.seconds, 0)) : toGo === null ? "–" : `~${seconds(toGo)}`], this.state.isOver ? "of all rounds" : toGo === null ? "after the first round" : "from the newest rounds"),
       status.stored || this.state.isOver
-        ? tile("Clients", [String(this.state.clients.size), h("small", {}, run ? ` of ${run.clients}` : "")], "took part")
+        ? tile("Clients", [String(this.state.clients.size), h("small", {}, run ? ` of ${run.clients}` : "")], this.state.hasNotBegun ? "have joined" : "took part")
         : tile("Clients", [String(connected), h("small", {}, run ? ` of ${run.clients}` : "")], status.missing.length ? `${status.missing.length} awaited` : "none is awaited"),
       tile("Traffic", [bytes(status.bytes_up + status.bytes_down)], `${bytes(status.bytes_up)} up, ${bytes(status.bytes_down)} down`),
     ];

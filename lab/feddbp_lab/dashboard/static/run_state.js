@@ -70,6 +70,10 @@ export class RunState {
   }
 
   get isOver() { return !!this.status && FINAL.includes(this.status.phase); }
+  /** Whether the run has closed no round, and waits for its clients before the first. */
+  get hasNotBegun() { return !!this.status && this.status.phase === "waiting" && !this.status.done; }
+  /** Whether the files of a run have closed rounds: what is missing in them was not written. */
+  get hasStoredRounds() { return !!this.status?.stored && this.status.done > 0; }
   get ids() { return [...new Set([...this.clients.keys(), ...this.activities.keys()])].sort((a, b) => a - b); }
   get newestRound() { return this.perRound.length - 1; }
 

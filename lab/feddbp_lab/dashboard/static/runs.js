@@ -20,7 +20,7 @@ const columns = [
   { key: "last", title: "Last", first: "desc", value: (run) => run.last, cell: (run) => percent(run.last) },
   { key: "best", title: "Best", first: "desc", value: (run) => run.best, cell: (run) => percent(run.best) },
   { key: "bytes", title: "Traffic", first: "desc", wide: true, value: (run) => run.bytes, cell: (run) => bytes(run.bytes) },
-  { key: "seconds", title: "Time", first: "desc", wide: true, value: (run) => run.seconds, cell: (run) => seconds(run.seconds) },
+  { key: "seconds", title: "Time", first: "desc", wide: true, value: (run) => run.seconds, cell: (run) => seconds(run.seconds || null) },
 ];
 const table = new Table($("run-scroll"), $("run-table"), columns, { sort: { key: "name", down: false }, rowKey: (run) => run.key });
 const chart = new LineChart($("compare-chart"), {

@@ -14,7 +14,7 @@ export class TimelinePanel {
     const wrap = $("timeline-chart");
     const rounds = this.state.rounds.slice(innerWidth < 560 ? -3 : -ROUNDS).filter((round) => Object.keys(round.clients).length);
     if (!rounds.length) {
-      replace(wrap, empty("No round has closed yet", this.state.status?.stored ? "The files of this run have no times: it was made before 0.2.0." : "Download, training, upload and waiting appear here round by round."));
+      replace(wrap, empty("No round has closed yet", this.state.hasStoredRounds ? "The files of this run have no times: it was made before 0.2.0." : "Download, training, upload and waiting appear here round by round."));
       replace($("timeline-legend"));
       replace($("timeline-note"));
       return;
