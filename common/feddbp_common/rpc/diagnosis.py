@@ -94,9 +94,10 @@ class _Probe:
             names = await self._certified_names(certs)
         except ssl.SSLCertVerificationError as also:  # OpenSSL reports a wrong name before a wrong authority
             return await self._distrust(also, certs)
+        hosts = " ".join(f"--host {quote(name)}" for name in (*names, host))  # of all: a new one replaces the old
         return self._mistake(
             f"the server's certificate is not for {host}, but for {', '.join(names) or 'no name'}; give that name, or "
-            f"make a certificate with `feddbp certs server DIR --host {quote(host)} --replace`"
+            f"make a certificate with `feddbp certs server DIR {hosts} --replace`"
         )
 
     async def _no_tls(self) -> FedDBPError | None:

@@ -113,7 +113,8 @@ async def test_a_name_that_is_not_in_the_certificate(certs: Path, tmp_path: Path
             given = f"{host}:{split_address(address)[1]}"
             assert await mistake(given, certs) == (
                 f"2: --server {given}: the server's certificate is not for {host}, but for fl.example.org, 10.1.2.3; "
-                f"give that name, or make a certificate with `feddbp certs server DIR --host {host} --replace`"
+                "give that name, or make a certificate with `feddbp certs server DIR --host fl.example.org "
+                f"--host 10.1.2.3 --host {host} --replace`"
             )
 
 
