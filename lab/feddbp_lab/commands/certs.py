@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Final
 
 from feddbp_common.artifacts import TOKENS_NAME
 from feddbp_common.config.command_line import Parser
@@ -13,6 +14,9 @@ from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.rpc.credentials import OPERATOR, PROBE, SERVER, client_subject
 from feddbp_lab.pki.certificates import PARTY_LIFETIME, Authority, new_token, write_secret
 from feddbp_lab.pki.parties import make_parties
+
+_LOOPBACK: Final = ("localhost", "127.0.0.1")
+"""Hosts of every server's certificate: an operator on its machine need not know its name."""
 
 
 def command(argv: Sequence[str]) -> int:
@@ -31,7 +35,8 @@ def _init(directory: Path) -> list[Path]:
 
 def _server(directory: Path, host: list[str], lifetime: timedelta, replace: bool) -> list[Path]:
     _check_new(_pairs(directory, [SERVER]), replace=replace)
-    return _with_keys([Authority.load(directory).issue_server(host, lifetime=lifetime)])
+    hosts = list(dict.fromkeys((*host, *_LOOPBACK)))
+    return _with_keys([Authority.load(directory).issue_server(hosts, lifetime=lifetime)])
 
 
 def _client(directory: Path, ids: str, lifetime: timedelta, replace: bool) -> list[Path]:
@@ -100,7 +105,7 @@ def _parser() -> Parser:
         return added
 
     kind("init", "create the certificate authority all parties trust", _init, expires=False)
-    server = kind("server", "create the server's certificate", _server)
+    server = kind("server", "create the server's certificate, also valid on its own machine as localhost", _server)
     client = kind("client", "create certificates for clients", _client)
     operator = kind(
         "operator", "create the operator's certificate, for `feddbp status`, `pause`, `resume` and `stop`", _operator

@@ -8,11 +8,12 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.rpc.credentials import CertificateDirectory, client_subject
 from feddbp_lab.cli import main
-from feddbp_lab.pki.certificates import Authority
+from feddbp_lab.pki.certificates import Authority, alternative_names
 
 
 @pytest.fixture
@@ -90,6 +91,17 @@ def command_in(message: str) -> list[str]:
     program, *words = shlex.split(command.replace("--host NAME", "--host localhost"))
     assert program == "feddbp"
     return words
+
+
+@pytest.mark.parametrize("given", [["fl.example.org"], ["127.0.0.1", "fl.example.org"]])
+def test_a_servers_certificate_is_valid_on_its_own_machine_too(given: list[str], directory: Path) -> None:
+    hosts = [word for host in given for word in ("--host", host)]
+    assert certs("server", directory, *hosts) == 0
+    certificate = x509.load_pem_x509_certificate((directory / "server.pem").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    expected = alternative_names(["fl.example.org", "localhost", "127.0.0.1"])
+    assert len(list(names)) == 3
+    assert set(names) == set(expected)
 
 
 @pytest.mark.parametrize("subject", ["server", "operator", "probe", client_subject(3)])
