@@ -15,7 +15,8 @@ from processes import Command, Federation, federation, wait_until
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.daemon.connection import Connection
-from feddbp_common.artifacts import METRICS_NAME, ROUNDS_NAME, SUMMARY_NAME
+from feddbp_common.artifacts import METRICS_NAME, ROUNDS_NAME, SERVER_LOCK_NAME, SUMMARY_NAME
+from feddbp_common.file_lock import FileLock
 from feddbp_common.printable import printable
 
 CLASS_NAMES = ('<img src=x onerror="window.pwned=1">', "[/b]", "$\\frac{$", "horse")
@@ -236,6 +237,23 @@ async def test_a_run_that_has_not_begun_has_no_time_and_is_of_no_earlier_version
             await watched.shows("#timeline-chart", "appear here round by round")
             await watched.shows("#data-chart", "when they join")
             assert "0.2.0" not in await watched.page.locator("main").inner_text()
+            assert watched.problems == []
+
+
+async def test_the_list_has_the_phase_of_a_run_in_words_and_compares_those_with_an_accuracy(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    for name, done, outcome in (("a", 0, "collecting"), ("b", 2, "collecting"), ("c", 3, "finished")):
+        write_run(runs / name, clients=2, rounds=3)
+        change_summary(runs / name, outcome=outcome, completed_rounds=done, **({} if done else {"curve": []}))
+    with federation(tmp_path) as running, FileLock(runs / "a" / SERVER_LOCK_NAME):
+        url = await start_dashboard(running, runs)
+        async with browser_page(url) as watched:
+            for name, outcome in (("a", "training"), ("b", "not running, after round 2"), ("c", "finished")):
+                await watched.shows(f"#run-table tr:has(span.clip:text-is('{name}')) .state", outcome)
+            ticks = watched.page.locator("#run-table input")
+            assert [await tick.is_checked() for tick in await ticks.all()] == [False, True, True]
+            await watched.page.locator("#run-table a", has_text="b").click()
+            await watched.shows("#top-title", "not running, after round 2")
             assert watched.problems == []
 
 

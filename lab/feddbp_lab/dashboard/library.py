@@ -33,8 +33,12 @@ _CHANGING: Final = (SUMMARY_NAME, METRICS_NAME, PACKED_METRICS_NAME, DATABASE_NA
 """Files that a run writes to in every round, and those that it has at its end."""
 
 
-Stamp = tuple[tuple[str, int, int], ...]
-"""Of the files of a run: name, time and size. It changes with every round."""
+class Stamp(NamedTuple):
+    """Tells whether a run has changed since it was read; every round changes it."""
+
+    files: tuple[tuple[str, int, int], ...]
+    """Name, time and size."""
+    is_served: bool
 
 
 class Listing(NamedTuple):
@@ -132,7 +136,7 @@ def _list_run(key: str, path: Path, stamp: Stamp) -> _Listed:
     try:
         with damage_as_error(str(path)):
             summary = _summary(path)
-            entry = _entry(key, path, summary)
+            entry = _entry(key, path, summary) | {"served": stamp.is_served}
     except FedDBPError as error:
         return _Listed(stamp=stamp, entry={"key": key, "name": path.name}, problem=str(error))
     config = None
@@ -147,7 +151,7 @@ def _stamp(path: Path) -> Stamp:
         with suppress(OSError):
             status = file.stat()
             found.append((f"{file.parent.name}/{file.name}", status.st_mtime_ns, status.st_size))
-    return tuple(found)
+    return Stamp(tuple(found), RunFiles(path).is_served())
 
 
 def read_baseline(path: Path, run: RunFiles | None = None) -> dict[int, float]:

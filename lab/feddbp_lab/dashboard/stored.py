@@ -43,7 +43,9 @@ class StoredRun(RunSource):
             model.close_round(_round(record))
         model.set_complete()
         troubles = self.files.troubles()
-        model.set_status({**_status(summary), **troubles, "notes": self.files.notes}, {})
+        model.set_status(
+            {**_status(summary), "served": self.files.is_served(), **troubles, "notes": self.files.notes}, {}
+        )
 
     async def load_prototypes(self) -> dict[int, PrototypeSet]:
         return self._snapshots or self.files.snapshots()

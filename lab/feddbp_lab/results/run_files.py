@@ -19,10 +19,12 @@ from feddbp_common.artifacts import (
     DATABASE_NAME,
     PROTOTYPES_DIR_NAME,
     ROUNDS_NAME,
+    SERVER_LOCK_NAME,
     SUMMARY_NAME,
 )
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.evaluation import CountedEvaluations
+from feddbp_common.file_lock import is_locked
 from feddbp_common.printable import printable_values
 from feddbp_common.wire import PrototypeSet
 from feddbp_lab.results.audit_entries import AuditEntry, troubles
@@ -50,6 +52,12 @@ class RunFiles:
     def state(self) -> Path:
         inner = self.path / "server"
         return inner if not (self.path / ROUNDS_NAME).exists() and inner.is_dir() else self.path
+
+    def is_served(self) -> bool:
+        """Whether a server has the run open; one on another machine only where the file system shares locks."""
+        with suppress(PermissionError):
+            return is_locked(self.state / SERVER_LOCK_NAME)
+        return False
 
     def results(self) -> RunResults:
         for directory in dict.fromkeys((self.path, self.state)):

@@ -1,11 +1,6 @@
 // Where the run stands: phase, progress, who is missing, what went wrong; and the buttons of an operator.
 import { $, ago, bytes, h, percent, plural, replace, seconds } from "./dom.js";
-
-const PHASES = {
-  waiting: ["waiting for clients", "is-warn"], collecting: ["training", "is-run"], aggregating: ["aggregating", "is-run"],
-  evaluating: ["final evaluation", "is-run"], paused: ["paused", "is-warn"], finished: ["finished", "is-good"],
-  failed: ["failed", "is-bad"], stopped: ["stopped", "is-bad"],
-};
+import { phaseWords } from "./phases.js";
 
 export class OverviewPanel {
   constructor(state, control) {
@@ -31,7 +26,7 @@ export class OverviewPanel {
   }
 
   drawHead(run, status) {
-    const [word, kind] = PHASES[status.phase] ?? [status.phase, ""];
+    const [word, kind] = phaseWords(status.phase, status);
     const title = run ? `${run.title} on ${run.dataset}` : "A run";
     document.title = `${word} · ${title} · FedDBP`;
     this.put($("run-title"), title, title);
@@ -53,7 +48,7 @@ export class OverviewPanel {
     const connected = [...this.state.activities.values()].filter((client) => !["away", "left", "blocked"].includes(client.activity)).length;
     const open = ["collecting", "aggregating", "paused"].includes(status.phase);
     const round = Math.min(status.round + (open ? 1 : 0), status.rounds);
-    const [word] = PHASES[status.phase] ?? [status.phase];
+    const [word] = phaseWords(status.phase, status);
     const share = Math.min(100, 100 * status.done / Math.max(1, status.rounds));
     // from the curve, so that this number and the chart are of the same round
     const last = this.state.accuracyPoints()?.last;

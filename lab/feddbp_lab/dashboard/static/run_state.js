@@ -1,8 +1,8 @@
 // The run as this page knows it: grows with every message, and derives what the panels draw.
 
 import { plural } from "./dom.js";
+import { isFinal } from "./phases.js";
 
-const FINAL = ["finished", "failed", "stopped"];
 const [CLIENT, ROUND, ACCURACY, SAMPLES, TRAIN, , COLLECT, UP, DOWN, TRAINED] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9];
 
 export class RunState {
@@ -69,7 +69,7 @@ export class RunState {
     }
   }
 
-  get isOver() { return !!this.status && FINAL.includes(this.status.phase); }
+  get isOver() { return !!this.status && isFinal(this.status.phase); }
   /** Whether the run has closed no round, and waits for its clients before the first. */
   get hasNotBegun() { return !!this.status && this.status.phase === "waiting" && !this.status.done; }
   /** Whether the files of a run have closed rounds: what is missing in them was not written. */

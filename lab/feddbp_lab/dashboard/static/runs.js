@@ -1,6 +1,7 @@
 // The runs of a folder: a table to choose from, and the curves of those that are chosen.
 import { $, bytes, h, legend, percent, plural, replace, seconds } from "./dom.js";
 import { LineChart, line } from "./charts.js";
+import { phaseWords } from "./phases.js";
 import { Table } from "./table.js";
 
 const REFRESH_MS = 5000;
@@ -16,7 +17,7 @@ const columns = [
   { key: "clients", title: "Clients", wide: true, first: "desc", value: (run) => run.clients, cell: (run) => String(run.clients) },
   { key: "completed", title: "Rounds", wide: true, first: "desc", value: (run) => run.completed, cell: (run) => `${run.completed} / ${run.rounds}` },
   { key: "seed", title: "Seed", wide: true, value: (run) => run.seed, cell: (run) => String(run.seed) },
-  { key: "outcome", title: "Outcome", left: true, wide: true, value: (run) => run.outcome, cell: (run) => h("span", { class: "state" }, h("i", { class: `dot ${run.outcome === "finished" ? "is-good" : ["failed", "stopped"].includes(run.outcome) ? "is-bad" : "is-run"}` }), run.outcome) },
+  { key: "outcome", title: "Outcome", left: true, wide: true, value: outcome, cell: (run) => h("span", { class: "state" }, h("i", { class: `dot ${outcomeWords(run)[1]}` }), outcome(run)) },
   { key: "last", title: "Last", first: "desc", value: (run) => run.last, cell: (run) => percent(run.last) },
   { key: "best", title: "Best", first: "desc", value: (run) => run.best, cell: (run) => percent(run.best) },
   { key: "bytes", title: "Traffic", first: "desc", wide: true, value: (run) => run.bytes, cell: (run) => bytes(run.bytes) },
@@ -29,10 +30,19 @@ const chart = new LineChart($("compare-chart"), {
   y: { values: (_, splits) => splits.map((value) => `${value} %`) },
 });
 
+const hasCurve = (run) => run.curve.some(([round]) => round > 0);
 const shown = () => runs.filter((run) => chosen.has(run.key));
 
 function method(run) {
   return run.exchange ? `${run.title}, ${run.exchange}` : run.title;
+}
+
+function outcome(run) {
+  return outcomeWords(run)[0];
+}
+
+function outcomeWords(run) {
+  return phaseWords(run.outcome, { served: run.served, done: run.completed });
 }
 
 function tick(run) {
@@ -50,7 +60,7 @@ function drawChart() {
 
 function drawTable() {
   const words = $("run-filter").value.toLowerCase().split(/\s+/).filter(Boolean);
-  const found = runs.filter((run) => words.every((word) => `${run.name} ${method(run)} ${run.dataset} seed ${run.seed} ${run.outcome}`.toLowerCase().includes(word)));
+  const found = runs.filter((run) => words.every((word) => `${run.name} ${method(run)} ${run.dataset} seed ${run.seed} ${outcome(run)}`.toLowerCase().includes(word)));
   table.setRows(found);
   replace($("list-note"), found.length === runs.length ? plural(runs.length, "run") : `${found.length} of ${plural(runs.length, "run")}`);
 }
@@ -70,7 +80,7 @@ async function load() {
   listed = text;
   const listing = JSON.parse(text);
   runs = listing.runs;
-  if (isFirst) runs.slice(0, 6).forEach((run) => chosen.add(run.key));
+  if (isFirst) runs.filter(hasCurve).slice(0, 6).forEach((run) => chosen.add(run.key));
   drawTable();
   drawChart();
   drawDamaged(listing.damaged);

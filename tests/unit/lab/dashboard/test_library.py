@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from foreign_text import results_with
 
-from feddbp_common.artifacts import METRICS_NAME, SUMMARY_NAME
+from feddbp_common.artifacts import METRICS_NAME, SERVER_LOCK_NAME, SUMMARY_NAME
 from feddbp_common.config.run import RunConfig
 from feddbp_common.errors import ConfigurationError, ExitCode
+from feddbp_common.file_lock import FileLock
 from feddbp_lab.cli import main
 from feddbp_lab.dashboard.library import Library, locals_of, read_baseline
 from feddbp_lab.dashboard.stored import StoredRun
@@ -150,3 +151,17 @@ async def test_a_run_that_has_changed_is_read_again_for_a_new_page(tmp_path: Pat
     assert again is not None
     assert again.model.status["seconds"] == 77.5
     assert (await library.listing()).runs[0]["outcome"] == "finished"
+
+
+@pytest.mark.parametrize("state", ["", "server"])
+async def test_the_list_says_whether_a_server_has_a_run(state: str, tmp_path: Path) -> None:
+    results_with("net", directory=tmp_path / "a")
+    (tmp_path / "a" / state).mkdir(exist_ok=True)
+    library = Library(folder=tmp_path, runs=find_runs(tmp_path))
+    assert (await library.listing()).runs[0]["served"] is False
+    with FileLock(tmp_path / "a" / state / SERVER_LOCK_NAME):
+        assert (await library.listing()).runs[0]["served"] is True
+        source = await library.get("0", newest=True)
+        assert source is not None
+        assert source.model.status["served"] is True
+    assert (await library.listing()).runs[0]["served"] is False
