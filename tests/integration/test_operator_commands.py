@@ -75,12 +75,15 @@ def test_a_run_is_paused_resumed_and_stopped(
     server = running_federation.server(*WAITING_RUN)
     operator = Operator(running_federation)
     assert operator("pause") == 0
-    assert capsys.readouterr().out == "paused before round 1/5\n"
+    assert capsys.readouterr().out == "the run is paused\npaused before round 1/5\n"
     assert operator("pause") == 0  # idempotent
+    assert capsys.readouterr().out == "the run was paused already\npaused before round 1/5\n"
     assert operator("resume") == 0
-    assert capsys.readouterr().out == f"paused before round 1/5\n{WAITING}\n"
+    assert capsys.readouterr().out == f"the run is resumed\n{WAITING}\n"
+    assert operator("resume") == 0
+    assert capsys.readouterr().out == f"the run was not paused\n{WAITING}\n"
     assert operator("stop", "--yes", "--reason", "the wrong data") == 0
-    assert capsys.readouterr().out == "stopped after 0/5 rounds   the wrong data\n"
+    assert capsys.readouterr().out == "the run is stopped\nstopped after 0/5 rounds   the wrong data\n"
     server.expect_exit(5)
     assert running_federation.summary()["reason"] == "the wrong data"
     for what in ("paused", "resumed"):
@@ -98,7 +101,9 @@ def test_commands_after_the_end_fail(running_federation: Federation, capsys: pyt
     for late in ("pause", "resume"):
         assert operator(late) == 1
     assert operator("stop", "--yes") == 0  # idempotent
-    assert capsys.readouterr().out == 4 * "stopped after 0/5 rounds   stopped by an operator\n"
+    unchanged, ended = "nothing was changed: the run has ended", "stopped after 0/5 rounds   stopped by an operator"
+    lines = ["the run is stopped", ended, unchanged, ended, unchanged, ended, "the run was stopped already", ended]
+    assert capsys.readouterr().out.splitlines() == lines
 
 
 async def joined(running: Federation) -> None:
@@ -160,6 +165,14 @@ def test_no_server_is_one_line_and_exit_code_3(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err == 3 * "feddbp: error: no server answers at 127.0.0.1:1: connection refused\n"
 
 
+async def test_a_client_is_dropped(running_federation: Federation, capsys: pytest.CaptureFixture[str]) -> None:
+    running_federation.server(*WAITING_RUN)
+    async with Crowd(running_federation.address, [1]):
+        await status_when(running_federation.address, lambda status: len(status.clients) == 1, "a join")
+        assert await asyncio.to_thread(main, ["client", "drop", "1", "--server", running_federation.address]) == 0
+    assert capsys.readouterr().out.startswith("client 1 dropped; it may join again at once\n")
+
+
 async def test_a_client_is_blocked_and_allowed_again(
     running_federation: Federation, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -168,7 +181,9 @@ async def test_a_client_is_blocked_and_allowed_again(
     async with Crowd(running_federation.address, [1]) as crowd:
         await status_when(running_federation.address, lambda status: len(status.clients) == 1, "a join")
         assert await asyncio.to_thread(main, ["client", "block", "1", *where, "--reason", "stolen laptop"]) == 0
-        assert "blocked: client 1" in capsys.readouterr().out
+        blocked = capsys.readouterr().out
+        assert blocked.startswith("client 1 blocked; it may not join again before it is allowed\n")
+        assert "blocked: client 1" in blocked
         assert "an operator has blocked client 1: stolen laptop" in server.log
         assert await asyncio.to_thread(main, ["client", "block", "1", *where]) == 0
         assert capsys.readouterr().out.startswith("client 1 is blocked already: nothing had to be done\n")
@@ -230,7 +245,8 @@ def test_on_a_terminal_a_stop_asks_for_confirmation(
         assert capsys.readouterr() == ("", f"{question}not stopped: the run continues\n")
     with typed(b"y\n", monkeypatch):
         assert operator("stop") == 0
-    assert capsys.readouterr() == ("stopped after 0/5 rounds   stopped by an operator\n", question)
+    output = "the run is stopped\nstopped after 0/5 rounds   stopped by an operator\n"
+    assert capsys.readouterr() == (output, question)
 
 
 def test_without_a_terminal_a_stop_needs_the_flag_yes(
@@ -324,7 +340,9 @@ def test_the_operator_certificate_is_accepted(
     assert operator("pause") == 0
     assert operator("resume") == 0
     assert operator("status") == 0
-    assert capsys.readouterr().out.startswith(f"paused before round 1/5\n{WAITING}\n")
+    assert capsys.readouterr().out.startswith(
+        f"the run is paused\npaused before round 1/5\nthe run is resumed\n{WAITING}\n"
+    )
     audit = with_certificates.state_dir / AUDIT_NAME
     refused = {line["call"] for line in map(json.loads, audit.read_text().splitlines()) if line["what"] == "refused"}
     assert refused <= {"GetStatus", "Pause", "Resume", "Stop"}
@@ -365,4 +383,4 @@ def test_the_operator_token_is_accepted(
     operator = Operator(with_tokens, "--certs", certs, "--token-file", tmp_path / "token")
     assert operator("pause") == 0
     assert operator("resume") == 0
-    assert capsys.readouterr().out == f"paused before round 1/5\n{WAITING}\n"
+    assert capsys.readouterr().out == f"the run is paused\npaused before round 1/5\nthe run is resumed\n{WAITING}\n"

@@ -43,8 +43,8 @@ class _Action:
     request: Callable[[int, str], Request]
     already: str
     """The state of a client about which nothing has to be done."""
-    then: str = ""
-    """What is left to do once it is done."""
+    then: str
+    """The state of a client about which it has been done, and what is left to do."""
 
 
 _ACTIONS: Final = MappingProxyType(
@@ -54,12 +54,14 @@ _ACTIONS: Final = MappingProxyType(
             "takes part from the next round.",
             request=lambda client, reason: pb.DropClientRequest(client_id=client, reason=reason),
             already="is not in the run",
+            then="dropped; it may join again at once",
         ),
         "block": _Action(
             purpose="Removes a client from the run with its upload of the open round, and refuses all its calls until "
             "it is allowed again, also after a restart of the server.",
             request=lambda client, reason: pb.BlockClientRequest(client_id=client, reason=reason),
             already="is blocked already",
+            then="blocked; it may not join again before it is allowed",
         ),
         "allow": _Action(
             purpose="Ends a block: the client may join again, once it is started again.",
@@ -86,7 +88,7 @@ def command(argv: Sequence[str]) -> int:
     else:
         if status.unchanged:
             print(f"client {client} {action.already}: nothing had to be done")
-        elif action.then:
+        else:
             print(f"client {client} {action.then}")
         console().print(status_line(status), *absent_lines(status), sep="\n")
     return ExitCode.OK

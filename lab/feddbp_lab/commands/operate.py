@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pydantic import Field
 
@@ -44,22 +45,37 @@ class StopConfig(FrozenModel):
     order: StopRequestConfig = StopRequestConfig()
 
 
+@dataclass(frozen=True)
+class _Order:
+    """A request, the phases of a run in which it has taken effect, and how people are told."""
+
+    request: Request
+    expected: set[pb.Phase.ValueType]
+    done: str
+    already: str
+
+    def outcome(self, before: pb.RunStatus, after: pb.RunStatus) -> str:
+        if after.phase not in self.expected:
+            return "nothing was changed: the run has ended"
+        return self.already if before.phase in self.expected else self.done
+
+
 def pause(argv: Sequence[str]) -> int:
     purpose = "Pauses the run: no round opens or closes, and deadlines stop. Clients may finish and upload."
-    return _pause_or_resume("feddbp pause", purpose, argv, pb.PauseRequest(), expected={pb.PHASE_PAUSED})
+    order = _Order(pb.PauseRequest(), {pb.PHASE_PAUSED}, done="the run is paused", already="the run was paused already")
+    return _pause_or_resume("feddbp pause", purpose, argv, order)
 
 
 def resume(argv: Sequence[str]) -> int:
     purpose = "Resumes a paused run; the open round gets its full deadline again."
     running = {*pb.Phase.values()} - {pb.PHASE_PAUSED, *FINAL_PHASES}
-    return _pause_or_resume("feddbp resume", purpose, argv, pb.ResumeRequest(), expected=running)
+    order = _Order(pb.ResumeRequest(), running, done="the run is resumed", already="the run was not paused")
+    return _pause_or_resume("feddbp resume", purpose, argv, order)
 
 
-def _pause_or_resume(
-    prog: str, purpose: str, argv: Sequence[str], request: Request, *, expected: set[pb.Phase.ValueType]
-) -> int:
+def _pause_or_resume(prog: str, purpose: str, argv: Sequence[str], order: _Order) -> int:
     config = settings_from(PauseConfig, settings_parser(prog, purpose, PauseConfig).parse_args(argv)).order
-    return _send(request, config, expected=expected)
+    return _send(order, config)
 
 
 def stop(argv: Sequence[str]) -> int:
@@ -72,7 +88,9 @@ def stop(argv: Sequence[str]) -> int:
     if not config.yes and not _confirmed(config):
         print("not stopped: the run continues", file=sys.stderr)
         return ExitCode.FAILURE
-    return _send(pb.StopRequest(reason=config.reason), config, expected={pb.PHASE_STOPPED})
+    request = pb.StopRequest(reason=config.reason)
+    already = "the run was stopped already"
+    return _send(_Order(request, {pb.PHASE_STOPPED}, done="the run is stopped", already=already), config)
 
 
 def _confirmed(config: StopRequestConfig) -> bool:
@@ -91,11 +109,17 @@ def _confirmed(config: StopRequestConfig) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _send(request: Request, config: RequestConfig, *, expected: set[pb.Phase.ValueType]) -> int:
-    """Sends a request and prints the run's status; exit code 1 if the run is not in an expected phase then."""
-    status = asyncio.run(call_control(request, config.server, config.credentials))
+def _send(order: _Order, config: RequestConfig) -> int:
+    """Sends a request and prints what it did and the run's status; exit code 1 if the run is not as expected then."""
+    before, status = asyncio.run(_before_and_after(order.request, config))
     if config.json_output:
         print(json.dumps(as_dict(status), indent=2))
     else:
+        print(order.outcome(before, status))
         console().print(status_line(status))
-    return ExitCode.OK if status.phase in expected else ExitCode.FAILURE
+    return ExitCode.OK if status.phase in order.expected else ExitCode.FAILURE
+
+
+async def _before_and_after(request: Request, config: RequestConfig) -> tuple[pb.RunStatus, pb.RunStatus]:
+    before = await get_status(config.server, config.credentials)
+    return before, await call_control(request, config.server, config.credentials)
