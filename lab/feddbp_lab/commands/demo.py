@@ -27,7 +27,7 @@ from feddbp_lab.commands.options import DemoConfig, LocalConfig
 from feddbp_lab.dashboard.process import DashboardProcess
 from feddbp_lab.processes.federation_options import FederationOptions
 from feddbp_lab.processes.local_federation import LocalFederation, ProcessFailedError, require_lab
-from feddbp_lab.processes.signals import handle_stop_signals
+from feddbp_lab.processes.signals import stop_processes_at_signals
 from feddbp_lab.results.curves import draw_curves
 from feddbp_lab.results.run_results import MetricsTail, RunResults
 from feddbp_lab.terminal.format import terminal
@@ -98,7 +98,7 @@ async def _run_until_signal(options: FederationOptions, here: LocalConfig) -> in
     """Runs the demo until it ends or a signal cancels it, which stops every process; a second signal kills them."""
     demo = asyncio.current_task()
     assert demo is not None
-    handle_stop_signals(demo.cancel)
+    stop_processes_at_signals(PROG, demo.cancel)
     try:
         async with AsyncExitStack() as stack:
             return await _run(options, here, stack)

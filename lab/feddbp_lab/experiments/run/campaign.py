@@ -30,7 +30,7 @@ from feddbp_lab.experiments.run.planning import (
 from feddbp_lab.experiments.run.runner import Runner
 from feddbp_lab.experiments.run.workspace import default_work_dir, make_private
 from feddbp_lab.processes.local_federation import require_lab
-from feddbp_lab.processes.signals import handle_stop_signals
+from feddbp_lab.processes.signals import stop_processes_at_signals
 from feddbp_lab.terminal.format import terminal
 
 PROG: Final = "feddbp experiment"
@@ -149,7 +149,7 @@ async def _use(executor: Executor, cells: list[Cell], output: OutputDir, where: 
     with _display(cells) as display:
         job = partial(_job, output=output, where=where)
         runner = Runner(output=output, cells=cells, executor=executor, display=display, job=job)
-        handle_stop_signals(runner.stop)
+        stop_processes_at_signals(PROG, runner.stop)
         await runner.run()
     return runner
 

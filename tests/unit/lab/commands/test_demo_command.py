@@ -131,6 +131,7 @@ def test_an_interrupted_demo_stops_every_process(start: Callable[..., Demo], num
     demo.process.send_signal(number)
     code, _, errors = demo.end()
     assert code == 130
+    assert errors.startswith("feddbp demo: stopping every process…\n")
     assert "interrupted, every process is stopped; a demo is not resumed, run it again with another --out" in errors
     assert demo.descendants() == []
 

@@ -156,6 +156,7 @@ def test_a_second_runner_takes_over_from_an_interrupted_one_which_stops_every_pr
     wait_until(lambda: "other   fedproto-" in second.log, "the second runner to find the cell taken")
     running.interrupt()
     running.expect_exit(130)
+    assert "feddbp experiment: stopping every process…" in running.log
     assert "the same command resumes it" in running.log
     wait_until(lambda: ", attempt 2" in second.log, "the second runner to take the cell")
     second.interrupt()
