@@ -22,6 +22,8 @@ from feddbp_lab.results.protocol import Reported
 
 _SHARE_FOR_ESTIMATE: Final = 0.01
 """Share of the work that must be done before the time left is estimated from its pace."""
+_LEAST_SECONDS_LEFT: Final = 1.0
+"""Shown at least: after the last round, processes still end and results are collected."""
 _LINE_SECONDS: Final = 60.0
 
 
@@ -88,7 +90,7 @@ class Workload:
     def __str__(self) -> str:
         left = self.seconds_left()
         text = f"{self.over} of {self.cells} cells, {human_seconds(self.seconds())}"
-        return text if left is None else f"{text}, about {human_seconds(left)} left"
+        return text if left is None or left < _LEAST_SECONDS_LEFT else f"{text}, about {human_seconds(left)} left"
 
 
 @dataclass(kw_only=True)

@@ -738,7 +738,10 @@ def test_time_left_is_estimated_from_the_pace_of_this_runner() -> None:
     assert load.seconds_left() == pytest.approx(600)  # half a cell took 100 s, three are left
     load.drop(cells[1])
     assert load.seconds_left() == pytest.approx(400)
+    assert str(load) == "2 of 4 cells, 1 min 40 s, about 6 min 40 s left"
     load.finish(cells[2])
+    load.advance(cells[3], 1.0)  # its last round is over, and its processes are not
+    assert str(load) == "3 of 4 cells, 1 min 40 s"
     load.finish(cells[3])
     assert str(load) == "4 of 4 cells, 1 min 40 s"
 
