@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from pydantic import Field
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from feddbp_common.artifacts import AUDIT_PICTURE_NAME
 from feddbp_common.config.command_line import settings_from, settings_parser
@@ -66,7 +68,8 @@ def command(argv: Sequence[str]) -> int:
     from feddbp_lab.privacy.table import as_json, audit_tables
 
     try:
-        found = audit(flags.directory, data_dir=options.data_dir, own_data=own_data, progress=_show_progress)
+        with _progress_shown() as progress:
+            found = audit(flags.directory, data_dir=options.data_dir, own_data=own_data, progress=progress)
     except DataError as error:
         raise ConfigurationError(str(error)) from error
     if options.json_output:
@@ -87,8 +90,23 @@ def _client_id(text: str) -> int:
     return int(text)
 
 
-def _show_progress(done: int, clients: int) -> None:
-    if sys.stderr.isatty():
-        print(
-            f"\rattacked client {done} of {clients}", end="\n" if done == clients else "", file=sys.stderr, flush=True
-        )
+@contextmanager
+def _progress_shown() -> Iterator[Callable[[str, int, int], None]]:
+    """On stderr: a bar on a terminal, a line for each client elsewhere."""
+    console = terminal(stderr=True)
+    if not console.is_terminal:
+
+        def print_line(what: str, number: int, clients: int) -> None:
+            print(f"{PROG} {_AUDIT}: {what} client {number} of {clients}", file=sys.stderr, flush=True)
+
+        yield print_line
+        return
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=console, transient=True
+    ) as bars:
+        bar = bars.add_task("loading clients", total=None)
+
+        def advance(what: str, number: int, clients: int) -> None:
+            bars.update(bar, description=f"{what} client", completed=number, total=clients)
+
+        yield advance

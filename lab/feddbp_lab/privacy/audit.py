@@ -102,10 +102,21 @@ class _Client:
 
 
 def audit(
-    directory: Path, *, data_dir: Path, own_data: Mapping[int, Path], progress: Callable[[int, int], None]
+    directory: Path, *, data_dir: Path, own_data: Mapping[int, Path], progress: Callable[[str, int, int], None]
 ) -> Audit:
-    """Attacks the prototypes of every client below a directory, with the client's own network as the feature map."""
-    clients = [_load(path, data_dir, own_data) for path in client_directories(directory)]
+    """Attacks the prototypes of every client below a directory, with the client's own network as the feature map.
+
+    `progress` is called with what has been done with a client, its number, counted from 1, and the number of clients.
+    """
+    directories = client_directories(directory)
+
+    def done(what: str, number: int) -> None:
+        progress(what, number, len(directories))
+
+    clients = []
+    for number, path in enumerate(directories, 1):
+        clients.append(_load(path, data_dir, own_data))
+        done("loaded", number)
     config = clients[0].config
     result = Audit(
         method=config.method_spec.title,
@@ -115,17 +126,18 @@ def audit(
         bound=best_possible_auc(config.privacy),
         told=labels_told(config),
     )
-    samples = [
-        ClientSamples(client.features(client.data.train), client.data.train.labels.numpy(), client.release)
-        for client in clients
-    ]
+    samples = []
+    for number, client in enumerate(clients, 1):
+        features, labels = client.features(client.data.train), client.data.train.labels.numpy()
+        samples.append(ClientSamples(features, labels, client.release))
+        done("computed features of", number)
     draws = [samples, *_redraws(samples, config)]
     sums = [sums_of(draw, config) for draw in draws]
     for number, client in enumerate(clients):
         attack = _Attack(client, _reference_splits(client, clients), result)
         for draw, of_draw in zip(draws, sums, strict=True):
             attack.on(draw[number], of_draw[number])
-        progress(number + 1, len(clients))
+        done("attacked", number + 1)
     result.labels = label_distances(samples, config)
     return result
 

@@ -59,7 +59,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_is_audited_from_its_checkpoints(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command(["audit", str(trained), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)
+    assert printed.err.splitlines() == [
+        f"feddbp privacy audit: {what} client {number} of 3"
+        for what in ("loaded", "computed features of", "attacked")
+        for number in (1, 2, 3)
+    ]
     assert found["clients"] == 3
     assert {row["attacked"] for row in found["membership"]} == {UPLOAD, SUM}
     assert found["baselines"][ALONE]["auc"] == 1
