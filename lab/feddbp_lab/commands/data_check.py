@@ -19,7 +19,7 @@ from feddbp_common.config.types import CommaSeparated, FrozenModel
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.humanize import human_bytes, quantity
 from feddbp_common.optional_deps import CHECKPOINT_MODULES, require
-from feddbp_lab.terminal.format import facts_table, plain_table, terminal
+from feddbp_lab.terminal.format import facts_table, plain_table, print_whole
 
 if TYPE_CHECKING:
     from feddbp_client.data.check import DataReport
@@ -59,10 +59,9 @@ def command(argv: Sequence[str]) -> int:
     if options.json_output:
         print(json.dumps({**asdict(report), "warnings": report.warnings}, indent=2))
     else:
-        console = terminal(highlight=False)
         for piece in _view(flags.path, report):
             # as one line each, names and commands can be copied
-            console.print(piece, soft_wrap=isinstance(piece, Text))
+            print_whole(piece, soft_wrap=isinstance(piece, Text))
     return ExitCode.USAGE if report.unreadable else ExitCode.OK
 
 

@@ -30,7 +30,7 @@ from feddbp_lab.processes.local_federation import LocalFederation, ProcessFailed
 from feddbp_lab.processes.signals import stop_processes_at_signals
 from feddbp_lab.results.curves import draw_curves
 from feddbp_lab.results.run_results import MetricsTail, RunResults
-from feddbp_lab.terminal.format import terminal
+from feddbp_lab.terminal.format import print_whole, terminal
 from feddbp_lab.terminal.lines import PlainDisplay, SilentDisplay
 from feddbp_lab.terminal.live import LiveDisplay
 from feddbp_lab.terminal.next_steps import next_steps
@@ -129,12 +129,12 @@ async def _run(options: FederationOptions, here: LocalConfig, stack: AsyncExitSt
     if as_json:
         print(json.dumps(summary, indent=2))
     else:
-        console.print(run_table(results, options.directory))
+        print_whole(run_table(results, options.directory))
         if summary["outcome"] == "finished":
             # not by the console, which would wrap what is to be copied
             print(next_steps(options.directory, method=options.run.method), flush=True)
         if seen := server_view(options.run):
-            console.print(Text(f"\n{seen}"))
+            print_whole(Text(f"\n{seen}"))
     if page is not None and console.is_terminal:
         print(f"\nThe page stays at {page.address}\nuntil Ctrl-C.", flush=True)
         await page.exited()

@@ -17,7 +17,7 @@ from feddbp_common.config.command_line import settings_from, settings_parser
 from feddbp_common.config.types import FrozenModel
 from feddbp_common.errors import ConfigurationError, ExitCode
 from feddbp_common.optional_deps import CHECKPOINT_MODULES, install_command, missing_modules, require
-from feddbp_lab.terminal.format import terminal
+from feddbp_lab.terminal.format import print_whole, terminal
 
 PROG: Final = "feddbp privacy"
 _AUDIT: Final = "audit"
@@ -75,7 +75,7 @@ def command(argv: Sequence[str]) -> int:
     if options.json_output:
         print(json.dumps(as_json(found), indent=2))
         return ExitCode.OK
-    terminal().print(audit_tables(found))
+    print_whole(audit_tables(found))
     if missing_modules(("matplotlib",)):
         print(f"{parser.prog}: no picture was drawn: it needs matplotlib: {install_command('lab')}", file=sys.stderr)
     else:

@@ -20,11 +20,14 @@ def terminal(**options: Any) -> Console:
     return Console(markup=False, emoji=False, **options)
 
 
-def print_whole(renderable: RenderableType) -> None:
-    """Prints to the terminal; into a file or pipe without wrapping or padding lines, unless COLUMNS gives a width."""
+def print_whole(renderable: RenderableType, *, soft_wrap: bool = False) -> None:
+    """Prints to the terminal; into a file or pipe without wrapping or padding lines, unless COLUMNS gives a width.
+
+    With `soft_wrap` the terminal itself wraps lines, which can be copied as one then.
+    """
     console = terminal()
     if console.is_terminal or "COLUMNS" in os.environ:
-        console.print(renderable)
+        console.print(renderable, soft_wrap=soft_wrap)
         return
     wide = terminal(width=_UNWRAPPED)
     with wide.capture() as captured:

@@ -28,7 +28,9 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_folder_is_described_as_a_client_would_read_it(folder: Path, capsys: Captured) -> None:
     assert main(["data", "check", str(folder)]) == 0
-    text = " ".join(capsys.readouterr().out.split())
+    printed = capsys.readouterr().out
+    assert [line for line in printed.splitlines() if line != line.rstrip()] == []
+    text = " ".join(printed.split())
     assert "20, read as 20x20 RGB" in text
     assert "split 15 training, 5 test (held out of all)" in text
     assert "20 images, 24x20, scaled to 20x20" in text

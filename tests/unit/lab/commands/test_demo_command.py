@@ -81,6 +81,7 @@ def test_a_demo_prints_every_round_and_writes_its_results(start: Callable[..., D
     rounds = [line for line in output.splitlines() if line.startswith("round ")]
     assert [line.split()[1] for line in rounds] == ["1/3", "2/3", "3/3"]
     assert "3 clients have joined" in output
+    assert [line for line in output.splitlines() if line != line.rstrip()] == []
     *_, report, repeat, server, clients = (line.partition("#")[0].split() for line in output.splitlines())
     assert report == ["next", "feddbp", "report", str(demo.out)]
     assert repeat == ["feddbp", "demo", "--method", "local"]
