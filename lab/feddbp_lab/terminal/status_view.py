@@ -46,7 +46,7 @@ class LiveStatusView:
         if self._error is not None:
             # a server that was stopped counts nothing down, and gives the round its full deadline again
             status.ClearField("time_left")
-            view = StatusView(status=status, now=self._received)
+            view = StatusView(status=status, now=self._clock())
             note = f"no answer for {human_seconds(age)}, reconnecting: {self._error}"
             return Group(view, Text(note, style="bold red"))
         if status.HasField("time_left"):
