@@ -60,7 +60,10 @@ async def test_a_backup_of_a_running_server_is_a_state_directory(
         await gate.reached.wait()
         for _ in range(2):  # the second replaces the first
             assert await asyncio.to_thread(main, ["backup", str(running_federation.state_dir), str(copy)]) == 0
-        assert str(copy / DATABASE_NAME) in capsys.readouterr().out
+        first, second = capsys.readouterr().out.splitlines()
+        assert first.startswith(f"{copy / DATABASE_NAME}: ")
+        assert "replaces" not in first
+        assert second.endswith(" (replaces the backup that was there)")
         server.kill()
     with federation(tmp_path / "restored") as restored:
         copy.rename(restored.directory / "server")

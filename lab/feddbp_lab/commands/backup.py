@@ -49,6 +49,7 @@ def command(argv: Sequence[str]) -> int:
     flags = parser.parse_args(argv)
     _check_target(flags.directory, flags.target)
     database = flags.target / DATABASE_NAME
+    replaced = " (replaces the backup that was there)" if database.exists() else ""
     before = os.umask(0o077)  # as the server's own files: for its user alone
     try:
         flags.target.mkdir(parents=True, exist_ok=True)
@@ -57,7 +58,7 @@ def command(argv: Sequence[str]) -> int:
         raise ConfigurationError(f"{error.filename or flags.target}: {error.strerror}") from None
     finally:
         os.umask(before)
-    print(f"{database}: {human_bytes(database.stat().st_size)}, run {read_run_id(flags.target)}")
+    print(f"{database}: {human_bytes(database.stat().st_size)}, run {read_run_id(flags.target)}{replaced}")
     return ExitCode.OK
 
 
