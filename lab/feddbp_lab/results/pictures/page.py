@@ -1,4 +1,4 @@
-"""One page with all pictures of a run, which loads nothing else."""
+"""One page with the clients and all pictures of a run, which loads nothing else."""
 
 from __future__ import annotations
 
@@ -20,8 +20,13 @@ class _Figure:
 
 
 def render_pictures(
-    title: str, facts: Mapping[str, str], pictures: Sequence[Picture], files: Mapping[str, tuple[Path, Path]]
+    title: str,
+    facts: Mapping[str, str],
+    clients: Sequence[Mapping[str, str]],
+    pictures: Sequence[Picture],
+    files: Mapping[str, tuple[Path, Path]],
 ) -> str:
+    """`clients` are the rows of a table, by the titles of its columns."""
     environment = html_templates("feddbp_lab.results.pictures")
     figures = [
         _Figure(
@@ -29,7 +34,9 @@ def render_pictures(
         )
         for number, picture in enumerate(pictures)
     ]
-    return environment.get_template("pictures.html.j2").render(title=title, facts=facts, figures=figures)
+    return environment.get_template("pictures.html.j2").render(
+        title=title, facts=facts, clients=clients, figures=figures
+    )
 
 
 def _inline(path: Path, number: int) -> str:

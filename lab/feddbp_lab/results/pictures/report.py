@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from feddbp_common.atomic_files import replace_text
-from feddbp_common.humanize import human_bytes, human_seconds, percent
+from feddbp_common.humanize import NO_VALUE, human_bytes, human_seconds, percent
 from feddbp_common.methods import method_named
 from feddbp_common.printable import printable
 from feddbp_lab.results.pictures.figure import write_pictures
@@ -19,6 +19,8 @@ from feddbp_lab.results.run_results import RunResults
 
 PICTURES_DIR: Final = "pictures"
 PAGE_NAME: Final = "report.html"
+_NAME_LENGTH: Final = 80
+"""Characters of a name that a client gives."""
 
 
 def write_run_pictures(
@@ -29,7 +31,8 @@ def write_run_pictures(
     pictures = pictures_of(run, results, baseline or {})
     files = write_pictures(pictures, directory / PICTURES_DIR, columns=columns)
     title = f"{method_named(results.summary['method']).title} on {printable(results.summary['dataset'], 80)}"
-    replace_text(directory / PAGE_NAME, render_pictures(title, _facts(results, run.notes), pictures, files))
+    page = render_pictures(title, _facts(results, run.notes), _clients(results), pictures, files)
+    replace_text(directory / PAGE_NAME, page)
 
 
 def pictures_place(directory: Path) -> str:
@@ -53,6 +56,27 @@ def _facts(results: RunResults, notes: Sequence[str]) -> dict[str, str]:
         **({"Privacy": "; ".join(summary["privacy"])} if "privacy" in summary else {}),
         **({"Damaged files": "; ".join(notes)} if notes else {}),
     }
+
+
+def _clients(results: RunResults) -> list[dict[str, str]]:
+    """What the command's table has of every client, by column."""
+    rows = []
+    for client in results.summary["per_client"]:
+        accuracies = list(results.accuracies(client["client"]).values())
+        row = {
+            "Client": str(client["client"]),
+            "Name": printable(client.get("name") or NO_VALUE, _NAME_LENGTH),
+            "Architecture": printable(client["architecture"] or NO_VALUE, _NAME_LENGTH),
+            "Classes": str(client["classes_held"] or NO_VALUE),
+            "Samples": str(client["train_samples"] or NO_VALUE),
+            "First accuracy": percent(accuracies[0] if accuracies else None),
+            "Last accuracy": percent(accuracies[-1] if accuracies else None),
+        }
+        rows.append(row)
+    if all(row["Name"] == NO_VALUE for row in rows):
+        for row in rows:
+            del row["Name"]
+    return rows
 
 
 def _of(point: dict[str, float] | None) -> str:

@@ -75,6 +75,15 @@ async def test_the_state_directory_of_a_server_can_be_reported(
     assert pictures_in(copy) == pictures_in(directory)
 
 
+def test_the_page_has_a_row_for_every_client(finished: Path) -> None:
+    assert main(["report", str(finished)]) == 0
+    page = (finished / "report.html").read_text()
+    rows = re.findall(r"<tr><td>(\d+)</td>.*<td>([\d.]+ %|–)</td></tr>", page)
+    summary = json.loads((finished / "summary.json").read_text())
+    assert [int(client) for client, _ in rows] == [client["client"] for client in summary["per_client"]]
+    assert '<th scope="col">Last accuracy</th>' in page
+
+
 async def test_a_run_that_is_going_on_can_be_reported(
     running_federation: Federation, capsys: pytest.CaptureFixture[str]
 ) -> None:
