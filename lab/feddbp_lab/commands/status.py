@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -50,6 +51,8 @@ async def _watch(view: StatusViewConfig) -> pb.RunStatus:
         return await _follow(view, lines.show, lines.show_error)
     live = LiveStatusView()
     with Live(live, console=output, refresh_per_second=_REFRESHES_PER_SECOND):
+        # a narrower terminal folds the lines that are shown, and the next drawing would leave some of them
+        asyncio.get_running_loop().add_signal_handler(signal.SIGWINCH, output.clear)
         return await _follow(view, live.show, live.show_error)
 
 

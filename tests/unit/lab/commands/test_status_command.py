@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import json
+import os
+import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,11 +16,14 @@ from typing import Any
 import grpc
 import pytest
 from lab_samples import client, printed, run_status
+from rich.console import Console
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_common.rpc.failures import REFUSAL_METADATA_KEY
 from feddbp_lab.cli import main
+from feddbp_lab.commands import status as status_command
+from feddbp_lab.commands.options import StatusViewConfig
 from feddbp_lab.commands.status import _StatusLines, as_dict
 from feddbp_lab.control_client import (
     RequestRefusedError,
@@ -390,3 +397,18 @@ def test_no_server_is_one_line_and_exit_code_3(more: list[str], capsys: pytest.C
     captured = capsys.readouterr()
     assert captured.err == "feddbp: error: no server answers at 127.0.0.1:1: connection refused\n"
     assert captured.out == ""
+
+
+async def test_a_terminal_that_changes_its_size_is_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=True, width=100)
+    monkeypatch.setattr(status_command, "console", lambda: console)
+
+    async def resized(*_: object) -> pb.RunStatus:
+        os.kill(os.getpid(), signal.SIGWINCH)
+        await asyncio.sleep(0.1)  # the loop calls its handlers of signals
+        return run_status(client(0))
+
+    monkeypatch.setattr(status_command, "_follow", resized)
+    await status_command._watch(StatusViewConfig(watch=True))
+    assert "\x1b[2J" in written.getvalue()
