@@ -16,9 +16,9 @@ from typing import Final
 
 import numpy as np
 
-from feddbp_lab.experiments.report.comparison import ChosenDifference
-from feddbp_lab.experiments.report.intervals import FloatArray, SeedObservations, SeedStatistic, bootstrap_interval
-from feddbp_lab.experiments.report.rounds import Candidates
+from feddbp_lab.experiments.analysis.comparison import ChosenDifference
+from feddbp_lab.experiments.analysis.intervals import FloatArray, SeedObservations, SeedStatistic, bootstrap_interval
+from feddbp_lab.experiments.analysis.rounds import Candidates
 
 _CLIENTS: Final = 20
 _TEST_SAMPLES: Final = (60, 241)

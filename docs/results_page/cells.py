@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from feddbp_lab.experiments.report.comparison import Difference
+from feddbp_lab.experiments.analysis.comparison import Difference
+from feddbp_lab.experiments.analysis.outcomes import PointResult
+from feddbp_lab.experiments.analysis.rounds import Moment
 from feddbp_lab.experiments.report.formatted import FormattedRow, FormattedTable, FormattedValue, plus_minus
-from feddbp_lab.experiments.report.outcomes import PointResult
-from feddbp_lab.experiments.report.rounds import Moment
 from feddbp_lab.experiments.report.tables import difference_text
 from results_page.kept import SETS, Kept
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Final
 
 from feddbp_common.config.catalog import DATASETS
-from feddbp_lab.experiments.report.comparison import Difference, compare
-from feddbp_lab.experiments.report.grid import ResultGrid
-from feddbp_lab.experiments.report.outcomes import Outcomes, PointResult
-from feddbp_lab.experiments.report.rounds import Moment
+from feddbp_lab.experiments.analysis.comparison import Difference, compare
+from feddbp_lab.experiments.analysis.grid import ResultGrid
+from feddbp_lab.experiments.analysis.outcomes import Outcomes, PointResult
+from feddbp_lab.experiments.analysis.rounds import Moment
 from feddbp_lab.experiments.run.output_dir import OutputDir
 
 KEPT: Final = Path(__file__).parents[1] / "results" / "quick"

@@ -7,10 +7,10 @@ from functools import partial
 from statistics import fmean
 from typing import Final
 
-from feddbp_lab.experiments.report.comparison import compare_rare
+from feddbp_lab.experiments.analysis.comparison import compare_rare
+from feddbp_lab.experiments.analysis.outcomes import PointResult
+from feddbp_lab.experiments.analysis.rounds import Moment
 from feddbp_lab.experiments.report.formatted import FormattedTable, signed
-from feddbp_lab.experiments.report.outcomes import PointResult
-from feddbp_lab.experiments.report.rounds import Moment
 from results_page.cells import (
     MOMENTS,
     Value,

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from feddbp_common.cpu_cores import limit_blas_threads
+from feddbp_lab.experiments.analysis.rounds import Moment
 from feddbp_lab.experiments.report.formatted import FormattedTable
-from feddbp_lab.experiments.report.rounds import Moment
 from feddbp_lab.experiments.report.text_formats import as_markdown
 from results_page import methods, variants
 from results_page.kept import ALONE, LOCAL, Kept

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from feddbp_lab.experiments.analysis.rounds import Moment
 from feddbp_lab.experiments.report.formatted import FormattedTable
-from feddbp_lab.experiments.report.rounds import Moment
 from results_page.cells import MOMENTS, Value, accuracy, heads_of, marked, megabytes, table
 from results_page.kept import ALONE, LOCAL, SETS, Kept
 

@@ -15,7 +15,7 @@ from feddbp_common.config.diagnostics import FieldError, did_you_mean
 from feddbp_common.config.nested import dotted
 from feddbp_common.config.types import FrozenModel
 from feddbp_common.errors import ConfigurationError
-from feddbp_lab.experiments.report.paper import PAPER
+from feddbp_lab.experiments.analysis.paper import PAPER
 from feddbp_lab.experiments.resources import Resources
 
 BUILT_IN: Final = (

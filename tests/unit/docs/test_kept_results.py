@@ -12,9 +12,9 @@ from feddbp_common.artifacts import CURVES_NAME, PACKED_METRICS_NAME, SUMMARY_NA
 from feddbp_common.config.run import RunConfig
 from feddbp_lab.cli import main
 from feddbp_lab.dashboard.stored import StoredRun
+from feddbp_lab.experiments.analysis.outcomes import Outcomes
 from feddbp_lab.experiments.cell import Cell
 from feddbp_lab.experiments.expansion import expand
-from feddbp_lab.experiments.report.outcomes import Outcomes
 from feddbp_lab.experiments.run.cell_dir import CellState
 from feddbp_lab.experiments.run.output_dir import OutputDir
 from feddbp_lab.experiments.spec import load_experiment

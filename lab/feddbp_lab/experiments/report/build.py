@@ -9,6 +9,9 @@ from pathlib import Path
 from feddbp_common.artifacts import REPORT_PAGE_NAME
 from feddbp_common.atomic_files import replace_text
 from feddbp_common.cpu_cores import limit_blas_threads
+from feddbp_lab.experiments.analysis.grid import ResultGrid
+from feddbp_lab.experiments.analysis.outcomes import Outcomes
+from feddbp_lab.experiments.analysis.rounds import Moment
 from feddbp_lab.experiments.plan import Part, Plan
 from feddbp_lab.experiments.report.captions import (
     accuracy_caption,
@@ -27,10 +30,7 @@ from feddbp_lab.experiments.report.csv_files import clients_csv, results_csv
 from feddbp_lab.experiments.report.figures import draw_panels, panels_of
 from feddbp_lab.experiments.report.formatted import FormattedTable
 from feddbp_lab.experiments.report.gain import gain_picture
-from feddbp_lab.experiments.report.grid import ResultGrid
-from feddbp_lab.experiments.report.outcomes import Outcomes
 from feddbp_lab.experiments.report.page import PageFigure, PagePart, PageSection, PageTable, render_page
-from feddbp_lab.experiments.report.rounds import Moment
 from feddbp_lab.experiments.report.rule_table import rule_table
 from feddbp_lab.experiments.report.tables import accuracy_table, difference_table
 from feddbp_lab.experiments.report.text_formats import as_latex, as_markdown

@@ -9,10 +9,10 @@ from feddbp_common.config.catalog import DATASETS
 from feddbp_common.evaluation import RARE_CLASS_SAMPLES, share_of_clients
 from feddbp_common.humanize import quantity
 from feddbp_common.methods import METHODS
+from feddbp_lab.experiments.analysis.grid import ResultGrid
+from feddbp_lab.experiments.analysis.intervals import CONFIDENCE
+from feddbp_lab.experiments.analysis.outcomes import Outcomes
 from feddbp_lab.experiments.plan import Plan
-from feddbp_lab.experiments.report.grid import ResultGrid
-from feddbp_lab.experiments.report.intervals import CONFIDENCE
-from feddbp_lab.experiments.report.outcomes import Outcomes
 from feddbp_lab.experiments.report.rule_table import OWN_MARK
 from feddbp_lab.experiments.report.tables import BEST_MARK, has_last_round, has_paper, is_mixed
 from feddbp_lab.results.protocol import Basis

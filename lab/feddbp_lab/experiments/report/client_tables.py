@@ -7,7 +7,9 @@ from statistics import fmean
 from typing import Final
 
 from feddbp_common.humanize import NO_VALUE
-from feddbp_lab.experiments.report.comparison import compare, compare_rare
+from feddbp_lab.experiments.analysis.comparison import compare, compare_rare
+from feddbp_lab.experiments.analysis.grid import ResultGrid
+from feddbp_lab.experiments.analysis.outcomes import PointResult
 from feddbp_lab.experiments.report.formatted import (
     FormattedTable,
     FormattedValue,
@@ -16,8 +18,6 @@ from feddbp_lab.experiments.report.formatted import (
     assembled_by_place,
     signed,
 )
-from feddbp_lab.experiments.report.grid import ResultGrid
-from feddbp_lab.experiments.report.outcomes import PointResult
 from feddbp_lab.experiments.report.tables import difference_value
 
 _CLIENT_HEADS: Final = (

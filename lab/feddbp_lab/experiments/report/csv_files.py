@@ -8,13 +8,13 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from feddbp_lab.experiments.analysis.comparison import Difference, accuracy_interval
+from feddbp_lab.experiments.analysis.grid import GridColumn, GridRow, ResultGrid
+from feddbp_lab.experiments.analysis.intervals import Interval
+from feddbp_lab.experiments.analysis.outcomes import Outcomes, PointResult, SeedValues
+from feddbp_lab.experiments.analysis.paper import PaperValue
+from feddbp_lab.experiments.analysis.rounds import Moment
 from feddbp_lab.experiments.plan import Part, Plan
-from feddbp_lab.experiments.report.comparison import Difference, accuracy_interval
-from feddbp_lab.experiments.report.grid import GridColumn, GridRow, ResultGrid
-from feddbp_lab.experiments.report.intervals import Interval
-from feddbp_lab.experiments.report.outcomes import Outcomes, PointResult, SeedValues
-from feddbp_lab.experiments.report.paper import PaperValue
-from feddbp_lab.experiments.report.rounds import Moment
 
 Line = dict[str, Any]
 

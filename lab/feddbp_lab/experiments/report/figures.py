@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from feddbp_lab.experiments.analysis.outcomes import Outcomes
 from feddbp_lab.experiments.plan import Coordinates, Part
-from feddbp_lab.experiments.report.outcomes import Outcomes
 from feddbp_lab.results.curves import COLOURS, DASHES, INK, PRINT_STYLE
 
 if TYPE_CHECKING:

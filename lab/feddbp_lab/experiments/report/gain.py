@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
+from feddbp_lab.experiments.analysis.outcomes import CellResult, Outcomes
 from feddbp_lab.experiments.plan import Plan
-from feddbp_lab.experiments.report.outcomes import CellResult, Outcomes
 from feddbp_lab.experiments.run_options import titles_of
 from feddbp_lab.results.pictures.figure import Picture
 from feddbp_lab.results.pictures.run_pictures import draw_gain

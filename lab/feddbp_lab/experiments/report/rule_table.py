@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from feddbp_lab.experiments.analysis.grid import GridColumn, GridRow, ResultGrid
+from feddbp_lab.experiments.analysis.outcomes import PointResult
+from feddbp_lab.experiments.analysis.rounds import Moment
 from feddbp_lab.experiments.report.formatted import FormattedTable, FormattedValue, assembled_by_place
-from feddbp_lab.experiments.report.grid import GridColumn, GridRow, ResultGrid
-from feddbp_lab.experiments.report.outcomes import PointResult
-from feddbp_lab.experiments.report.rounds import Moment
 from feddbp_lab.experiments.report.tables import accuracy_text, difference_value, has_fine_tuning, mean_text
 
 OWN_MARK: Final = "•"

@@ -6,7 +6,11 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from feddbp_common.humanize import NO_VALUE
-from feddbp_lab.experiments.report.comparison import Difference
+from feddbp_lab.experiments.analysis.comparison import Difference
+from feddbp_lab.experiments.analysis.grid import GridColumn, GridRow, ResultGrid
+from feddbp_lab.experiments.analysis.outcomes import PointResult, SeedValues
+from feddbp_lab.experiments.analysis.paper import PaperValue
+from feddbp_lab.experiments.analysis.rounds import Moment
 from feddbp_lab.experiments.report.formatted import (
     FormattedTable,
     FormattedValue,
@@ -15,10 +19,6 @@ from feddbp_lab.experiments.report.formatted import (
     plus_minus,
     signed,
 )
-from feddbp_lab.experiments.report.grid import GridColumn, GridRow, ResultGrid
-from feddbp_lab.experiments.report.outcomes import PointResult, SeedValues
-from feddbp_lab.experiments.report.paper import PaperValue
-from feddbp_lab.experiments.report.rounds import Moment
 from feddbp_lab.results.protocol import Basis
 
 BEST_MARK: Final = "†"

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from feddbp_lab.experiments.report.comparison import compare, compare_rare
-from feddbp_lab.experiments.report.intervals import Interval, bootstrap_interval
-from feddbp_lab.experiments.report.outcomes import CellResult, PointResult
-from feddbp_lab.experiments.report.rounds import ClientCounts, Line, Moment, RuleResult
+from feddbp_lab.experiments.analysis.comparison import compare, compare_rare
+from feddbp_lab.experiments.analysis.intervals import Interval, bootstrap_interval
+from feddbp_lab.experiments.analysis.outcomes import CellResult, PointResult
+from feddbp_lab.experiments.analysis.rounds import ClientCounts, Line, Moment, RuleResult
 from feddbp_lab.results.protocol import Basis
 
 

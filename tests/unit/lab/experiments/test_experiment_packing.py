@@ -13,10 +13,10 @@ from experiment_samples import SAMPLES, fail, finish, planned, spec
 from feddbp_common.artifacts import CELL_CONFIG_NAME, CELL_COST_NAME, METRICS_NAME, PACKED_METRICS_NAME, SUMMARY_NAME
 from feddbp_common.errors import ConfigurationError, FedDBPError
 from feddbp_lab.commands import experiment
+from feddbp_lab.experiments.analysis.outcomes import CellResult
 from feddbp_lab.experiments.cell import Cell
 from feddbp_lab.experiments.expansion import expand
 from feddbp_lab.experiments.report.build import write_report
-from feddbp_lab.experiments.report.outcomes import CellResult
 from feddbp_lab.experiments.run.cell_dir import CellState, DamagedCellError, Failure
 from feddbp_lab.experiments.run.output_dir import OutputDir
 from feddbp_lab.experiments.run.packing import pack

@@ -15,13 +15,13 @@ from experiment_samples import fail, finish, planned
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from feddbp_lab.cli import main
+from feddbp_lab.experiments.analysis.outcomes import Outcomes
+from feddbp_lab.experiments.analysis.paper import PAPER
 from feddbp_lab.experiments.cell import Cell
 from feddbp_lab.experiments.expansion import expand
 from feddbp_lab.experiments.profiles import QUICK_EPOCHS
 from feddbp_lab.experiments.report.build import write_report
 from feddbp_lab.experiments.report.figures import panels_of, spread_out
-from feddbp_lab.experiments.report.outcomes import Outcomes
-from feddbp_lab.experiments.report.paper import PAPER
 from feddbp_lab.experiments.report.text_formats import tex_escaped
 from feddbp_lab.experiments.run.cell_dir import Failure
 from feddbp_lab.experiments.run.output_dir import OutputDir

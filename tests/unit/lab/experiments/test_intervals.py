@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from feddbp_lab.experiments.report.intervals import (
+from feddbp_lab.experiments.analysis.intervals import (
     Interval,
     SeedObservations,
     bootstrap_interval,

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feddbp_common.evaluation import best_round, complete_rounds, counted_by_round
-from feddbp_lab.experiments.report.intervals import FloatArray
+from feddbp_lab.experiments.analysis.intervals import FloatArray
 from feddbp_lab.results.protocol import Basis
 from feddbp_lab.results.run_results import EvaluationLine
 

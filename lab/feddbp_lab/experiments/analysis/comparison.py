@@ -8,7 +8,7 @@ from statistics import fmean
 
 import numpy as np
 
-from feddbp_lab.experiments.report.intervals import (
+from feddbp_lab.experiments.analysis.intervals import (
     FloatArray,
     Interval,
     SeedObservations,
@@ -16,8 +16,8 @@ from feddbp_lab.experiments.report.intervals import (
     bootstrap_interval,
     mean_over_seeds,
 )
-from feddbp_lab.experiments.report.outcomes import PointResult
-from feddbp_lab.experiments.report.rounds import Candidates, ClientCounts, Moment, RuleResult
+from feddbp_lab.experiments.analysis.outcomes import PointResult
+from feddbp_lab.experiments.analysis.rounds import Candidates, ClientCounts, Moment, RuleResult
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from feddbp_common.config.nested import dotted
-from feddbp_lab.experiments.plan import Plan, Point
-from feddbp_lab.experiments.report.intervals import student_quantile
-from feddbp_lab.experiments.report.rounds import (
+from feddbp_lab.experiments.analysis.intervals import student_quantile
+from feddbp_lab.experiments.analysis.rounds import (
     ClientCounts,
     Curve,
     Line,
@@ -21,6 +20,7 @@ from feddbp_lab.experiments.report.rounds import (
     RuleResult,
     counted_lines,
 )
+from feddbp_lab.experiments.plan import Plan, Point
 from feddbp_lab.experiments.run.cell_dir import CellDir, CellState, Damage, DamagedCellError, Failure
 from feddbp_lab.experiments.run.output_dir import OutputDir
 from feddbp_lab.results.protocol import Basis, basis_of, counts_in_result, expected_clients

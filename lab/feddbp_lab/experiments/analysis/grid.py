@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from feddbp_lab.experiments.analysis.comparison import Difference, compare
+from feddbp_lab.experiments.analysis.outcomes import Outcomes, PointResult, SeedValues
+from feddbp_lab.experiments.analysis.paper import PaperValue, paper_value
+from feddbp_lab.experiments.analysis.rounds import Moment
 from feddbp_lab.experiments.plan import Coordinates, Part
-from feddbp_lab.experiments.report.comparison import Difference, compare
-from feddbp_lab.experiments.report.outcomes import Outcomes, PointResult, SeedValues
-from feddbp_lab.experiments.report.paper import PaperValue, paper_value
-from feddbp_lab.experiments.report.rounds import Moment
 from feddbp_lab.results.protocol import Basis
 
 
