@@ -16,7 +16,7 @@ from feddbp_common.config.data import DataConfig
 from feddbp_common.config.run import RunConfig
 from feddbp_common.wire import decode, encode
 from feddbp_server.aggregation.aggregator import Aggregator
-from feddbp_server.run.limits import DEFAULT_LIMITS
+from feddbp_server.run.admission.limits import DEFAULT_LIMITS
 from feddbp_server.store import SqliteStore, Store, StoreWriter, UploadRecord
 
 CLIENTS = 1000

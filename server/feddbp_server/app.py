@@ -42,9 +42,9 @@ from feddbp_server.rpc.federation import FederationService
 from feddbp_server.rpc.interceptors import CallGuard
 from feddbp_server.rpc.run_events import RunEventStreams
 from feddbp_server.rpc.upload import Uploads
+from feddbp_server.run.admission.limits import Limits
 from feddbp_server.run.coordinator import Coordinator
 from feddbp_server.run.engine import RunEngine
-from feddbp_server.run.limits import Limits
 from feddbp_server.run.state_machine.state import Phase
 from feddbp_server.store import SqliteStore, StoreError, StoreWriter
 from feddbp_server.stored_options import options_json

@@ -16,7 +16,7 @@ from feddbp_common.logs import LogFile
 from feddbp_common.rpc.credentials import DEFAULT_PORT, check_listening
 from feddbp_common.rpc.keepalive import DEFAULT_LEASE
 from feddbp_server.reporting.event_command import command_words
-from feddbp_server.run.limits import DEFAULT_LIMITS, Limits
+from feddbp_server.run.admission.limits import DEFAULT_LIMITS, Limits
 from feddbp_server.run.state_machine.state import RoundPolicy
 
 FOREVER: Final = timedelta.max

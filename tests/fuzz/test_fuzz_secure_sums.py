@@ -29,9 +29,9 @@ from feddbp_common.secure_sums.messages import Roster
 from feddbp_common.secure_sums.proto import keys_from_proto, keys_to_proto, reveal_to_proto
 from feddbp_lab.pki.certificates import Authority
 from feddbp_server.aggregation.sums import Opening
-from feddbp_server.run.limits import DEFAULT_LIMITS
+from feddbp_server.run.admission.limits import DEFAULT_LIMITS
+from feddbp_server.run.admission.refusals import RefusedError
 from feddbp_server.run.participants import Candidates
-from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.secure_sums import SecureSums
 from feddbp_server.store import MemoryStore, StoreWriter
 

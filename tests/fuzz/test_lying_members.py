@@ -21,7 +21,7 @@ from feddbp_common.methods.contract import ALL_RULES
 from feddbp_common.wire import Payload, check_values, decode, encode
 from feddbp_server.aggregation.aggregator import Aggregator, GlobalState
 from feddbp_server.aggregation.screening import GUARD_MULTIPLE
-from feddbp_server.run.limits import DEFAULT_LIMITS
+from feddbp_server.run.admission.limits import DEFAULT_LIMITS
 from feddbp_server.store import MemoryStore, Store, StoreWriter, UploadRecord
 
 HONEST = 4

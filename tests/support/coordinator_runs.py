@@ -35,11 +35,11 @@ from feddbp_server.rpc.interceptors import CallGuard
 from feddbp_server.rpc.run_events import RunEventStreams
 from feddbp_server.rpc.status_reply import status_of
 from feddbp_server.rpc.upload import CheckedUpload, Uploads
+from feddbp_server.run.admission.limits import DEFAULT_LIMITS, Limits
+from feddbp_server.run.admission.refusals import RefusedError
 from feddbp_server.run.coordinator import Coordinator
 from feddbp_server.run.engine import RunEngine
-from feddbp_server.run.limits import DEFAULT_LIMITS, Limits
 from feddbp_server.run.pushed_states import EventWithState
-from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.sessions import Session
 from feddbp_server.run.state_machine.state import Phase
 from feddbp_server.store import Store, StoreWriter

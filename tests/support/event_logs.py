@@ -9,7 +9,7 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp_server.reporting.audit import Audit
 from feddbp_server.reporting.event_log import EventLog
 from feddbp_server.reporting.round_lines import RoundLines
-from feddbp_server.run.limits import DEFAULT_LIMITS
+from feddbp_server.run.admission.limits import DEFAULT_LIMITS
 from feddbp_server.run.sessions import Session
 
 

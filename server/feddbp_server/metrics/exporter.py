@@ -24,7 +24,7 @@ from prometheus_client.registry import Collector
 
 from feddbp_common.errors import ConfigurationError
 from feddbp_server.metrics.scrape_tls import ScrapeCredentials
-from feddbp_server.run.limits import DEFAULT_LIMITS, Limits
+from feddbp_server.run.admission.limits import DEFAULT_LIMITS, Limits
 
 log = logging.getLogger("feddbp.server")
 

@@ -18,8 +18,8 @@ from prometheus_client.utils import floatToGoString
 from feddbp_common.version import VERSION
 from feddbp_server.metrics.calls import RECEIVED, SENT, MethodCalls
 from feddbp_server.rpc.status_reply import ACTIVITY_NAMES
+from feddbp_server.run.admission.refusals import REASON_NAMES
 from feddbp_server.run.durations import Durations
-from feddbp_server.run.refusals import REASON_NAMES
 from feddbp_server.run.state_machine.state import Phase
 from feddbp_server.run.view import RunView
 

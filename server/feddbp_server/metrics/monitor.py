@@ -13,7 +13,7 @@ from feddbp_server.metrics.calls import CallMeter
 from feddbp_server.metrics.exporter import Exporter, OnLoop
 from feddbp_server.metrics.families import NAMESPACE, call_families, run_families
 from feddbp_server.metrics.scrape_tls import ScrapeCredentials
-from feddbp_server.run.limits import Limits
+from feddbp_server.run.admission.limits import Limits
 from feddbp_server.run.view import RunView
 
 

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from feddbp_common.artifacts import AUDIT_NAME
 from feddbp_common.atomic_files import LineFile
-from feddbp_server.run.limits import DEFAULT_LIMITS, Limits
-from feddbp_server.run.refusals import RefusedError
+from feddbp_server.run.admission.limits import DEFAULT_LIMITS, Limits
+from feddbp_server.run.admission.refusals import RefusedError
 from feddbp_server.store import StoreError
 
 log = logging.getLogger("feddbp.server")

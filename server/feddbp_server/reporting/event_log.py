@@ -17,9 +17,9 @@ from feddbp_server.aggregation.screening import Screening
 from feddbp_server.reporting.audit import Audit, RateLimit
 from feddbp_server.reporting.event_command import EventCommand
 from feddbp_server.reporting.round_lines import ClosedRound, RoundLines
-from feddbp_server.run.limits import Limits
+from feddbp_server.run.admission.limits import Limits
+from feddbp_server.run.admission.refusals import RefusedError
 from feddbp_server.run.participants import Waiting
-from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.sessions import Session
 from feddbp_server.run.state_machine.events import (
     ClientsSetAside,

@@ -14,7 +14,7 @@ import grpc
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.errors import ConfigurationError
 from feddbp_common.rpc.credentials import AUTHORIZATION_KEY, BEARER, OPERATOR, client_subject, is_party
-from feddbp_server.run.refusals import RefusedError
+from feddbp_server.run.admission.refusals import RefusedError
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 

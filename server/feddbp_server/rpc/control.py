@@ -13,9 +13,9 @@ from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_server.rpc.auth import Context, Identity
 from feddbp_server.rpc.run_events import RunEventStreams
 from feddbp_server.rpc.status_reply import status_of
+from feddbp_server.run.admission.limits import Limits
+from feddbp_server.run.admission.refusals import RefusedError
 from feddbp_server.run.coordinator import Coordinator
-from feddbp_server.run.limits import Limits
-from feddbp_server.run.refusals import RefusedError
 
 _REST_FACTOR: Final = 10.0
 """Between two statuses of a stream pass this many times what the last one took."""

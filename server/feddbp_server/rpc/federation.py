@@ -14,9 +14,9 @@ from feddbp_common.rpc.server_features import ADMISSION_FEATURE, PUSHED_STATE_FE
 from feddbp_common.version import VERSION
 from feddbp_server.rpc.auth import Context, Identity
 from feddbp_server.rpc.upload import ADMITTED, Uploads
+from feddbp_server.run.admission.refusals import RefusedError, as_refusal
 from feddbp_server.run.coordinator import Coordinator
 from feddbp_server.run.pushed_states import EventWithState
-from feddbp_server.run.refusals import RefusedError, as_refusal
 from feddbp_server.run.sessions import Session
 from feddbp_server.store import StoreError
 

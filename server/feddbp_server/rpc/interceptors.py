@@ -24,8 +24,8 @@ from feddbp_common.wire import chunk_in
 from feddbp_server.reporting.event_log import EventLog
 from feddbp_server.rpc.auth import Context, Identity
 from feddbp_server.rpc.status_codes import STATUS_OF
-from feddbp_server.run.limits import Limits
-from feddbp_server.run.refusals import RefusedError, as_refusal
+from feddbp_server.run.admission.limits import Limits
+from feddbp_server.run.admission.refusals import RefusedError, as_refusal
 from feddbp_server.store import StoreError
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"

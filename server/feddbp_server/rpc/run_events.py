@@ -14,10 +14,10 @@ from feddbp_common.version import VERSION
 from feddbp_common.wire import Payload, chunked, encode
 from feddbp_server.reporting.history import RoundRecord, Watcher, joined_event, reported_event
 from feddbp_server.reporting.metrics_log import Report
+from feddbp_server.run.admission.limits import Limits
+from feddbp_server.run.admission.refusals import RefusedError
 from feddbp_server.run.client_events import run_ended
 from feddbp_server.run.engine import RunEngine
-from feddbp_server.run.limits import Limits
-from feddbp_server.run.refusals import RefusedError
 from feddbp_server.store import Store
 
 _PAGE_BYTES: Final = 128 << 10

@@ -16,15 +16,15 @@ from feddbp_common.fault_injection import fault_point
 from feddbp_common.rpc.server_features import ADMITTED_METADATA_KEY
 from feddbp_common.wire import BodyAssembler, check_manifest, check_values, decode, digest_of
 from feddbp_server.aggregation.aggregator import KeptUpload
+from feddbp_server.run.admission.fairness import SlotsWithTimeout
+from feddbp_server.run.admission.limits import Limits
+from feddbp_server.run.admission.refusals import RefusedError
+from feddbp_server.run.admission.validation import check_report, wrong_round
 from feddbp_server.run.engine import RunEngine
-from feddbp_server.run.fairness import SlotsWithTimeout
-from feddbp_server.run.limits import Limits
-from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.reports import commit_report, count_report, report_record
 from feddbp_server.run.sessions import Session
 from feddbp_server.run.state_machine.events import Uploaded
 from feddbp_server.run.state_machine.state import Phase, RunState
-from feddbp_server.run.validation import check_report, wrong_round
 from feddbp_server.store import Announcement, ReportRecord, Store, UploadRecord
 
 ADMITTED: Final = ((ADMITTED_METADATA_KEY, "1"),)

@@ -17,14 +17,23 @@ from feddbp_common.config.run import RunConfig
 from feddbp_common.fault_injection import fault_point
 from feddbp_common.printable import printable
 from feddbp_common.wire import chunked
+from feddbp_server.run.admission.fairness import CallsPerClient, FairSlots
+from feddbp_server.run.admission.join_limiter import JoinLimiter
+from feddbp_server.run.admission.limits import Limits
+from feddbp_server.run.admission.refusals import RefusedError
+from feddbp_server.run.admission.validation import (
+    check_client_id,
+    check_download,
+    check_images,
+    check_join,
+    check_progress,
+    check_report,
+    check_reported_round,
+)
 from feddbp_server.run.client_events import event_for
 from feddbp_server.run.engine import RunEngine
-from feddbp_server.run.fairness import CallsPerClient, FairSlots
-from feddbp_server.run.join_limiter import JoinLimiter
-from feddbp_server.run.limits import Limits
 from feddbp_server.run.participants import Candidates
 from feddbp_server.run.pushed_states import EventWithState, PushedStates, announced_round
-from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.reports import commit_report, report_record
 from feddbp_server.run.sessions import Session
 from feddbp_server.run.state_machine.events import (
@@ -42,15 +51,6 @@ from feddbp_server.run.state_machine.events import (
     StopRequested,
 )
 from feddbp_server.run.state_machine.state import Phase
-from feddbp_server.run.validation import (
-    check_client_id,
-    check_download,
-    check_images,
-    check_join,
-    check_progress,
-    check_report,
-    check_reported_round,
-)
 from feddbp_server.run.view import RunView
 from feddbp_server.store import StoreError
 

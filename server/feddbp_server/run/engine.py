@@ -27,15 +27,15 @@ from feddbp_server.reporting.metrics_log import MetricsLog, reports_in
 from feddbp_server.reporting.records import RunRecords
 from feddbp_server.reporting.round_lines import RoundLines
 from feddbp_server.reporting.summary import RunOutcome
+from feddbp_server.run.admission.limits import Limits
+from feddbp_server.run.admission.refusals import RefusedError
 from feddbp_server.run.client_events import run_ended
 from feddbp_server.run.concurrency import BackgroundTasks, Broadcast
 from feddbp_server.run.durations import PhaseTimes
 from feddbp_server.run.extension import may_be_extended, open_run
 from feddbp_server.run.final_results import FinalResults
-from feddbp_server.run.limits import Limits
 from feddbp_server.run.lost_clients import LostClients
 from feddbp_server.run.participants import Waiting, sole_participant
-from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.round_closing import RoundCloser
 from feddbp_server.run.sessions import Session, Sessions
 from feddbp_server.run.snapshot import StoredState, withdrawn

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.fault_injection import fault_point
 from feddbp_common.wire import Encoded
+from feddbp_server.run.admission.fairness import SlotsWithTimeout
+from feddbp_server.run.admission.limits import Limits
+from feddbp_server.run.admission.refusals import RefusedError
+from feddbp_server.run.admission.validation import check_download
 from feddbp_server.run.engine import RunEngine
-from feddbp_server.run.fairness import SlotsWithTimeout
-from feddbp_server.run.limits import Limits
-from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.sessions import Session
-from feddbp_server.run.validation import check_download
 from feddbp_server.store import StoreError
 
 

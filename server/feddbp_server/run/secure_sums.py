@@ -29,10 +29,10 @@ from feddbp_common.secure_sums.proto import (
 )
 from feddbp_common.secure_sums.server import Secrets, check_reveal, unmasked_sum
 from feddbp_server.aggregation.sums import Opening, SumAbortedError, SumFailedError
+from feddbp_server.run.admission.limits import Limits
+from feddbp_server.run.admission.refusals import RefusedError
 from feddbp_server.run.concurrency import Broadcast
-from feddbp_server.run.limits import Limits
 from feddbp_server.run.participants import Candidates
-from feddbp_server.run.refusals import RefusedError
 from feddbp_server.store import Jobs, SumRecord
 
 Clients = frozenset[int]

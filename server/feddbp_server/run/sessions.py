@@ -13,7 +13,7 @@ from datetime import timedelta
 from functools import cached_property
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_server.run.refusals import RefusedError
+from feddbp_server.run.admission.refusals import RefusedError
 from feddbp_server.store import ClientRecord
 
 

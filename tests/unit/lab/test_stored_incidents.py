@@ -13,8 +13,8 @@ from feddbp_lab.results.run_files import RunFiles
 from feddbp_server.aggregation.screening import Deviation, Screening
 from feddbp_server.reporting.audit import Audit
 from feddbp_server.reporting.event_log import AUDITED_INCIDENTS
-from feddbp_server.run.limits import Limits
-from feddbp_server.run.refusals import RefusedError
+from feddbp_server.run.admission.limits import Limits
+from feddbp_server.run.admission.refusals import RefusedError
 from feddbp_server.run.state_machine.events import ClientsSetAside, CloseRound, MembersDropped, RunBegan
 
 DEVIATION = Deviation(part="prototypes", norm=100.0, times=50.0)

@@ -19,7 +19,7 @@ from feddbp_common.artifacts import DATABASE_NAME
 from feddbp_common.errors import ConfigurationError
 from feddbp_server.cli import main
 from feddbp_server.config import ListenConfig, RoundsConfig, ServerConfig
-from feddbp_server.run.limits import DEFAULT_LIMITS
+from feddbp_server.run.admission.limits import DEFAULT_LIMITS
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from feddbp_client.config import Gpus
 from feddbp_client.inference.trained_client import prediction_of
 from feddbp_client.methods.scores import ScoreKind
 from feddbp_common.errors import ConfigurationError
-from feddbp_server.run.limits import Limits
+from feddbp_server.run.admission.limits import Limits
 
 CUDA = [torch.device("cuda", index) for index in range(4)]
 CARD_AND_APPLE = FakeHardware(gpus=ONE_A100.gpus, mps=True)

@@ -17,7 +17,7 @@ from feddbp_common.config.training import TrainingConfig
 from feddbp_common.wire import Encoded, Payload, encode
 from feddbp_common.wire.svd import compress
 from feddbp_server.rpc.status_reply import status_of
-from feddbp_server.run.refusals import RefusedError
+from feddbp_server.run.admission.refusals import RefusedError
 from feddbp_server.store import MemoryStore
 
 WIDTH = 6

@@ -25,7 +25,7 @@ from feddbp_server.config import ListenConfig, ServerConfig
 from feddbp_server.metrics import Monitor
 from feddbp_server.metrics.exporter import Exporter, LoopIsBusyError, OnLoop
 from feddbp_server.metrics.scrape_tls import ScrapeCredentials
-from feddbp_server.run.limits import DEFAULT_LIMITS, Limits
+from feddbp_server.run.admission.limits import DEFAULT_LIMITS, Limits
 
 
 class Gauge:

@@ -11,8 +11,8 @@ import pytest
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.artifacts import AUDIT_NAME
 from feddbp_server.reporting.audit import Audit
-from feddbp_server.run.limits import Limits
-from feddbp_server.run.refusals import RefusedError
+from feddbp_server.run.admission.limits import Limits
+from feddbp_server.run.admission.refusals import RefusedError
 
 REFUSAL = RefusedError(pb.REFUSAL_REASON_NOT_AUTHORISED, "unknown token", field="token")
 

@@ -15,8 +15,8 @@ from event_logs import event_log_in, session_of
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_server.reporting.audit import Audit
 from feddbp_server.reporting.event_log import EventLog
-from feddbp_server.run.limits import DEFAULT_LIMITS
-from feddbp_server.run.refusals import RefusedError
+from feddbp_server.run.admission.limits import DEFAULT_LIMITS
+from feddbp_server.run.admission.refusals import RefusedError
 from feddbp_server.run.state_machine.events import CloseRound, MembersDropped
 from feddbp_server.run.state_machine.state import Phase
 

@@ -21,8 +21,8 @@ from feddbp.v1 import federation_pb2_grpc as pb_grpc
 from feddbp_server.rpc.auth import NoAuth
 from feddbp_server.rpc.federation import FederationService
 from feddbp_server.rpc.interceptors import CallGuard
-from feddbp_server.run.limits import Limits
-from feddbp_server.run.refusals import RefusedError
+from feddbp_server.run.admission.limits import Limits
+from feddbp_server.run.admission.refusals import RefusedError
 
 LIMITS = Limits(stalled_wait=timedelta(seconds=0.5))
 

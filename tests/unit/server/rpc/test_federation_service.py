@@ -16,8 +16,8 @@ from feddbp_server.app import server_options
 from feddbp_server.rpc.auth import NoAuth
 from feddbp_server.rpc.control import ControlService
 from feddbp_server.rpc.federation import FederationService
-from feddbp_server.run.limits import DEFAULT_LIMITS
-from feddbp_server.run.refusals import RefusedError
+from feddbp_server.run.admission.limits import DEFAULT_LIMITS
+from feddbp_server.run.admission.refusals import RefusedError
 
 CONTEXT: Any = SimpleNamespace(peer=lambda: "ipv4:127.0.0.1:5")  # without authentication, no more of it is used
 Call = Callable[[FederationService, Daemon], Awaitable[object]]

@@ -28,8 +28,8 @@ from feddbp_common.artifacts import CLIENTS_NAME, ROUNDS_NAME
 from feddbp_common.wire import PrototypeSet, decode
 from feddbp_server.reporting.history import RunHistory, read_rounds
 from feddbp_server.reporting.prototype_snapshots import PrototypeSnapshots, snapshot_files
-from feddbp_server.run.limits import DEFAULT_LIMITS
-from feddbp_server.run.refusals import RefusedError
+from feddbp_server.run.admission.limits import DEFAULT_LIMITS
+from feddbp_server.run.admission.refusals import RefusedError
 from feddbp_server.store import MemoryStore
 
 

@@ -24,7 +24,7 @@ from feddbp_common.config.run import RunConfig
 from feddbp_server.rpc import control
 from feddbp_server.rpc.auth import NoAuth
 from feddbp_server.rpc.status_reply import status_of
-from feddbp_server.run.limits import DEFAULT_LIMITS
+from feddbp_server.run.admission.limits import DEFAULT_LIMITS
 from feddbp_server.store import MemoryStore
 
 

@@ -20,8 +20,8 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.config.exchange import RealType, WireConfig
 from feddbp_common.wire import Encoded, Payload, PrototypeSet, decode, digest_of, encode
 from feddbp_server.reporting.audit import Audit
-from feddbp_server.run.limits import Limits
-from feddbp_server.run.refusals import RefusedError
+from feddbp_server.run.admission.limits import Limits
+from feddbp_server.run.admission.refusals import RefusedError
 from feddbp_server.store import MemoryStore
 
 Parts = AsyncIterator[pb.UploadPart]

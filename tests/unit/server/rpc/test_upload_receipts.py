@@ -17,7 +17,7 @@ from run_machine import ids
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.wire import Payload
-from feddbp_server.run.refusals import RefusedError
+from feddbp_server.run.admission.refusals import RefusedError
 from feddbp_server.store import MemoryStore, SqliteStore, Store
 
 

@@ -37,9 +37,9 @@ from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.artifacts import AUDIT_NAME
 from feddbp_common.wire import Payload
 from feddbp_server.rpc.status_reply import status_of
-from feddbp_server.run.limits import DEFAULT_LIMITS
+from feddbp_server.run.admission.limits import DEFAULT_LIMITS
+from feddbp_server.run.admission.refusals import RefusedError
 from feddbp_server.run.pushed_states import EventWithState
-from feddbp_server.run.refusals import RefusedError
 from feddbp_server.run.state_machine.state import Phase
 from feddbp_server.store import MemoryStore
 

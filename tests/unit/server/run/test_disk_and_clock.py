@@ -32,7 +32,7 @@ from feddbp_common.wire import Payload
 from feddbp_server.reporting.audit import Audit
 from feddbp_server.reporting.metrics_log import MetricsLog
 from feddbp_server.rpc.status_reply import status_of
-from feddbp_server.run.refusals import RefusedError, as_refusal
+from feddbp_server.run.admission.refusals import RefusedError, as_refusal
 from feddbp_server.run.state_machine.state import Phase
 from feddbp_server.store import MemoryStore, MonitoredStore, SqliteStore, StoreError, StoreWriter
 

@@ -36,7 +36,7 @@ from feddbp_common.artifacts import AUDIT_NAME, ROUNDS_NAME
 from feddbp_common.config.run import RunConfig
 from feddbp_common.wire import Payload, PrototypeSet, decode, encode
 from feddbp_server.rpc.status_reply import status_of
-from feddbp_server.run.refusals import RefusedError
+from feddbp_server.run.admission.refusals import RefusedError
 from feddbp_server.run.state_machine.events import Blocked
 from feddbp_server.run.state_machine.state import Phase
 from feddbp_server.store import ClientRecord, MemoryStore, SqliteStore, Store, StoreError

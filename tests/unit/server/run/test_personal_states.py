@@ -12,8 +12,8 @@ import pytest
 from coordinator_runs import Daemon, Server, join_all, refusal_of, until_waited_for
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_server.run.fairness import FairSlots
-from feddbp_server.run.limits import DEFAULT_LIMITS
+from feddbp_server.run.admission.fairness import FairSlots
+from feddbp_server.run.admission.limits import DEFAULT_LIMITS
 from feddbp_server.store import MemoryStore
 
 

@@ -15,7 +15,7 @@ from coordinator_runs import ROUNDS, Daemon, Server, join_all, next_event
 
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_common.wire import Payload, decode, digest_of, encode
-from feddbp_server.run.limits import DEFAULT_LIMITS, Limits
+from feddbp_server.run.admission.limits import DEFAULT_LIMITS, Limits
 from feddbp_server.run.pushed_states import EventWithState
 from feddbp_server.store import MemoryStore
 

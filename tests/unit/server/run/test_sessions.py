@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_server.run.refusals import RefusedError
+from feddbp_server.run.admission.refusals import RefusedError
 from feddbp_server.run.sessions import Session, Sessions
 
 LEASE = 30.0

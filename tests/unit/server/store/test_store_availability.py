@@ -15,7 +15,7 @@ from run_machine import ids
 from store_records import CONFIG, RUN_ID, upload_record, uploaded_clients
 
 from feddbp_server.rpc.status_codes import STATUS_OF
-from feddbp_server.run.refusals import RefusedError
+from feddbp_server.run.admission.refusals import RefusedError
 from feddbp_server.run.state_machine.state import Phase
 from feddbp_server.store import MonitoredStore, SqliteStore, Store, StoreError, StoreWriter
 

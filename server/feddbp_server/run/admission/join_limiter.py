@@ -8,8 +8,8 @@ from datetime import timedelta
 from typing import Final
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_server.run.limits import Limits
-from feddbp_server.run.refusals import RefusedError
+from feddbp_server.run.admission.limits import Limits
+from feddbp_server.run.admission.refusals import RefusedError
 
 _FIRST_SECONDS: Final = 0.002
 """Between two joins, before there were any to measure."""

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 
 from feddbp.v1 import federation_pb2 as pb
-from feddbp_server.run.refusals import RefusedError
+from feddbp_server.run.admission.refusals import RefusedError
 
 
 class CallsPerClient:

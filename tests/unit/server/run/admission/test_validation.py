@@ -21,17 +21,17 @@ from feddbp_common.errors import PayloadError, PayloadTooLargeError
 from feddbp_common.printable import printable
 from feddbp_server.rpc.status_codes import STATUS_OF
 from feddbp_server.rpc.upload import check_upload
-from feddbp_server.run.client_events import event_for
-from feddbp_server.run.limits import DEFAULT_LIMITS
-from feddbp_server.run.refusals import REASON_NAMES, RefusedError, as_refusal
-from feddbp_server.run.snapshot import RunSnapshot
-from feddbp_server.run.state_machine.state import Phase, RunState
-from feddbp_server.run.validation import (
+from feddbp_server.run.admission.limits import DEFAULT_LIMITS
+from feddbp_server.run.admission.refusals import REASON_NAMES, RefusedError, as_refusal
+from feddbp_server.run.admission.validation import (
     check_download,
     check_join,
     check_progress,
     check_report,
 )
+from feddbp_server.run.client_events import event_for
+from feddbp_server.run.snapshot import RunSnapshot
+from feddbp_server.run.state_machine.state import Phase, RunState
 
 CONFIG = RunConfig(clients=3, data=DataConfig(dataset="custom", classes=2))
 ENDED = [Phase.FINISHED, Phase.FAILED, Phase.STOPPED]

@@ -18,9 +18,9 @@ from slow_disk import SlowDisk
 from feddbp.v1 import federation_pb2 as pb
 from feddbp_client.daemon.connection import Connection, ServerUnavailableError
 from feddbp_common.rpc.failures import retry_after_of
-from feddbp_server.run.join_limiter import JoinLimiter
-from feddbp_server.run.limits import DEFAULT_LIMITS
-from feddbp_server.run.refusals import RefusedError
+from feddbp_server.run.admission.join_limiter import JoinLimiter
+from feddbp_server.run.admission.limits import DEFAULT_LIMITS
+from feddbp_server.run.admission.refusals import RefusedError
 
 ONE_AT_A_TIME = replace(DEFAULT_LIMITS, joins_at_once=1)
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from feddbp_server.run.fairness import SlotsWithTimeout
+from feddbp_server.run.admission.fairness import SlotsWithTimeout
 
 FOREVER = timedelta(hours=1)
 

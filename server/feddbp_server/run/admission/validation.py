@@ -10,8 +10,8 @@ from feddbp_common.config.features import describe_missing, missing_features
 from feddbp_common.config.run import RunConfig
 from feddbp_common.humanize import quantity
 from feddbp_common.version import VERSION
-from feddbp_server.run.limits import Limits
-from feddbp_server.run.refusals import RefusedError
+from feddbp_server.run.admission.limits import Limits
+from feddbp_server.run.admission.refusals import RefusedError
 from feddbp_server.run.sessions import Session
 from feddbp_server.run.state_machine.state import Phase, RunState
 

@@ -9,7 +9,7 @@ from coordinator_runs import CONFIG, Server, join_request
 
 from feddbp_common.config.run import RunConfig
 from feddbp_common.methods import split_preset
-from feddbp_server.run.refusals import RefusedError
+from feddbp_server.run.admission.refusals import RefusedError
 from feddbp_server.store import MemoryStore
 
 REFUSED = (
