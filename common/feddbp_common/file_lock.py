@@ -1,8 +1,8 @@
 """Exclusive locks between processes, on a file, by flock(2).
 
 The kernel releases a lock when its process ends, however it ends, so a crash leaves nothing to clean up. A lock file is
-not removed on release: a process waiting for the removed file and another locking a new file of the same name would
-both get the lock.
+not removed on release. Where its holder removes it with all else in its directory, a process that was waiting for the
+removed file begins again with a new one of that name: else it and the next process would both have the lock.
 """
 
 from __future__ import annotations
@@ -44,17 +44,7 @@ class FileLock:
         Raises LockHeldError if it is held and `wait` is false, and OSError if the file cannot be opened for writing or
         is a symbolic link, whose target would be emptied.
         """
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, mode)
-        try:
-            _acquire(self._descriptor, wait=wait, shared=shared)
-            _truncate(self._descriptor)  # a process that was killed leaves its id
-        except BlockingIOError:
-            owner = os.read(self._descriptor, 64).decode(errors="replace").strip()
-            os.close(self._descriptor)
-            raise LockHeldError(path, owner) from None
-        except BaseException:
-            os.close(self._descriptor)
-            raise
+        self._descriptor = _open_locked(path, wait=wait, shared=shared, mode=mode)
 
     def release(self) -> None:
         """Further calls do nothing."""
@@ -70,6 +60,24 @@ class FileLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+
+def _open_locked(path: Path, *, wait: bool, shared: bool, mode: int) -> int:
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, mode)
+        try:
+            _acquire(descriptor, wait=wait, shared=shared)
+        except BlockingIOError:
+            owner = os.read(descriptor, 64).decode(errors="replace").strip()
+            os.close(descriptor)
+            raise LockHeldError(path, owner) from None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if os.fstat(descriptor).st_nlink:
+            _truncate(descriptor)  # a process that was killed leaves its id
+            return descriptor
+        os.close(descriptor)  # removed by its holder meanwhile
 
 
 def _acquire(descriptor: int, *, wait: bool, shared: bool) -> None:

@@ -149,3 +149,17 @@ def test_a_symbolic_link_in_place_of_the_file_is_not_followed(path: Path, tmp_pa
     with pytest.raises(OSError, match="symbolic links"):
         FileLock(path)
     assert target.read_text() == "kept"
+
+
+def test_a_lock_file_that_its_holder_removed_locks_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    holder = FileLock(path)
+
+    def remove_and_release(_: float) -> None:
+        path.unlink()
+        holder.release()
+
+    monkeypatch.setattr("feddbp_common.file_lock.time.sleep", remove_and_release)  # before the second attempt
+    with FileLock(path):
+        assert is_locked(path)
+        with pytest.raises(LockHeldError):
+            FileLock(path, wait=False)
