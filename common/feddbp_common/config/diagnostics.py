@@ -30,8 +30,12 @@ _OF_OTHER_TOOLS: Final = {"lr": "learning_rate"}
 """What other tools call an option that has another name here."""
 
 
-_NEEDS: Final = {"int": "needs a whole number", "float": "needs a number", "bool": "needs true or false"}
-"""By the first word of pydantic's kinds of errors, such as `int_parsing`, what a value is not."""
+_NEEDS: Final = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "needs a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "needs a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "needs true or false"),
+}
+"""By pydantic's kinds of errors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +54,7 @@ class FieldError:
     @classmethod
     def all_in(cls, error: ValidationError) -> Iterator[FieldError]:
         for found in error.errors():
-            message = _NEEDS.get(found["type"].partition("_")[0]) or found["msg"].removeprefix("Value error, ")
+            message = _NEEDS.get(found["type"]) or found["msg"].removeprefix("Value error, ")
             location = tuple(map(str, found["loc"]))
             yield cls(location=location, kind=found["type"], message=message, value=found["input"])
 
@@ -84,11 +88,12 @@ def validate_model(
     try:
         validated = model.model_validate(given)
     except ValidationError as error:
-        found += _option_messages(error, options, sources) or [
-            _with_sources(FieldError.first_in(error).message, model, given, sources)
-        ]
+        found += _option_messages(error, options, sources)
+        if not found:
+            found.append(_with_sources(FieldError.first_in(error).message, model, given, sources))
     except ConfigurationError as error:
-        found.append(_with_sources(str(error), model, given, sources))
+        if not found:  # options that do not go together, perhaps since one of them could not be read
+            found.append(_with_sources(str(error), model, given, sources))
     else:
         if not found:
             return validated

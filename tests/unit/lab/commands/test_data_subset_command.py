@@ -145,7 +145,7 @@ def test_a_directory_for_data_that_cannot_be_made_gets_one_line(capsys: Captured
     ("arguments", "message"),
     [
         ([], "the following arguments are required: NAME; see feddbp data subset --help"),
-        (["digits"], "--per-class is required"),
+        (["digits"], "--per-class is required; also --out is required"),
         (["digits", "--per-class", "5"], "--out is required"),
     ],
 )
