@@ -76,7 +76,7 @@ class Library:
         self.folder = folder
         self._keys = {path: str(number) for number, path in enumerate(runs)}
         self._paths = {key: path for path, key in self._keys.items()}
-        self._open: OrderedDict[str, tuple[Stamp, RunSource]] = OrderedDict()
+        self._open: OrderedDict[str, tuple[tuple[Stamp, ...], RunSource]] = OrderedDict()
         self._listed: dict[str, _Listed] = {}
         self._listing = asyncio.Lock()
 
@@ -89,9 +89,11 @@ class Library:
             return self.single if key == "0" else None
         if key not in self._paths:
             return None
-        if key not in self._open or (newest and self._open[key][0] != _stamp(self._paths[key])):
-            stamp = _stamp(self._paths[key])
-            self._open[key] = stamp, await self._load(key)
+        if newest or key not in self._open:
+            configs = (await self.listing()).configs
+            stamps = self._stamps(key, configs)
+            if key not in self._open or self._open[key][0] != stamps:
+                self._open[key] = stamps, await asyncio.to_thread(self._read, key, configs)
             while len(self._open) > _OPEN_RUNS:
                 self._open.popitem(last=False)
         self._open.move_to_end(key)
@@ -108,9 +110,9 @@ class Library:
             configs={key: listed.config for key, listed in found.items() if listed.config is not None},
         )
 
-    async def _load(self, key: str) -> RunSource:
-        configs = (await self.listing()).configs
-        return await asyncio.to_thread(self._read, key, configs)
+    def _stamps(self, key: str, configs: Mapping[str, RunConfig]) -> tuple[Stamp, ...]:
+        """Of a run, and of the local runs that it may be compared with."""
+        return tuple(_stamp(self._paths[each]) for each in (key, *locals_of(key, configs)))
 
     def _read(self, key: str, configs: Mapping[str, RunConfig]) -> RunSource:
         source = StoredRun(RunFiles(self._paths[key]))
