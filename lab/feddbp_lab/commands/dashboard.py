@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 from feddbp_common.config.command_line import settings_from, settings_parser
 from feddbp_common.config.types import FrozenModel
 from feddbp_common.errors import ConfigurationError, ExitCode
+from feddbp_common.humanize import join_address
 from feddbp_common.optional_deps import DASHBOARD_MODULES, require
 from feddbp_common.rpc.credentials import DEFAULT_ADDRESS, is_loopback, read_token
 from feddbp_lab.commands.options import OperatorConfig
@@ -151,7 +152,7 @@ async def _open_library(source: DashboardSourceConfig, directory: Path | None) -
     if directory is None or source.server:
         live = await _open_live(source, directory)
         if source.baseline is not None:
-            live.baseline = read_baseline(source.baseline)
+            live.baseline = read_baseline(source.baseline, None if directory is None else RunFiles(directory))
         return Library(single=live)
     runs = find_runs(directory)
     if runs != [directory]:
@@ -192,6 +193,4 @@ def _listen(page: PageConfig) -> socket.socket:
 
 
 def _address(page: PageConfig, port: int) -> str:
-    host = page.host.strip("[]")
-    shown = f"[{host}]" if ":" in host else host
-    return f"{'http' if page.tls_cert is None else 'https'}://{shown}:{port}"
+    return f"{'http' if page.tls_cert is None else 'https'}://{join_address(page.host, port)}"

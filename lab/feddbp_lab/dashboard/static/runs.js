@@ -74,7 +74,12 @@ let listed = "";
 
 /** Reads the list, and draws it if it has changed; while the dashboard does not answer, it stays as it is. */
 async function load() {
-  const text = await fetch("/api/runs").then((answer) => (answer.ok ? answer.text() : listed), () => listed);
+  const answer = await fetch("/api/runs").catch(() => null);
+  const text = await answer?.text();
+  if (!answer?.ok) {
+    if (!listed) replace($("list-note"), answer ? JSON.parse(text).error : "No answer from the dashboard");
+    return;
+  }
   if (text === listed) return;
   const isFirst = !listed;
   listed = text;
