@@ -86,7 +86,7 @@ def checked_config(described: pb.GetRunResponse) -> RunConfig:
 
 def _check_size(values: int, what: str, *, most: int) -> None:
     if values > most:
-        raise _invalid_run("config", f"{what} has {values} values, at most {most} are admitted")
+        raise _invalid_run("config", f"{what}: {values} values, at most {most} are admitted")
 
 
 def check_joined(joined: pb.JoinResponse) -> timedelta:

@@ -99,7 +99,7 @@ class Strategy(ABC, Generic[SettingsT]):
         return {}
 
     def expanded(self, payload: Payload) -> Payload:
-        """An upload with the values that are averaged, from which its norms are taken."""
+        """An upload with the values that are averaged, from which its norms are taken; called in any thread."""
         return payload
 
     def expanded_bytes(self, payload: Payload) -> int:
@@ -107,7 +107,10 @@ class Strategy(ABC, Generic[SettingsT]):
         return payload.nbytes
 
     def kept_part(self, upload: Payload) -> Payload:
-        """The part of an upload that aggregation and the client's next reply read; the rest need not stay in memory."""
+        """The part of an upload that aggregation and the client's next reply read; the rest need not stay in memory.
+
+        Called in any thread, also while another one aggregates.
+        """
         prototypes = upload.prototypes
         if self.personalises or not self.aggregates_prototypes_only or prototypes is None:
             return upload
