@@ -44,6 +44,7 @@ TABLES: Final[dict[str, Callable[[Kept], FormattedTable]]] = {
     "parts": partial(variants.variants, names=_PARTS, head="On CIFAR-100", reference="FedDBP"),
     "traffic": partial(variants.variants, names=_GUIDES, head="Guide", reference=LOCAL),
     "guide-shares": variants.guide_shares,
+    "newcomers": variants.newcomers,
     "tuning": variants.tuning,
     "paper": methods.paper,
     "order": methods.order,

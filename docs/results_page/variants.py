@@ -80,3 +80,22 @@ def tuning(kept: Kept) -> FormattedTable:
         values = [grid.values(row, column) for column in columns]
         rows.append([row.title, *(f"{found.mean:.2f}" if found else "" for found in values)])
     return table(["Validation accuracy", *(column.title for column in columns)], rows)
+
+
+def newcomers(kept: Kept) -> FormattedTable:
+    """Clients with few images that join a finished federation, after their last round."""
+    grid = kept.grid("newcomer")
+    (local,) = grid.references
+    rows: list[Sequence[Value]] = []
+    for row in grid.rows:
+        found = [grid.result(row, place) for place in grid.places]
+        if row.is_control or not any(result.by_seed for result in found if result):
+            continue
+        values: list[Value] = []
+        for result, place in zip(found, grid.places, strict=True):
+            differences = grid.difference(row, local, place), grid.federation_share(row, place)
+            values += [accuracy(result), *map(marked, differences)]
+        rows.append([row.labels[-1], *values])
+    sizes = [place.title.rpartition(" ")[2] for place in grid.places]
+    heads = [head for size in sizes for head in (f"{size} images", "Δ to Local training", "Δ to no exchange")]
+    return table(["Method", *heads], rows)
