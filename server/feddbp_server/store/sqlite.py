@@ -384,7 +384,7 @@ def _lock_directory(state_dir: Path) -> FileLock:
     except LockHeldError:
         raise StoreError(f"another server is using the state directory {state_dir}{_endpoint(state_dir)}") from None
     except OSError as error:
-        raise StateDirectoryError(state_dir, str(error.strerror)) from error
+        raise StoreError(f"the state directory {state_dir} cannot be used: {error.strerror}") from error
 
 
 def _endpoint(state_dir: Path) -> str:
