@@ -21,17 +21,17 @@ def terminal(**options: Any) -> Console:
 
 
 def print_whole(renderable: RenderableType, *, soft_wrap: bool = False) -> None:
-    """Prints to the terminal; into a file or pipe without wrapping or padding lines, unless COLUMNS gives a width.
+    """Prints to the terminal; into a file or pipe without padding lines, or wrapping them unless COLUMNS is given.
 
     With `soft_wrap` the terminal itself wraps lines, which can be copied as one then.
     """
     console = terminal()
-    if console.is_terminal or "COLUMNS" in os.environ:
+    if console.is_terminal:
         console.print(renderable, soft_wrap=soft_wrap)
         return
-    wide = terminal(width=_UNWRAPPED)
-    with wide.capture() as captured:
-        wide.print(renderable)
+    paper = console if "COLUMNS" in os.environ else terminal(width=_UNWRAPPED)
+    with paper.capture() as captured:
+        paper.print(renderable, soft_wrap=soft_wrap)
     print(*(line.rstrip() for line in captured.get().splitlines()), sep="\n")
 
 

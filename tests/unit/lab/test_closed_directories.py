@@ -12,23 +12,23 @@ from feddbp_lab.cli import main
 
 
 @pytest.mark.parametrize(
-    ("arguments", "file"),
+    ("arguments", "said"),
     [
-        (["dashboard", "closed"], "summary.json"),
-        (["dashboard", "closed/run"], "run"),
-        (["report", "closed"], "summary.json"),
-        (["predict", "closed", "x.png"], "checkpoint.safetensors"),
-        (["predict", "closed/client-0", "x.png"], "client-0"),
-        (["export", "closed", "y.pt2"], "checkpoint.safetensors"),
-        (["certs", "client", "closed", "--ids", "5"], "client-5.key"),
-        (["certs", "init", "closed"], "ca.key"),
-        (["health", "--certs", "closed"], "probe.pem"),
-        (["experiment", "report", "closed"], "experiments"),
+        (["dashboard", "closed"], "closed/summary.json"),
+        (["dashboard", "closed/run"], "closed/run"),
+        (["report", "closed"], "closed/summary.json"),
+        (["predict", "closed", "x.png"], "cannot read the checkpoint closed"),
+        (["predict", "closed/client-0", "x.png"], "cannot read the checkpoint closed/client-0"),
+        (["export", "closed", "y.pt2"], "cannot read the checkpoint closed"),
+        (["certs", "client", "closed", "--ids", "5"], "closed/client-5.key"),
+        (["certs", "init", "closed"], "closed/ca.key"),
+        (["health", "--certs", "closed"], "closed/probe.pem"),
+        (["experiment", "report", "closed"], "closed/experiments"),
     ],
 )
 def test_a_directory_of_another_user_is_named_in_one_line(
     arguments: list[str],
-    file: str,
+    said: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -37,7 +37,7 @@ def test_a_directory_of_another_user_is_named_in_one_line(
     Path("closed").mkdir()
     close_to_this_user(monkeypatch, Path("closed"))
     assert main(arguments) == ExitCode.USAGE
-    assert capsys.readouterr().err == f"feddbp: error: closed/{file}: Permission denied\n"
+    assert capsys.readouterr().err == f"feddbp: error: {said}: Permission denied\n"
 
 
 def test_an_authority_whose_key_is_another_users_is_named_in_one_line(
