@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,10 @@ import pytest
 # Before torch and numpy are imported, and for every process that a test starts: as many test processes run as there
 # are cores, so threads of one would only wait for those of another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell has its background jobs ignore Ctrl-C, and the processes that tests interrupt would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from processes import TEMPLATES, Federation, federation
 
